@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with Python 3.10 to 3.12:
+#   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
+#   make test   sets up, checks style and types, runs every test
+.PHONY: demo test lint setup bench clean
+
+PYTHON ?= $(shell for v in 3.11 3.12 3.10; do \
+	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
+PYTHON := $(if $(PYTHON),$(PYTHON),python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+demo: $(READY)
+	$(BIN)/lbbsp demo
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/allocate.py
+	$(BIN)/python benchmarks/predictors.py
+	$(BIN)/python benchmarks/drivers.py
+	$(BIN)/python benchmarks/zipline.py
+	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead_mx.py
+	$(BIN)/python benchmarks/schemes_mx.py
+	$(BIN)/python benchmarks/unequal_workers.py
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || \
+		{ echo "lbbsp needs Python 3.10 to 3.12; say which: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[tf-cpu,mx,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info
