@@ -1,0 +1,12 @@
+"""Environment variables that the plugins of all frameworks read, one function each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def run_dir() -> Path | None:
+    """``LBBSP_RUN_DIR``: where rank 0 records the run; set by ``lbbsp launch --run-dir``."""
+    folder = os.environ.get("LBBSP_RUN_DIR", "")
+    return Path(folder) if folder else None

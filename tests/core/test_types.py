@@ -1,0 +1,73 @@
+"""The records every stage shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lbbsp_core import Limits, Measurement
+from lbbsp_core.types import require_positive
+
+BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
+ABSURD = [1e13, 1e-13, 1e308, 5e-324]
+
+
+def test_a_measurement_knows_its_speed() -> None:
+    assert Measurement(samples=32, busy_seconds=0.5).samples_per_second == 64.0
+    speeds = Measurement(np.array([8.0, 9.0]), np.array([2.0, 3.0])).samples_per_second
+    assert speeds.tolist() == [4.0, 3.0]
+
+
+@pytest.mark.parametrize("bad", BAD + ABSURD)
+def test_what_is_not_finite_and_positive_is_unusable(bad: float) -> None:
+    assert not Measurement(32, bad).usable
+    assert not Measurement(bad, 0.5).usable
+    assert not Measurement(np.array([1.0, 2.0]), np.array([0.5, bad])).usable
+
+
+@given(st.integers(1, 10**6), st.floats())
+@example(64, 5e-324)
+@example(64, 1e-308)
+@example(1, 1e308)
+def test_usable_means_that_the_speed_is_finite_and_positive(samples: int, seconds: float) -> None:
+    measurement = Measurement(samples, seconds)
+    if measurement.usable:
+        assert 0.0 < measurement.samples_per_second < math.inf
+
+
+def test_usable_arrays() -> None:
+    assert Measurement(np.array([1.0, 2.0]), np.array([0.5, 0.25])).usable
+    assert isinstance(Measurement(np.array([1.0]), np.array([0.5])).usable, bool)
+
+
+def test_a_measurement_is_frozen_and_pickles() -> None:
+    measurement = Measurement(32, 0.5, (12.0, 40.0))
+    assert pickle.loads(pickle.dumps(measurement)) == measurement
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        measurement.samples = 1  # type: ignore[misc]
+
+
+def test_limits() -> None:
+    assert Limits() == Limits(minimum=1, maximum=None)
+    assert Limits(0).minimum == 0
+    assert Limits(4, 4).maximum == 4
+
+
+def test_impossible_limits_name_the_value_and_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"minimum must be >= 0, got -1: use 0 or more"):
+        Limits(-1)
+    with pytest.raises(ValueError, match=r"maximum must be >= minimum = 5, got 4: raise the max"):
+        Limits(5, 4)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_require_positive(bad: float) -> None:
+    assert require_positive("gain", 2) == 2.0
+    with pytest.raises(ValueError, match=r"gain must be finite and > 0, got"):
+        require_positive("gain", bad)
