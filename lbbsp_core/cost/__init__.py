@@ -1,0 +1,36 @@
+r"""Batch size -> busy seconds: the curve Gamma_i of the papers, as shape x slowness.
+
+Every cost is ``seconds(x) = shape(x) / speed`` (rule 5 of the design): the *shape* belongs to
+the model and the machine and hardly changes; the *speed*, in samples per second, is what a
+predictor forecasts every iteration. A predictor is fed ``shape(x) / busy_seconds``, so its
+series does not jump when the batch size does.
+
+==============  =========================  =======================================
+form            shape(x)                   source
+==============  =========================  =======================================
+`Proportional`  x                          Chen et al., arXiv 1806.02508, CPU form
+`Affine`        x + kappa                  ours: measured GPUs fit it within 1.5 %
+`Saturating`    max(x_0, x + kappa)        Chen et al., arXiv 1806.02508, GPU form
+`Profile`       measured points            ours: no form at all
+==============  =========================  =======================================
+"""
+
+from lbbsp_core.cost.affine import Affine
+from lbbsp_core.cost.base import Cost, Segment
+from lbbsp_core.cost.lines import Lines, slowest
+from lbbsp_core.cost.pieces import Pieces
+from lbbsp_core.cost.profile import Profile
+from lbbsp_core.cost.proportional import Proportional
+from lbbsp_core.cost.saturating import Saturating
+
+__all__ = [
+    "Affine",
+    "Cost",
+    "Lines",
+    "Pieces",
+    "Profile",
+    "Proportional",
+    "Saturating",
+    "Segment",
+    "slowest",
+]

@@ -1,0 +1,91 @@
+"""Flat until the processor is saturated, then a line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.cost.base import Segment, pack
+from lbbsp_core.types import require_nonnegative, require_positive
+
+_MANY = 2**53  # whole numbers below it are exact in float64
+
+
+@dataclass(frozen=True, slots=True)
+class Saturating:
+    r"""``seconds(x) = max(t_s, c + m x)``: the 2018 GPU form of the paper.
+
+    A GPU takes the same time for every batch that leaves some of it idle. The paper (arXiv
+    1806.02508, section on GPU clusters) has t_s while ``x <= x_s``, then ``m x + b`` until memory
+    runs out; a curve that neither falls nor leaps is the maximum of the two. The memory cap is
+    not part of the curve: it is a `lbbsp_core.Limits.maximum`.
+
+    Args:
+        floor_seconds: t_s, finite and >= 0.
+        overhead_seconds: c, finite and >= 0.
+        seconds_per_sample: m, finite and > 0.
+
+    Example:
+        >>> cost = Saturating(0.050, 0.010, 0.001)
+        >>> [round(cost(x), 6) for x in (1, 40, 60)]
+        [0.05, 0.05, 0.07]
+        >>> cost.segments()
+        ((0, 0.05, 0.0), (40, 0.05, 0.001))
+    """
+
+    floor_seconds: float
+    overhead_seconds: float
+    seconds_per_sample: float
+    _segments: tuple[Segment, ...] = field(init=False, repr=False, compare=False)
+    _packed: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_nonnegative("Saturating.floor_seconds", self.floor_seconds)
+        require_nonnegative("Saturating.overhead_seconds", self.overhead_seconds)
+        require_positive("Saturating.seconds_per_sample", self.seconds_per_sample)
+        pieces = _pieces(self.floor_seconds, self.overhead_seconds, self.seconds_per_sample)
+        object.__setattr__(self, "_segments", pieces)
+        object.__setattr__(self, "_packed", pack(pieces))
+
+    @overload
+    def __call__(self, x: float) -> float: ...
+    @overload
+    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        """Busy seconds of a batch of `x` samples (a number or an array)."""
+        line = self.overhead_seconds + self.seconds_per_sample * x
+        if isinstance(line, np.ndarray):
+            return np.maximum(self.floor_seconds, line)
+        return max(self.floor_seconds, line)
+
+    def work(self, x: float) -> float:
+        """shape(x) = max(t_s / m, x + c / m)."""
+        m = self.seconds_per_sample
+        return max(self.floor_seconds / m, x + self.overhead_seconds / m)
+
+    def at_speed(self, samples_per_second: float) -> Saturating:
+        """The same shape at `samples_per_second` of marginal speed, once saturated."""
+        m, v = self.seconds_per_sample, samples_per_second
+        return Saturating(self.floor_seconds / m / v, self.overhead_seconds / m / v, 1.0 / v)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The floor up to the first whole batch that saturates, and the line from there on."""
+        return self._segments
+
+    def packed(self) -> bytes:
+        """The segments as `allocate` reads them."""
+        return self._packed
+
+
+def _pieces(floor: float, overhead: float, slope: float) -> tuple[Segment, ...]:
+    if overhead >= floor:
+        return ((0, overhead, slope),)
+    knee = (floor - overhead) / slope
+    if knee >= _MANY:
+        return ((0, floor, 0.0),)
+    start = math.ceil(knee)
+    return ((0, floor, 0.0), (start, max(floor, overhead + slope * start), slope))

@@ -1,0 +1,241 @@
+"""Cost curves: shape x slowness."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import Affine, Cost, Limits, Profile, Proportional, Saturating
+
+speeds = st.floats(1e-3, 1e6)
+batches = st.integers(0, 10**6)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    xs = sorted(draw(st.sets(st.integers(1, 10**5), min_size=1, max_size=8)))
+    steps = draw(st.lists(st.floats(0.0, 10.0), min_size=len(xs), max_size=len(xs)))
+    return Profile(xs, [1e-3 + sum(steps[: i + 1]) for i in range(len(xs))])
+
+
+costs = st.one_of(
+    st.builds(Proportional, speeds),
+    st.builds(Affine, st.floats(0.0, 10.0), st.floats(1e-6, 1e3)),
+    st.builds(Saturating, st.floats(0.0, 10.0), st.floats(0.0, 1.0), st.floats(1e-6, 1e3)),
+    profiles(),
+)
+
+
+def test_closed_forms() -> None:
+    assert Proportional(50.0)(10) == 0.2
+    affine = Affine(0.010, 0.001)
+    assert affine(20) == pytest.approx(0.030)
+    assert affine.overhead_samples == pytest.approx(10.0)
+    assert affine.work(20) == pytest.approx(30.0)
+    assert Proportional(50.0).work(20) == 20
+
+
+@given(costs, batches)
+def test_seconds_are_shape_over_speed(cost: Cost, x: int) -> None:
+    speed = 7.0
+    at_speed = cost.at_speed(speed)
+    assert at_speed(x) == pytest.approx(cost.work(x) / speed, rel=1e-6)
+    assert at_speed.work(x) == pytest.approx(cost.work(x), rel=1e-9)
+
+
+@given(costs, speeds, st.integers(1, 10**4))
+def test_the_speed_that_is_measured_is_the_speed_that_was_set(
+    cost: Cost, speed: float, x: int
+) -> None:
+    """What a predictor is fed does not depend on the batch size (rule 5)."""
+    busy_seconds = cost.at_speed(speed)(x)
+    assert cost.work(x) / busy_seconds == pytest.approx(speed, rel=1e-9)
+
+
+@given(costs, st.lists(batches, min_size=1, max_size=5))
+def test_an_array_of_batches_is_elementwise(cost: Cost, xs: list[int]) -> None:
+    assert cost(np.array(xs)).tolist() == [cost(x) for x in xs]
+
+
+@given(costs, batches, batches)
+def test_nondecreasing_and_as_their_segments_say(cost: Cost, a: int, b: int) -> None:
+    assert cost(min(a, b)) <= cost(max(a, b))
+    segments = cost.segments()
+    starts = [start for start, _, _ in segments]
+    assert starts[0] == 0
+    assert starts == sorted(set(starts))
+    assert all(isinstance(start, int) for start in starts)
+    start, seconds, slope = [segment for segment in segments if segment[0] <= a][-1]
+    assert seconds + slope * (a - start) == pytest.approx(cost(a), rel=1e-9)
+
+
+@given(costs)
+def test_values_that_compare_hash_and_pickle(cost: Cost) -> None:
+    twin = pickle.loads(pickle.dumps(cost))
+    assert twin == cost
+    assert hash(twin) == hash(cost)
+    assert isinstance(cost, Cost)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_parameters_out_of_range_are_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"Proportional\.samples_per_second must be .* got"):
+        Proportional(bad)
+    with pytest.raises(ValueError, match=r"Affine\.seconds_per_sample must be .* got"):
+        Affine(0.0, bad)
+    with pytest.raises(ValueError, match=r"samples_per_second must be .* got"):
+        Proportional().at_speed(bad)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.001])
+def test_an_overhead_out_of_range_is_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"Affine\.overhead_seconds must be .* got"):
+        Affine(bad, 0.001)
+
+
+def test_no_overhead_is_fine() -> None:
+    assert Affine(0.0, 0.5)(4) == Proportional(2.0)(4) == 2.0
+
+
+# Saturating
+
+
+def test_flat_until_saturated() -> None:
+    cost = Saturating(0.5, 0.125, 0.0625)
+    assert [cost(x) for x in (0, 1, 6, 7, 10)] == [0.5, 0.5, 0.5, 0.5625, 0.75]
+    assert cost.segments() == ((0, 0.5, 0.0), (6, 0.5, 0.0625))
+    assert Saturating(0.5, 0.125, 0.25).segments() == ((0, 0.5, 0.0), (2, 0.625, 0.25))
+    assert [cost.work(x) for x in (1, 6, 10)] == [8, 8, 12]
+    assert cost.at_speed(32.0) == Saturating(0.25, 0.0625, 0.03125)
+
+
+def test_a_floor_that_the_line_never_meets_or_never_leaves() -> None:
+    assert Saturating(0.1, 0.2, 0.5).segments() == Affine(0.2, 0.5).segments()
+    assert Saturating(1.0, 0.0, 1e-300).segments() == ((0, 1.0, 0.0),)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_saturating_out_of_range_is_named(bad: float) -> None:
+    for arguments, name in (
+        ((bad, 0.0, 1.0), "floor_seconds"),
+        ((0.0, bad, 1.0), "overhead_seconds"),
+        ((0.0, 0.0, bad), "seconds_per_sample"),
+    ):
+        with pytest.raises(ValueError, match=rf"Saturating\.{name} must be .* got {bad!r}"):
+            Saturating(*arguments)
+
+
+# Profile
+
+
+def test_lines_between_points_and_beyond_them() -> None:
+    cost = Profile([4, 8, 16], [1.0, 1.5, 3.5])
+    assert [cost(x) for x in (0, 2, 4, 6, 8, 12, 16, 20)] == [
+        0.5, 0.75, 1.0, 1.25, 1.5, 2.5, 3.5, 4.5,
+    ]  # fmt: skip
+    assert cost.segments() == ((0, 0.5, 0.125), (4, 1.0, 0.125), (8, 1.5, 0.25), (16, 3.5, 0.25))
+    assert Profile([4, 8], [1.0, 4.0])(2) == 0.5  # never below zero: a line from the origin
+    assert Profile([4], [1.0]).segments() == ((0, 0.0, 0.25), (4, 1.0, 0.25))
+    assert Profile([4, 8], [1.0, 1.0])(100) == 1.0
+
+
+def test_the_shape_of_a_profile_counts_by_its_largest_batch() -> None:
+    cost = Profile([4, 8, 16], [1.0, 1.5, 4.0], out_of_memory_at=20)
+    assert [cost.work(x) for x in (4, 8, 16)] == [4, 6, 16]
+    assert cost.at_speed(8.0) == Profile([4, 8, 16], [0.5, 0.75, 2.0], out_of_memory_at=20)
+
+
+def test_arrays_lists_and_numpy_numbers_make_the_same_profile() -> None:
+    plain = Profile((4, 8), (1.0, 2.0))
+    assert Profile(np.array([4, 8]), np.array([1.0, 2.0])) == plain
+    assert hash(Profile([4, 8], [1, 2])) == hash(plain)
+
+
+def test_memory_caps_become_limits() -> None:
+    assert Profile([4], [1.0]).limits() == Limits(1, None)
+    assert Profile([4], [1.0], out_of_memory_at=9).limits(2) == Limits(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("batches", "seconds", "cap", "words"),
+    [
+        ([], [], None, "at least one batch"),
+        ([1, 2], [1.0], None, "2 batches and 1 seconds"),
+        ([0, 2], [1.0, 2.0], None, "batches must be >= 1, got 0"),
+        ([2, 2], [1.0, 2.0], None, "must ascend, got 2 after 2: sort"),
+        ([2, 1], [1.0, 2.0], None, "must ascend, got 1 after 2: sort"),
+        ([1.5, 2], [1.0, 2.0], None, r"whole numbers of samples, got \[1.5, 2\]"),
+        ([1, 2], [1.0, math.nan], None, "finite and > 0, got nan at 2 samples: measure"),
+        ([1, 2], [1.0, math.inf], None, "finite and > 0, got inf at 2 samples: measure"),
+        ([1, 2], [0.0, 1.0], None, "finite and > 0, got 0.0 at 1 samples: measure"),
+        ([1, 2], [1.0, "x"], None, "must be numbers"),
+        ([1, 2], [1.0, 0.5], None, "must not fall .* got 0.5 at 2 samples after 1.0 at 1: measure"),
+        ([1, 2], [1.0, 2.0], 2, "above the largest measured batch 2, got 2: leave out"),
+        ([1, 2], [1.0, 2.0], 2.5, "whole number .* got 2.5"),
+    ],
+)
+def test_bad_points_are_named_with_a_cure(batches, seconds, cap, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Profile(batches, seconds, cap)
+
+
+# Its file
+
+
+@given(profiles(), st.one_of(st.none(), st.integers(10**6, 10**7)))
+def test_what_is_saved_is_loaded(tmp_path_factory, profile: Profile, cap: int | None) -> None:
+    profile = Profile(profile.batches, profile.seconds, cap)
+    path = tmp_path_factory.mktemp("profile") / "deep" / "gpu.json"
+    profile.save(path, device="an abacus")
+    assert Profile.load(path) == profile
+    assert [file.name for file in path.parent.iterdir()] == ["gpu.json"]
+    document = json.loads(path.read_text())
+    assert document["schema"] == 1
+    assert document["device"] == "an abacus"
+    assert document["out_of_memory_at"] == cap
+
+
+GOOD = {"schema": 1, "points": [{"batch": 1, "seconds": 1.0}], "out_of_memory_at": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps(GOOD)[:-9], "not a whole JSON file .*: make it anew"),
+        ("", "not a whole JSON file"),
+        (b"\xff\xfe", "not a whole JSON file"),
+        ("[]", "names no schema: make it anew"),
+        ("{}", "names no schema"),
+        (json.dumps(GOOD | {"schema": 2}), "schema must be 1, got 2: make it anew"),
+        (json.dumps(GOOD | {"schema": "1"}), "schema must be 1, got '1'"),
+        (json.dumps(GOOD | {"points": []}), r"points must be a list of at least one, got \[\]"),
+        (json.dumps({"schema": 1}), "points must be a list of at least one, got None"),
+        (json.dumps(GOOD | {"points": [{"batch": 1}]}), r"points\[0\] must hold .* \{'batch': 1\}"),
+        (json.dumps(GOOD | {"points": [{"batch": 1.5, "seconds": 1}]}), r"points\[0\] must hold"),
+        (json.dumps(GOOD | {"points": [{"batch": 1, "seconds": True}]}), r"points\[0\] must hold"),
+        (json.dumps(GOOD | {"points": [{"batch": 1, "seconds": math.nan}]}), "got nan at 1"),
+        (json.dumps(GOOD | {"out_of_memory_at": 1}), "largest measured batch 1, got 1"),
+        (json.dumps(GOOD | {"out_of_memory_at": "9"}), "whole number .* got '9'"),
+        (
+            json.dumps(GOOD | {"points": [{"batch": b, "seconds": 1 / b} for b in (1, 2)]}),
+            "must not fall .* got 0.5 at 2 samples after 1.0 at 1: measure",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_a_cure(tmp_path, text: str | bytes, words: str) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ValueError, match=words) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_file_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Profile.load(tmp_path / "none.json")
