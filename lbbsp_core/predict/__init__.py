@@ -1,0 +1,39 @@
+"""Predict: a worker's speed before its iteration runs."""
+
+from lbbsp_core.predict.arima import Arima, ArimaState
+from lbbsp_core.predict.base import Predictor
+from lbbsp_core.predict.ema import Ema, EmaState
+from lbbsp_core.predict.last import LastValue, LastValueState
+from lbbsp_core.predict.mixture import Mixture, MixtureState
+from lbbsp_core.predict.narx import Narx, NarxState
+from lbbsp_core.predict.recurrent import Recurrent, RecurrentState
+from lbbsp_core.predict.wrappers import (
+    Clipped,
+    ClippedState,
+    Fallback,
+    FallbackState,
+    Held,
+    HeldState,
+)
+
+__all__ = [
+    "Arima",
+    "ArimaState",
+    "Clipped",
+    "ClippedState",
+    "Ema",
+    "EmaState",
+    "Fallback",
+    "FallbackState",
+    "Held",
+    "HeldState",
+    "LastValue",
+    "LastValueState",
+    "Mixture",
+    "MixtureState",
+    "Narx",
+    "NarxState",
+    "Predictor",
+    "Recurrent",
+    "RecurrentState",
+]

@@ -1,0 +1,294 @@
+"""NARX: a small network over past speeds and past and current driving factors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.types import Measurement
+
+Array = npt.NDArray[np.float64]
+
+SCALES = (0.3, 0.1, 0.03, 0.01)
+"""Weights of the newest speed in the moving averages that stand for long lags."""
+
+LAGS = 2 + len(SCALES)
+"""Inputs made of speeds; those of drivers follow."""
+
+
+class NarxState(NamedTuple):
+    """The training window, the weights, and what the next input is made of.
+
+    Args:
+        updates: Measurements learned from.
+        averages: Moving averages of speed, one for each of `SCALES`.
+        drivers: Those of the last measurement, missing values filled in.
+        inputs: Raw inputs of the window's iterations, oldest first, ``(iterations, inputs)``.
+        speeds: Samples per second that were measured in them, ``(iterations + 1,)``: the first
+            one has no input.
+        weights: All parameters, flat; empty before the first training step.
+        center: Subtracted from a raw input.
+        scale: A raw input is divided by it.
+        unit: Samples per second that the network's output is measured in.
+        damping: Of the next Levenberg-Marquardt step.
+        least: Smallest of `speeds`.
+        mean: Mean of `speeds`.
+        most: Largest of `speeds`.
+    """
+
+    updates: int
+    averages: tuple[float, ...]
+    drivers: tuple[float, ...]
+    inputs: Array
+    speeds: Array
+    weights: Array
+    center: Array
+    scale: Array
+    unit: float
+    damping: float
+    least: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Narx:
+    r"""NARX, LB-BSP's predictor (arXiv 1806.02508): speed from past speeds and driving factors.
+
+    Paper: a recurrent network over past speeds and past and *current* CPU and memory. It states
+    no orders, sizes, loss or refit rate that we could read. Ours::
+
+        v^_(k+h) = v_k + u (s . z + sum_j a_j (tanh(w_j . z + b_j) - tanh(b_j)))
+
+    with v_k the last speed measured and z the standardised inputs: ``v_(k-1)``, four moving
+    averages of v and its mean over the window, each minus v_k (short and long lags in few
+    inputs), and the drivers known now and one step before; u is the mean size of the changes in
+    the window. A steady worker with average drivers is thus forecast to stay as it is. The
+    forecast is clipped to the range of the window; a speed more than ten times outside of it is
+    learned as ten times.
+
+    Training is series-parallel (measured speeds as inputs, so that there is nothing to unroll):
+    every `every` updates (each one, in the first hundred) *one* Levenberg-Marquardt step is made
+    from the last weights,
+    ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, J analytic, W = age times Huber
+    weights, D weight decay; it is kept if it lowers the weighted loss. The work of an update is
+    bounded by `window`, `hidden` and the number of drivers, so none ever stalls a step.
+
+    We predict the *change* of speed and decay towards none, because then the untrained network
+    is the last value. We do so in speed, not in log speed: it measures a little better.
+
+    Args:
+        ahead: The horizon it is trained for, >= 1; other horizons get the same forecast.
+        with_drivers: False leaves the driving factors out.
+        hidden: tanh units, >= 0; 0 leaves the linear path.
+        window: Iterations trained on, >= 20.
+        every: Updates between training steps, >= 1.
+        age: Weight of an iteration relative to the next one, in (0, 1].
+        huber: Residuals beyond this multiple of their mean size weigh less.
+        decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.
+        driver_decay: Weight decay of the linear path from the drivers known now, > 0.
+        hidden_decay: Weight decay of the hidden layer, > 0.
+        seed: Of the initial hidden weights.
+
+    Raises:
+        ValueError: An option out of range.
+
+    Example:
+        >>> narx = Narx()
+        >>> state = narx.init()
+        >>> for k in range(60):                         # a driver tells which speed is next
+        ...     busy = float(k % 7 < 3)
+        ...     state = narx.update(state, Measurement(10 - 5 * busy, 1.0, (busy,)))
+        >>> [round(narx.predict(state, (busy,))) for busy in (0.0, 1.0)]
+        [10, 5]
+    """
+
+    ahead: int = 1
+    with_drivers: bool = True
+    hidden: int = 3
+    window: int = 300
+    every: int = 2
+    age: float = 0.998
+    huber: float = 2.0
+    decay: float = 20.0
+    driver_decay: float = 1.0
+    hidden_decay: float = 5.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        import scipy.linalg.lapack  # noqa: F401  slow to import: now rather than in a step
+
+        for name, least in (("ahead", 1), ("hidden", 0), ("window", 20), ("every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"Narx.{name} must be >= {least}, got {getattr(self, name)!r}")
+        for name in ("age", "huber", "decay", "driver_decay", "hidden_decay"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"Narx.{name} must be finite and > 0, got {getattr(self, name)!r}")
+        if self.age > 1:
+            raise ValueError(f"Narx.age must be in (0, 1], got {self.age!r}")
+
+    def init(self) -> NarxState:
+        """Nothing measured, nothing trained."""
+        none = np.empty(0)
+        nan = math.nan
+        return NarxState(0, (), (), none, none, none, none, none, 1.0, 1.0, nan, nan, nan)
+
+    def update(self, state: NarxState, measurement: Measurement) -> NarxState:
+        """Appends one iteration and makes one training step. What is not usable is ignored."""
+        speed = measurement.speed()
+        if speed is None:
+            return state
+        if not state.updates:
+            drivers = tuple(x if math.isfinite(x) else 0.0 for x in measurement.drivers)
+            return state._replace(
+                updates=1,
+                averages=(speed,) * len(SCALES),
+                drivers=drivers,
+                speeds=np.array([speed]),
+                least=speed,
+                mean=speed,
+                most=speed,
+            )
+        speed = min(max(speed, state.least / 10), state.most * 10)  # an outlier: by and by
+        drivers = _filled(measurement.drivers, state.drivers)
+        row = self._row(state, drivers)[None]
+        kept = self.window + self.ahead - 1
+        inputs = np.concatenate([state.inputs[-kept + 1 :], row]) if len(state.inputs) else row
+        speeds = np.concatenate([state.speeds[-kept:], [speed]])
+        averages = tuple(
+            old + alpha * (speed - old) for old, alpha in zip(state.averages, SCALES, strict=True)
+        )
+        state = state._replace(
+            updates=state.updates + 1,
+            averages=averages,
+            drivers=drivers,
+            inputs=inputs,
+            speeds=speeds,
+            least=float(speeds.min()),
+            mean=float(speeds.mean()),
+            most=float(speeds.max()),
+        )
+        due = state.updates <= 100 or state.updates % self.every == 0
+        return self._train(state) if due and len(inputs) >= self.ahead + 6 else state
+
+    def predict(self, state: NarxState, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        """The forecast for `ahead`; missing drivers are taken as unchanged."""
+        if not state.updates:
+            return math.nan
+        if not len(state.weights):
+            return state.averages[0]
+        row = self._row(state, _filled(drivers, state.drivers))
+        z = _standardised(row, state.center, state.scale)[None]
+        change = float(self._forward(state.weights, z)[0][0])
+        speed = float(state.speeds[-1]) + state.unit * change
+        return min(max(speed, state.least), state.most)
+
+    def _row(self, state: NarxState, drivers: tuple[float, ...]) -> Array:
+        """The raw input of the next iteration."""
+        last = float(state.speeds[-1])
+        before = float(state.speeds[-2]) if len(state.speeds) > 1 else last
+        lags = [before - last, state.mean - last, *(average - last for average in state.averages)]
+        return np.array([*lags, *drivers, *state.drivers] if self.with_drivers else lags)
+
+    def _train(self, state: NarxState) -> NarxState:
+        """One Levenberg-Marquardt step on the window."""
+        from scipy.linalg.lapack import dposv
+
+        count = len(state.inputs) - self.ahead + 1
+        inputs = state.inputs[:count]
+        changes = state.speeds[self.ahead :] - state.speeds[: -self.ahead]
+        center, scale, unit = self._standard(inputs, changes, state.speeds)
+        z = _standardised(inputs, center, scale)
+        target = changes / unit
+        decay = self._decay(inputs.shape[1])
+        weights = state.weights if len(state.weights) else self._initial(inputs.shape[1])
+        output, tanh, tanh0 = self._forward(weights, z)
+        residual = target - output
+        size = np.abs(residual)
+        limit = self.huber * max(1.25 * float(size.mean()), 0.1)
+        trust = self.age ** np.arange(count - 1, -1, -1.0) * (limit / np.maximum(size, limit))
+        root = np.sqrt(trust)
+        jacobian = self._jacobian(weights, z, tanh, tanh0)
+        jacobian *= root[:, None]
+        normal = jacobian.T @ jacobian
+        normal.flat[:: len(weights) + 1] += decay + state.damping
+        slope = (residual * root) @ jacobian - decay * weights
+        new = weights + dposv(normal, slope)[1]
+        error = target - self._forward(new, z)[0]
+        loss = trust @ residual**2 + decay @ weights**2
+        better = bool(trust @ error**2 + decay @ new**2 <= loss)  # False too for a NaN
+        return state._replace(
+            weights=new if better else weights,
+            center=center,
+            scale=scale,
+            unit=unit,
+            damping=max(state.damping / 3, 1e-3) if better else min(state.damping * 4, 1e6),
+        )
+
+    def _standard(self, inputs: Array, changes: Array, speeds: Array) -> tuple[Array, Array, float]:
+        """Centre and scale of the inputs, and the unit of the output."""
+        unit = max(1.25 * float(np.abs(changes).mean()), 1e-4 * float(speeds[-1]))
+        center, scale = inputs.mean(axis=0), inputs.std(axis=0)
+        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # a constant says nothing
+        scale = np.maximum(scale, 0.1 * np.abs(center))  # nor does a slow drift, but for drift
+        center[:LAGS], scale[:LAGS] = 0.0, unit
+        return center, scale, unit
+
+    def _decay(self, inputs: int) -> Array:
+        drivers = (inputs - LAGS) // 2
+        linear = [self.decay] * LAGS + [self.driver_decay] * drivers + [self.decay] * drivers
+        return np.array(linear + [self.hidden_decay] * (self.hidden * (inputs + 2)))
+
+    def _initial(self, inputs: int) -> Array:
+        """No linear part, small random hidden weights, no output from them."""
+        random = np.random.default_rng(self.seed)
+        within = random.normal(0, 0.5 / math.sqrt(inputs), self.hidden * inputs)
+        bias = random.normal(0, 0.5, self.hidden)
+        return np.concatenate([np.zeros(inputs), within, bias, np.zeros(self.hidden)])
+
+    def _forward(self, weights: Array, z: Array) -> tuple[Array, Array, Array]:
+        """Outputs, shape ``(iterations,)``; tanh of the units, and of their biases."""
+        inputs, units = z.shape[1], self.hidden
+        within = weights[inputs : inputs * (units + 1)].reshape(units, inputs)
+        bias, out = weights[inputs * (units + 1) :].reshape(2, units)
+        tanh, tanh0 = np.tanh(z @ within.T + bias), np.tanh(bias)
+        return z @ weights[:inputs] + (tanh - tanh0) @ out, tanh, tanh0
+
+    def _jacobian(self, weights: Array, z: Array, tanh: Array, tanh0: Array) -> Array:
+        """Derivatives of the outputs, shape ``(iterations, len(weights))``."""
+        count, inputs = z.shape
+        units, size = self.hidden, len(weights)
+        slope = (1 - tanh**2) * weights[size - units :]
+        jacobian = np.empty((count, size))
+        jacobian[:, :inputs] = z
+        for unit in range(units):
+            first = inputs * (unit + 1)
+            np.multiply(z, slope[:, unit, None], out=jacobian[:, first : first + inputs])
+        jacobian[:, size - 2 * units : size - units] = (
+            slope - (1 - tanh0**2) * weights[size - units :]
+        )
+        jacobian[:, size - units :] = tanh - tanh0
+        return jacobian
+
+
+def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
+    """Inputs in units of their spread; outlying drivers are cut to two of them.
+
+    A driver as never seen before (a neighbour's memory, a burst of switches) says that something
+    is unusual, not that its effect grows in proportion.
+    """
+    bounds = np.full(len(center), 2.0)
+    bounds[:LAGS] = 20.0
+    z: Array = np.minimum(np.maximum((inputs - center) / scale, -bounds), bounds)
+    return z
+
+
+def _filled(drivers: tuple[float, ...], known: tuple[float, ...]) -> tuple[float, ...]:
+    """`drivers` in the number of `known`, with those in place of missing or non-finite ones."""
+    if len(drivers) != len(known):
+        drivers = (*drivers, *known[len(drivers) :])[: len(known)]
+    return tuple(x if math.isfinite(x) else old for x, old in zip(drivers, known, strict=True))

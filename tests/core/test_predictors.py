@@ -1,0 +1,509 @@
+"""Every predictor against one list of contracts, then each against what it promises."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    Arima,
+    Clipped,
+    Ema,
+    Fallback,
+    Gate,
+    Held,
+    LastValue,
+    Measurement,
+    Mixture,
+    Narx,
+    Predictor,
+    Recurrent,
+)
+
+needs_statsmodels = pytest.mark.skipif(
+    importlib.util.find_spec("statsmodels") is None, reason="statsmodels is not installed"
+)
+
+PREDICTORS: dict[str, Predictor] = {
+    "last": LastValue(),
+    "ema": Ema(0.3),
+    "rnn": Recurrent("rnn", hidden=3, length=6, batch=4, window=40),
+    "lstm": Recurrent("lstm", hidden=3, length=6, batch=4, window=40),
+    "narx": Narx(window=40),
+    "narx-linear": Narx(hidden=0, window=40),
+    "narx-without-drivers": Narx(with_drivers=False, window=40),
+    "narx-ahead": Narx(ahead=3, window=40),
+    "mixture": Mixture((Narx(window=40), Ema(0.5), LastValue())),
+    "mixture-ahead": Mixture(ahead=2),
+    "clipped": Clipped(Ema(0.3)),
+    "fallback": Fallback(Narx(window=40)),
+    "held": Held(Ema(0.3)),
+}
+every_predictor = pytest.mark.parametrize(
+    "predictor",
+    [
+        *(pytest.param(value, id=name) for name, value in PREDICTORS.items()),
+        pytest.param(
+            Arima((1, 1, 1), refit_every=30, first_fit=20, window=40),
+            id="arima",
+            marks=needs_statsmodels,
+        ),
+    ],
+)
+
+
+def noisy(count: int, seed: int = 0, drivers: int = 2) -> list[Measurement]:
+    """Speeds about 100 that fall where the first driver is high, in irregular bursts."""
+    random = np.random.default_rng(seed)
+    busy, found = 0.0, []
+    for _ in range(count):
+        if random.random() < 0.3:
+            busy = float(random.random() < 0.5)
+        speed = 100 * (1 - 0.4 * busy) * math.exp(random.normal(0, 0.05))
+        others = tuple(random.normal(size=max(drivers - 1, 0)))
+        found.append(Measurement(32, 32 / speed, (busy, *others)[:drivers]))
+    return found
+
+
+def learn(predictor: Predictor, measurements: Iterable[Measurement], state: Any = None) -> Any:
+    state = predictor.init() if state is None else state
+    for measurement in measurements:
+        state = predictor.update(state, measurement)
+    return state
+
+
+def size_of(state: Any) -> int:
+    return len(pickle.dumps(state))
+
+
+def rmse(predictor: Predictor, measurements: list[Measurement], ahead: int = 1) -> float:
+    """Of forecasts over the second half, made `ahead` steps before."""
+    state, forecasts, errors = predictor.init(), [], []
+    for k, measurement in enumerate(measurements):
+        forecasts.append(predictor.predict(state, measurement.drivers, ahead))
+        if k >= max(ahead, len(measurements) // 2):
+            errors.append(forecasts[k - ahead + 1] - measurement.samples_per_second)
+        state = predictor.update(state, measurement)
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+# Contracts
+
+
+@every_predictor
+def test_keeps_the_protocol(predictor: Predictor) -> None:
+    assert isinstance(predictor, Predictor)
+    assert math.isnan(predictor.predict(predictor.init()))
+    state = predictor.update(predictor.init(), Measurement(32, 0.5, (1.0, 2.0)))
+    assert predictor.predict(state, (1.0, 2.0)) == pytest.approx(64)
+
+
+@every_predictor
+def test_changes_no_state_it_is_given(predictor: Predictor) -> None:
+    state = learn(predictor, noisy(60))
+    before, forecast = pickle.dumps(state), predictor.predict(state, (0.0, 0.0))
+    for measurement in noisy(3, seed=1):
+        predictor.update(state, measurement)
+        predictor.predict(state, (1.0, 0.0), 2)
+    assert pickle.dumps(state) == before
+    assert predictor.predict(state, (0.0, 0.0)) == forecast
+
+
+@every_predictor
+def test_replays_bit_for_bit_from_a_pickled_state(predictor: Predictor) -> None:
+    series = noisy(80)
+    halfway = pickle.loads(pickle.dumps(learn(predictor, series[:50])))
+    again: Predictor = pickle.loads(pickle.dumps(predictor))
+    assert again == predictor
+    resumed, straight = learn(again, series[50:], halfway), learn(predictor, series)
+    for drivers in ((0.0, 0.0), (1.0, 0.5)):
+        assert again.predict(resumed, drivers) == predictor.predict(straight, drivers)
+
+
+@every_predictor
+def test_draws_nothing_from_the_global_generators(predictor: Predictor) -> None:
+    np.random.seed(1)
+    first = predictor.predict(learn(predictor, noisy(60)), (0.0, 0.0))
+    np.random.seed(2)
+    assert predictor.predict(learn(predictor, noisy(60)), (0.0, 0.0)) == first
+
+
+@every_predictor
+def test_memory_is_bounded(predictor: Predictor) -> None:
+    if predictor == Clipped(Ema(0.3)):
+        predictor = Clipped(Ema(0.3), window=40)
+    series = noisy(120)
+    state = learn(predictor, series if predictor != Mixture(ahead=2) else noisy(320))
+    assert size_of(learn(predictor, series, state)) <= size_of(state) * 1.02 + 64
+
+
+@every_predictor
+@pytest.mark.parametrize("horizon", [1, 2, 3, 10])
+def test_forecasts_any_horizon_within_what_was_seen(predictor: Predictor, horizon: int) -> None:
+    series = noisy(100)
+    forecast = predictor.predict(learn(predictor, series), (1.0, 0.0), horizon)
+    speeds = [measurement.samples_per_second for measurement in series]
+    assert min(speeds) * 0.99 <= forecast <= max(speeds) * 1.01
+
+
+@every_predictor
+def test_a_steady_worker_is_forecast_to_stay_as_it_is(predictor: Predictor) -> None:
+    state = learn(predictor, [Measurement(32, 0.5, (0.2, 3.0))] * 70)
+    assert predictor.predict(state, (0.2, 3.0)) == pytest.approx(64, rel=1e-3)
+
+
+@every_predictor
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_does_not_care_about_the_unit_of_work(predictor: Predictor, scale: float) -> None:
+    series = noisy(60)
+    scaled = [Measurement(m.samples * scale, m.busy_seconds, m.drivers) for m in series]
+    expected = predictor.predict(learn(predictor, series), (1.0, 0.0)) * scale
+    assert predictor.predict(learn(predictor, scaled), (1.0, 0.0)) == pytest.approx(
+        expected, rel=1e-4
+    )
+
+
+BAD = (math.nan, math.inf, 0.0, -1.0)
+
+
+@every_predictor
+@pytest.mark.parametrize("bad", BAD)
+def test_unusable_measurements_change_nothing(predictor: Predictor, bad: float) -> None:
+    """On their own, or within `Held` for the two that trust their caller."""
+    if isinstance(predictor, LastValue | Ema):
+        predictor = Held(predictor)
+    if isinstance(predictor, Clipped):
+        predictor = Clipped(Held(predictor.predictor))
+    state = learn(predictor, noisy(50))
+    forecast = predictor.predict(state, (0.0, 0.0))
+    for samples, seconds in ((32, bad), (bad, 0.3)):
+        spoilt = predictor.update(state, Measurement(samples, seconds, (0.0, 0.0)))
+        assert predictor.predict(spoilt, (0.0, 0.0)) == forecast
+        spoilt = predictor.update(predictor.init(), Measurement(samples, seconds, (0.0, 0.0)))
+        assert math.isnan(predictor.predict(spoilt))
+
+
+@every_predictor
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1e3, 1e6])
+def test_recovers_from_an_outlier_or_a_step_of_the_clock(
+    predictor: Predictor, factor: float
+) -> None:
+    state = learn(predictor, noisy(60))
+    state = predictor.update(state, Measurement(32, 0.32 * factor, (0.0, 0.0)))
+    assert 0 < predictor.predict(state, (0.0, 0.0)) < math.inf
+    state = learn(predictor, noisy(60, seed=1), state)
+    assert 20 < predictor.predict(state, (0.0, 0.0)) < 500
+
+
+@every_predictor
+@pytest.mark.parametrize("drivers", [(), (math.nan, 0.0), (math.inf, -math.inf), (0.0, 1.0, 2.0)])
+def test_missing_or_broken_drivers_do_not_break_it(
+    predictor: Predictor, drivers: tuple[float, ...]
+) -> None:
+    state = learn(predictor, noisy(50))
+    for _ in range(12):
+        state = predictor.update(state, Measurement(32, 0.4, drivers))
+        assert 40 < predictor.predict(state, drivers) < 140
+
+
+@every_predictor
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    speeds=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40),
+    drivers=st.tuples(st.floats(-1e6, 1e6), st.floats()),
+)
+def test_is_always_finite_and_positive(
+    predictor: Predictor, speeds: list[float], drivers: tuple[float, float]
+) -> None:
+    state = predictor.init()
+    for speed in speeds:
+        state = predictor.update(state, Measurement(1.0, 1 / speed, drivers))
+        assert 0 < predictor.predict(state, drivers) < math.inf
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Ema(0.0),
+        lambda: Arima((1, 2, 1)),
+        lambda: Arima((-1, 0, 1)),
+        lambda: Arima(window=5),
+        lambda: Arima(refit_every=0),
+        lambda: Recurrent("gru"),
+        lambda: Recurrent(hidden=0),
+        lambda: Recurrent(rate=math.nan),
+        lambda: Recurrent(window=10),
+        lambda: Narx(ahead=0),
+        lambda: Narx(window=3),
+        lambda: Narx(age=1.5),
+        lambda: Narx(decay=0),
+        lambda: Narx(hidden_decay=math.nan),
+        lambda: Mixture(ahead=0),
+        lambda: Mixture((Ema(),), prior=(1, 2)),
+        lambda: Mixture((Ema(),), prior=(0,)),
+        lambda: Mixture(eta=0),
+        lambda: Mixture(share=1),
+        lambda: Clipped(Ema(), window=0),
+        lambda: Clipped(Ema(), margin=0.5),
+        lambda: Fallback(Ema(), factor=1),
+    ],
+)
+def test_refuses_options_out_of_range(build: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        build()
+
+
+# Derivatives
+
+
+def slopes(function: Callable[[np.ndarray], Any], at: np.ndarray) -> np.ndarray:
+    step = 1e-6 * np.eye(len(at))
+    return np.stack([(function(at + d) - function(at - d)) / 2e-6 for d in step], axis=-1)
+
+
+def test_jacobian_of_narx_is_the_derivative() -> None:
+    narx, random = Narx(hidden=3), np.random.default_rng(0)
+    z, weights = random.normal(size=(5, 8)), random.normal(size=8 + 3 * 10)
+    _, tanh, tanh0 = narx._forward(weights, z)
+    expected = slopes(lambda w: narx._forward(w, z)[0], weights)
+    np.testing.assert_allclose(narx._jacobian(weights, z, tanh, tanh0), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+def test_back_propagation_is_the_derivative(kind: str) -> None:
+    recurrent, random = Recurrent(kind, hidden=3, length=6), np.random.default_rng(0)
+    start = recurrent._initial(random)
+    weights = start + random.normal(0, 0.4, len(start))
+    x, targets = random.normal(size=(4, 6, 2)), random.normal(size=(4, 6))
+
+    def loss(weights: np.ndarray) -> float:
+        size = np.abs(recurrent._forward(weights, x)[0] - targets)[:, 3:]
+        return float(np.where(size < 2, size**2 / 2, 2 * size - 2).mean())
+
+    np.testing.assert_allclose(
+        recurrent._gradient(weights, x, targets), slopes(loss, weights), atol=1e-7
+    )
+
+
+# What each promises
+
+
+def test_narx_learns_what_a_driver_says() -> None:
+    series = noisy(300)
+    assert rmse(Narx(), series) < 0.6 * rmse(Narx(with_drivers=False), series)
+    assert rmse(Narx(with_drivers=False), series) < rmse(LastValue(), series)
+
+
+def test_narx_learns_a_bend_that_no_line_has() -> None:
+    random, series = np.random.default_rng(0), []
+    for _ in range(600):
+        driver = random.uniform(-1, 1)
+        series.append(Measurement(100 + 40 * abs(driver), 1.0, (driver,)))
+    loose = {"hidden_decay": 0.1, "every": 1, "decay": 1.0}
+    assert rmse(Narx(hidden=6, **loose), series) < 0.5 * rmse(Narx(hidden=0, **loose), series)
+
+
+def test_narx_ahead_learns_that_drivers_tell_of_later() -> None:
+    """The driver known before step k sets the speed of step k + 2."""
+    random = np.random.default_rng(0)
+    drivers = (random.random(400) < 0.5).astype(float)
+    series = [Measurement(100 - 40 * drivers[k - 2], 1.0, (float(drivers[k]),)) for k in range(400)]
+    assert rmse(Narx(ahead=3), series, ahead=3) < 0.3 * rmse(Narx(), series, ahead=3)
+
+
+def test_a_linear_narx_is_the_weighted_ridge_regression() -> None:
+    """One step solves a linear problem: (Z'WZ + D) s = Z'W t, W the age, D the decay."""
+    narx = Narx(hidden=0, huber=1e9, age=0.9, every=1, window=40)
+    state = learn(narx, noisy(200))
+    z = (state.inputs - state.center) / state.scale
+    z[:, 6:] = z[:, 6:].clip(-2, 2)
+    weight = 0.9 ** np.arange(39, -1, -1)[:, None]
+    decay = np.diag([20.0] * 6 + [1.0] * 2 + [20.0] * 2)
+    target = np.diff(state.speeds) / state.unit
+    expected = np.linalg.solve(z.T @ (weight * z) + decay, (weight * z).T @ target)
+    np.testing.assert_allclose(state.weights, expected, atol=1e-3)
+
+
+def test_narx_trusts_a_driver_no_further_than_it_has_seen() -> None:
+    random, series = np.random.default_rng(0), []
+    for _ in range(300):
+        driver = random.normal()
+        speed = 100 * math.exp(0.01 * driver + random.normal(0, 0.05))
+        series.append(Measurement(speed, 1.0, (driver,)))
+    state = learn(Narx(), series)
+    at = {x: Narx().predict(state, (x,)) for x in (0.0, 4.0, 10.0)}
+    assert at[10.0] == at[4.0]
+    assert at[0.0] < at[4.0] < state.most
+
+
+def test_narx_bounds_what_an_unseen_driver_can_do() -> None:
+    series = noisy(200)
+    state = learn(Narx(), series)
+    speeds = [m.samples_per_second for m in series]
+    for extreme in (1e12, -1e12):
+        assert min(speeds) <= Narx().predict(state, (extreme, extreme)) <= max(speeds)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+def test_recurrent_networks_learn_an_alternation(kind: str) -> None:
+    series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(300)]
+    assert rmse(Recurrent(kind, rate=0.01, decay=0.0), series) < 10
+    assert rmse(LastValue(), series) == pytest.approx(40)
+
+
+def test_recurrent_forecasts_depend_on_the_seed_only() -> None:
+    series = noisy(60)
+    one, two = (Recurrent(seed=seed) for seed in (0, 1))
+    assert one.predict(learn(one, series)) != two.predict(learn(two, series))
+
+
+@needs_statsmodels
+def test_arima_finds_an_autoregression() -> None:
+    random, log, series = np.random.default_rng(0), 0.0, []
+    for _ in range(400):
+        log = -0.8 * log + random.normal(0, 0.1)
+        series.append(Measurement(100 * math.exp(log), 1.0))
+    arima = Arima((1, 0, 0))
+    assert learn(arima, series).phi[0] == pytest.approx(-0.8, abs=0.1)
+    assert rmse(arima, series) < 0.6 * rmse(LastValue(), series)
+
+
+@needs_statsmodels
+def test_arima_is_an_ema_before_its_first_fit() -> None:
+    """ARIMA(0, 1, 1) with theta = -1/2 is the EMA of log speed with alpha = 1/2."""
+    series, smooth = noisy(30), 0.0
+    for k, measurement in enumerate(series):
+        log = math.log(measurement.samples_per_second)
+        smooth = log if k == 0 else smooth + 0.5 * (log - smooth)
+    arima = Arima((0, 1, 1))
+    assert arima.predict(learn(arima, series)) == pytest.approx(math.exp(smooth))
+
+
+@needs_statsmodels
+def test_arima_iterates_to_its_horizon() -> None:
+    arima = Arima((1, 0, 0), first_fit=1000)
+    state = learn(arima, [Measurement(math.exp(x), 1.0) for x in (-1.0, 2.0, -1.0, 1.0)])
+    state = state._replace(phi=(0.5,))
+    mean = 0.25
+    for horizon in (1, 2, 3):
+        expected = math.exp(mean + 0.75 * 0.5**horizon)
+        assert arima.predict(state, horizon=horizon) == pytest.approx(expected)
+
+
+def test_arima_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lbbsp\[arima\]'"):
+        Arima().init()
+
+
+def test_mixture_follows_whoever_is_right_and_says_who() -> None:
+    mixture = Mixture((LastValue(), Ema(0.05)))
+    random = np.random.default_rng(0)
+    noise = [Measurement(100 * math.exp(random.normal(0, 0.1)), 1.0) for _ in range(150)]
+    climb = [Measurement(100 * 1.05**k, 1.0) for k in range(60)]
+    state = learn(mixture, noise)
+    assert mixture.leader(state) == Ema(0.05)
+    state = learn(mixture, climb, state)
+    assert mixture.leader(state) == LastValue()
+    assert sum(state.weights) == pytest.approx(1)
+    assert min(state.weights) >= mixture.share * min(mixture.prior) * 0.999
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mixture_is_never_much_worse_than_its_best_member(seed: int) -> None:
+    experts = (LastValue(), Ema(0.5), Ema(0.05))
+    for series in (
+        noisy(400, seed),
+        [
+            Measurement(100 * math.exp(x), 1.0)
+            for x in np.random.default_rng(seed).normal(0, 0.1, 400)
+        ],
+        [Measurement(100 * 1.02 ** abs(k % 100 - 50), 1.0) for k in range(400)],
+    ):
+        assert rmse(Mixture(experts), series) < 1.05 * min(rmse(e, series) for e in experts)
+
+
+def test_mixture_judges_at_its_own_horizon() -> None:
+    """A period of two: the last value is as wrong as can be at 1, and right at 2."""
+    series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(100)]
+    for ahead, leader in ((1, Ema(0.05)), (2, LastValue())):
+        mixture = Mixture((LastValue(), Ema(0.05)), ahead=ahead)
+        assert mixture.leader(learn(mixture, series)) == leader
+
+
+def test_mixture_survives_weights_that_have_all_vanished() -> None:
+    mixture = Mixture((Ema(1.0), Ema(0.01)), eta=60.0, share=0.0)
+    state = mixture.init()
+    for k in range(300):
+        speed = 100.0 if k % 60 < 50 else 1000.0
+        state = mixture.update(state, Measurement(speed, 1.0))
+    assert 0 < mixture.predict(state) < 2000
+
+
+def test_mixture_leaves_out_experts_without_a_forecast() -> None:
+    mixture = Mixture((Ema(0.5), Never()))
+    state = learn(mixture, noisy(30))
+    assert mixture.predict(state) == pytest.approx(Ema(0.5).predict(state.experts[0]))
+
+
+def test_clipped_forgets_what_lies_before_its_window() -> None:
+    clipped = Clipped(Fixed(1000.0), window=3, margin=2.0)
+    state = learn(clipped, [Measurement(s, 1.0) for s in (900, 10, 20, 15)])
+    assert clipped.predict(state) == 40
+    low = Clipped(Fixed(1.0), window=3, margin=2.0)
+    assert low.predict(learn(low, [Measurement(s, 1.0) for s in (1, 10, 20, 15)])) == 5
+
+
+@pytest.mark.parametrize(
+    ("forecast", "expected"),
+    [(math.nan, 10), (0.0, 10), (-1, 10), (31, 10), (3, 10), (29, 29), (math.inf, 10)],
+)
+def test_fallback_takes_over_where_the_forecast_makes_no_sense(
+    forecast: float, expected: float
+) -> None:
+    wrapped = Fallback(Fixed(forecast), LastValue(), factor=3.0)
+    assert wrapped.predict(learn(wrapped, [Measurement(10, 1.0)])) == expected
+
+
+def test_held_takes_a_lasting_change_for_a_new_level() -> None:
+    held = Held(LastValue(), Gate(factor=5, patience=2))
+    state = learn(held, [Measurement(10, 1.0), Measurement(10, 60.0)])
+    assert (held.predict(state), state.held) == (10, 1)
+    assert held.predict(learn(held, [Measurement(10, 60.0)], state)) == pytest.approx(1 / 6)
+
+
+class Fixed:
+    """Always the same forecast."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+
+    def init(self) -> None:
+        return None
+
+    def update(self, state: None, measurement: Measurement) -> None:
+        return None
+
+    def predict(self, state: None, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        return self.speed
+
+
+def Never() -> Fixed:  # noqa: N802
+    return Fixed(math.nan)
+
+
+def test_predictors_are_frozen_and_print() -> None:
+    for predictor in PREDICTORS.values():
+        assert type(predictor).__name__ in repr(predictor)
+        assert copy.deepcopy(predictor) == predictor
+        with pytest.raises((AttributeError, TypeError)):  # TypeError: with slots
+            predictor.anything = 1  # type: ignore[attr-defined]
