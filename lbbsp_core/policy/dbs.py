@@ -1,0 +1,81 @@
+"""DBS: once per epoch, from the time each worker took for the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.even import Even
+
+
+class EpochBalancedState(NamedTuple):
+    """The plan, and what was measured since it was decided.
+
+    Args:
+        sizes: The plan in force.
+        samples: Done by each worker in the steps that count.
+        seconds: Busy in those steps, by rank.
+    """
+
+    sizes: Sizes
+    samples: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBalanced:
+    r"""DBS, dynamic batch size (Ye et al., arXiv 2007.11831): re-balances at the end of an epoch.
+
+    .. math:: p_i' = \frac{p_i / t_i}{\sum_j p_j / t_j}, \qquad x_i = p_i' X
+
+    with p the shares of the last epoch (1/N at first) and t its busy seconds without the wait
+    for others. Paper: the data set is re-partitioned by the same p'. On a fixed global order a
+    plan that holds for an epoch *is* that partition.
+
+    Ours: p / t is samples over seconds of the steps that count, which is the same where all do
+    and right where some are held (the first of an epoch), short, or served by an older plan (a
+    lag). The public code's rounding loses or doubles samples; `lbbsp_core.allocate` does not. An
+    epoch in which somebody was never measured changes nothing, and is counted with the next.
+
+    Example:
+        >>> from lbbsp_core import Limits
+        >>> policy, cluster = EpochBalanced(), Cluster(12, (Limits(), Limits()))
+        >>> state = policy.init(cluster)
+        >>> ran = Observation(9, (6, 6), (1.0, 2.0), (), (None, None), last_of_epoch=True)
+        >>> policy.update(state, cluster, ran).sizes
+        (8, 4)
+    """
+
+    uses_costs: ClassVar[bool] = False
+
+    def init(self, cluster: Cluster) -> EpochBalancedState:
+        """Even for the first epoch."""
+        return _begin(Even().init(cluster).sizes)
+
+    def update(
+        self, state: EpochBalancedState, cluster: Cluster, observation: Observation
+    ) -> EpochBalancedState:
+        """Counts the step; plans where it is the last of an epoch."""
+        state = _counted(state, observation)
+        if not observation.last_of_epoch or not all(state.samples):
+            return state
+        pairs = zip(state.samples, state.seconds, strict=True)
+        return _begin(cluster.plan([Proportional(done / spent) for done, spent in pairs]))
+
+
+def _begin(sizes: Sizes) -> EpochBalancedState:
+    return EpochBalancedState(sizes, (0,) * len(sizes), (0.0,) * len(sizes))
+
+
+def _counted(state: EpochBalancedState, seen: Observation) -> EpochBalancedState:
+    counts = [seen.measured(rank) for rank in range(len(state.sizes))]
+    return EpochBalancedState(
+        state.sizes,
+        tuple(old + x * one for old, x, one in zip(state.samples, seen.sizes, counts, strict=True)),
+        tuple(
+            old + t if one else old
+            for old, t, one in zip(state.seconds, seen.busy_seconds, counts, strict=True)
+        ),
+    )

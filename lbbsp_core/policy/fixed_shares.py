@@ -1,0 +1,70 @@
+"""Static shares: the open loop, and plain BSP as its even case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.types import require_positive
+
+
+class FixedState(NamedTuple):
+    """The plan, which never changes."""
+
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
+class FixedShares:
+    r"""``x_i = X r_i / sum r``: the static open loop of Tyagi and Sharma (arXiv 2305.12213).
+
+    Args:
+        shares: r, one positive weight a worker: cores, FLOP/s, or any other rating.
+
+    Raises:
+        ValueError: No shares, or one that is not finite and > 0.
+
+    Example:
+        >>> from lbbsp_core import Limits
+        >>> FixedShares((2.0, 1.0)).init(Cluster(12, (Limits(), Limits()))).sizes
+        (8, 4)
+        >>> FixedShares.by_cores([9, 12, 18]).init(Cluster(78, (Limits(),) * 3)).sizes
+        (18, 24, 36)
+    """
+
+    uses_costs: ClassVar[bool] = False
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
+        if not self.shares:
+            raise ValueError("FixedShares.shares must name one share a worker, got none")
+        for share in self.shares:
+            require_positive("FixedShares.shares", share)
+
+    @classmethod
+    def by_cores(cls, cores: Sequence[float]) -> FixedShares:
+        """For CPUs: r = cores of each worker, > 0 (a container's quota may be a fraction)."""
+        return cls(tuple(require_positive("cores", count) for count in cores))
+
+    @classmethod
+    def by_flops(cls, flops_per_second: Sequence[float]) -> FixedShares:
+        """For mixed accelerators: r = *half-precision* FLOP/s of each, > 0, from data sheets."""
+        return cls(tuple(require_positive("flops_per_second", rate) for rate in flops_per_second))
+
+    def init(self, cluster: Cluster) -> FixedState:
+        """The plan for the whole run."""
+        if len(self.shares) != cluster.workers:
+            raise ValueError(
+                f"FixedShares needs one share for each of the {cluster.workers} workers, got "
+                f"{len(self.shares)}: {self.shares}"
+            )
+        return FixedState(cluster.plan([Proportional(share) for share in self.shares]))
+
+    def update(self, state: FixedState, cluster: Cluster, observation: Observation) -> FixedState:
+        """Nothing ever changes."""
+        return state

@@ -1,0 +1,579 @@
+"""`allocate` against exhaustive search, a one-granule-at-a-time reference, and its properties."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core import Affine, Limits, Profile, Proportional, Saturating, allocate
+
+Plan = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Any nondecreasing piecewise linear cost: (start, seconds at start, seconds per sample)."""
+
+    pieces: tuple[tuple[int, float, float], ...]
+
+    def __call__(self, x: float) -> float:
+        start, seconds, slope = [piece for piece in self.pieces if piece[0] <= x][-1]
+        return seconds + slope * (x - start)
+
+    def segments(self) -> tuple[tuple[int, float, float], ...]:
+        return self.pieces
+
+
+def saturating(floor: float, overhead: float, slope: float) -> Curve:
+    """max(floor, overhead + x * slope) at whole x: flat until a GPU is saturated."""
+    if overhead >= floor:
+        return Curve(((0, overhead, slope),))
+    knee = math.ceil((floor - overhead) / slope)
+    return Curve(((0, floor, 0.0), (knee, max(floor, overhead + knee * slope), slope)))
+
+
+# References
+
+
+def allowed(bounds: Limits, total: int, grain: int, remainder: int) -> list[int]:
+    most = total if bounds.maximum is None else min(bounds.maximum, total)
+    return [x for x in range(bounds.minimum, most + 1) if x % grain == remainder]
+
+
+def plans(limits: Sequence[Limits], total: int, grain: int) -> list[Plan]:
+    """Every plan that keeps the rules, by trying all compositions."""
+    found: list[Plan] = []
+    for special in range(len(limits)) if total % grain else [-1]:
+        choices = [
+            allowed(bounds, total, grain, total % grain if rank == special else 0)
+            for rank, bounds in enumerate(limits)
+        ]
+        found += [
+            (*head, last)
+            for head in itertools.product(*choices[:-1])
+            if (last := total - sum(head)) in choices[-1]
+        ]
+    return found
+
+
+def slowest(costs: Sequence[Curve], sizes: Sequence[int]) -> float:
+    return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
+
+
+def greedy(costs: Sequence[Curve], limits: Sequence[Limits], total: int, grain: int) -> Plan:
+    """The documented plan, one granule at a time; the best taker of a remainder is tried."""
+    if total % grain == 0:
+        return greedy_with(costs, [allowed(b, total, grain, 0) for b in limits], total, grain)
+    tried = []
+    for special in range(len(limits)):
+        choices = [
+            allowed(bounds, total, grain, total % grain if rank == special else 0)
+            for rank, bounds in enumerate(limits)
+        ]
+        lows, highs = sum(c[0] for c in choices if c), sum(c[-1] for c in choices if c)
+        if all(choices) and lows <= total <= highs:
+            plan = greedy_with(costs, choices, total, grain)
+            tried.append((slowest(costs, plan), special, plan))
+    return min(tried)[2]
+
+
+def greedy_with(
+    costs: Sequence[Curve], choices: Sequence[list[int]], total: int, grain: int
+) -> Plan:
+    sizes = [own[0] for own in choices]
+    while (left := (total - sum(sizes)) // grain) > 0:
+        nexts = {
+            rank: cost(x + grain)
+            for rank, (cost, x, own) in enumerate(zip(costs, sizes, choices, strict=True))
+            if x + grain <= own[-1]
+        }
+        price = min(nexts.values())
+        while left > 0:  # everybody's granules at this price, round after round
+            takers = [
+                rank
+                for rank, (cost, x) in enumerate(zip(costs, sizes, strict=True))
+                if x + grain <= choices[rank][-1] and cost(x + grain) == price
+            ]
+            if not takers:
+                break
+            for rank in takers[:left]:
+                sizes[rank] += grain
+            left -= len(takers[:left])
+    return tuple(sizes)
+
+
+# Random small cases: all numbers are multiples of 1/16, so floats are exact and ties abound
+
+
+def random_cost(rng: random.Random) -> Curve | Affine | Proportional | Profile | Saturating:
+    form = rng.randrange(7)
+    slope = rng.randint(1, 12) / 16
+    if form == 0:
+        return Proportional(2.0 ** rng.randint(-2, 3))
+    if form == 1:
+        return Affine(rng.randint(0, 40) / 16, slope)
+    if form == 2:
+        return saturating(rng.randint(0, 60) / 16, rng.randint(0, 20) / 16, slope)
+    if form == 3:
+        return Curve(((0, rng.randint(0, 30) / 16, 0.0),))
+    if form == 4:
+        return Saturating(rng.randint(0, 60) / 16, rng.randint(0, 20) / 16, slope)
+    if form == 5:
+        return random_profile(rng)
+    pieces, start, seconds = [], 0, rng.randint(0, 20) / 16
+    for _ in range(rng.randint(1, 4)):
+        slope = rng.choice((0, 0, 1, 2, 5, 9)) / 16
+        pieces.append((start, seconds, slope))
+        length = rng.randint(1, 6)
+        start, seconds = start + length, seconds + slope * length + rng.choice((0, 0, 3)) / 16
+    return Curve(tuple(pieces))
+
+
+def random_profile(rng: random.Random) -> Profile:
+    """Points a power of two apart, so that the slopes between them are exact."""
+    batches, times = [2 ** rng.randint(0, 2)], [rng.randint(1, 40) / 16]
+    for _ in range(rng.randint(0, 4)):
+        length = 2 ** rng.randint(0, 3)
+        batches.append(batches[-1] + length)
+        times.append(times[-1] + rng.choice((0, 0, 1, 2, 5, 9)) * length / 16)
+    return Profile(batches, times)
+
+
+def random_limits(rng: random.Random, total: int) -> Limits:
+    minimum = rng.choice((0, 0, 1, 1, 2, rng.randint(0, max(1, total // 2))))
+    if rng.random() < 0.4:
+        return Limits(minimum)
+    return Limits(minimum, minimum + rng.randint(0, total))
+
+
+def random_case(seed: int) -> tuple[list[Curve], list[Limits], int, int]:
+    rng = random.Random(seed)
+    workers = rng.choice((1, 2, 2, 3, 3, 4))
+    total = rng.randint(0, {1: 60, 2: 60, 3: 30, 4: 18}[workers])
+    costs = [random_cost(rng) for _ in range(workers)]
+    if rng.random() < 0.2:
+        costs = [costs[0]] * workers
+    limits = [random_limits(rng, total) for _ in range(workers)]
+    return costs, limits, total, rng.choice((1, 1, 1, 2, 3, 4, 8))
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_small_cases_agree_with_exhaustive_search(block: int) -> None:
+    for seed in range(200 * block, 200 * (block + 1)):
+        costs, limits, total, grain = random_case(seed)
+        possible = plans(limits, total, grain)
+        if not possible:
+            with pytest.raises(ValueError, match=r"^total (must be|=) "):
+                allocate(costs, total=total, limits=limits, granularity=grain)
+            continue
+        sizes = allocate(costs, total=total, limits=limits, granularity=grain)
+        plan = tuple(sizes.tolist())
+        assert plan in possible, seed
+        assert slowest(costs, plan) == min(slowest(costs, other) for other in possible), seed
+        assert plan == greedy(costs, limits, total, grain), seed
+
+
+def test_the_small_cases_hold_what_they_should() -> None:
+    cases = [random_case(seed) for seed in range(4000)]
+    feasible = [case for case in cases if plans(*case[1:])]
+    assert 1000 < len(feasible) < 3900
+    assert sum(total % grain > 0 for _, _, total, grain in feasible) > 300
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_larger_cases_agree_with_the_greedy_reference(seed: int) -> None:
+    rng = random.Random(seed)
+    workers = rng.randint(2, 40)
+    costs = [random_cost(rng) for _ in range(workers)]
+    grain = rng.choice((1, 1, 2, 8))
+    total = rng.randint(workers * 10, workers * 40)
+    limits = [Limits(rng.randint(0, 8), rng.randint(60, 200)) for _ in costs]
+    sizes = allocate(costs, total=total, limits=limits, granularity=grain)
+    assert tuple(sizes.tolist()) == greedy(costs, limits, total, grain)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arbitrary_floats_reach_the_optimum_to_rounding(seed: int) -> None:
+    rng = random.Random(seed)
+    costs = [
+        Affine(10 ** rng.uniform(-4, 0), 10 ** rng.uniform(-5, -1))
+        for _ in range(rng.randint(2, 9))
+    ]
+    limits = [Limits(1, rng.randint(400, 800)) for _ in costs]
+    sizes = allocate(costs, total=300, limits=limits)
+    best = slowest(costs, greedy(costs, limits, 300, 1))
+    assert slowest(costs, sizes.tolist()) == pytest.approx(best, rel=1e-14)
+
+
+# Documented behaviour
+
+
+def test_documented_example() -> None:
+    sizes = allocate(
+        [Affine(0.010, 0.001), Affine(0.035, 0.0035)],
+        total=512,
+        limits=[Limits(1, 480), Limits(1, 480)],
+    )
+    assert sizes.dtype == np.int64
+    assert sizes.shape == (2,)
+    assert sizes.sum() == 512
+    assert sizes.tolist() == [404, 108]
+
+
+def test_ties_go_to_the_lower_rank() -> None:
+    assert allocate([Proportional(7.0)] * 3, total=8).tolist() == [3, 3, 2]
+    assert allocate([Proportional(7.0)] * 3, total=10, granularity=4).tolist() == [2, 4, 4]
+    assert allocate(
+        [Affine(0.1, 0.3)] * 4, total=17, granularity=8, limits=[Limits(0)] * 4
+    ).tolist() == [1, 8, 8, 0]
+
+
+def test_saturated_gpus_share() -> None:
+    gpu = saturating(0.5, 0.1, 0.001)
+    assert allocate([gpu, gpu], total=100).tolist() == [50, 50]
+    assert allocate(
+        [gpu, gpu, gpu], total=101, limits=[Limits(1, 20), Limits(), Limits()]
+    ).tolist() == [20, 41, 40]
+
+
+def test_a_worker_slower_at_its_minimum_than_all_others_leaves_them_balanced() -> None:
+    dead, alive = Affine(100.0, 1.0), Affine(0.0, 0.01)
+    assert allocate([dead, alive, alive], total=41).tolist() == [1, 20, 20]
+
+
+def test_minimum_zero_still_costs_the_overhead() -> None:
+    costs = [Affine(9.0, 1.0), Affine(0.0, 1.0)]
+    assert allocate(costs, total=5, limits=[Limits(0), Limits(0)]).tolist() == [0, 5]
+    assert allocate(costs, total=11, limits=[Limits(0), Limits(0)]).tolist() == [1, 10]
+    assert allocate(costs, total=0, limits=[Limits(0), Limits(0)]).tolist() == [0, 0]
+
+
+def test_the_remainder_goes_to_a_worker_too_slow_for_a_whole_granule() -> None:
+    costs = [Proportional(1.0), Proportional(100.0), Proportional(100.0)]
+    assert allocate(costs, total=33, granularity=16).tolist() == [1, 16, 16]
+
+
+def test_a_worker_that_can_only_take_the_remainder_takes_it() -> None:
+    costs = [Proportional(100.0), Proportional(1.0)]
+    limits = [Limits(), Limits(3, 5)]
+    assert allocate(costs, total=20, limits=limits, granularity=8).tolist() == [16, 4]
+    with pytest.raises(ValueError, match="granularity = 8"):
+        allocate(costs, total=24, limits=limits, granularity=8)
+
+
+def test_a_granularity_beyond_the_total_leaves_one_worker_all() -> None:
+    costs = [Proportional(1.0), Proportional(2.0)]
+    assert allocate(costs, total=5, limits=[Limits(0)] * 2, granularity=10**30).tolist() == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"total": 6, "limits": [Limits(4), Limits(4)]},
+            r"total must be at least the sum of minima = 8, got 6: raise the global batch size, "
+            r"or lower Limits\.minimum",
+        ),
+        (
+            {"total": 9, "limits": [Limits(1, 4), Limits(1, 4)]},
+            r"total must be at most the sum of maxima = 8, got 9: .*raise Limits\.maximum",
+        ),
+        (
+            {"total": 8, "limits": [Limits(3, 5)] * 2, "granularity": 8},
+            r"total = 8 .* granularity = 8, .*lower granularity",
+        ),
+        ({"total": 8, "granularity": 0}, "granularity must be an integer >= 1, got 0"),
+        ({"total": 8, "granularity": 1.5}, "granularity must be an integer >= 1, got 1.5"),
+        ({"total": -1}, "total must be an integer >= 0, got -1"),
+        ({"total": 8.0}, "total must be an integer >= 0, got 8.0"),
+        ({"total": "8"}, "total must be an integer >= 0, got '8'"),
+        ({"total": 2**53}, r"workers \* total must be below 2\*\*53"),
+        ({"total": 8, "limits": [Limits()]}, "one for each of the 2 workers, got 1"),
+    ],
+)
+def test_errors_name_constraint_value_and_cure(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        allocate([Proportional(1.0), Proportional(2.0)], **options)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ((0, math.nan, 1.0),),
+        ((0, 0.0, math.nan),),
+        ((0, math.inf, 1.0),),
+        ((0, 0.0, math.inf),),
+        ((0, -1.0, 1.0),),
+        ((0, 1.0, -1.0),),
+        ((1, 1.0, 1.0),),
+        ((0, 1.0, 1.0), (4, 2.0, 1.0)),
+        ((0, 1.0, 0.0), (4, 0.5, 1.0)),
+        ((0, 1.0, 0.0), (0, 1.0, 1.0)),
+        ((0, 1.0, 0.0), (4, 1.0, 1.0), (3, 9.0, 1.0)),
+        ((0, 1.0, 0.0), (4.5, 1.0, 1.0)),
+        ((0, 1.0, 0.0), (math.nan, 1.0, 1.0)),
+    ],
+)
+@pytest.mark.parametrize("friend", [Proportional(1.0), saturating(1.0, 0.0, 0.5)])
+def test_bad_costs_are_refused_by_rank(pieces: tuple, friend: Curve) -> None:
+    with pytest.raises(ValueError, match=r"the cost of worker 1 must be finite, .*measure or fit"):
+        allocate([friend, Curve(pieces), friend], total=10)
+
+
+def test_no_costs_or_no_segments() -> None:
+    for costs in ([], [Curve(())], [Proportional(1.0), Curve(())]):
+        with pytest.raises(ValueError, match="at least one segment"):
+            allocate(costs, total=10)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds that nobody checked."""
+
+    minimum: int
+    maximum: int | None
+
+
+def test_a_minimum_above_the_maximum_is_refused() -> None:
+    with pytest.raises(ValueError, match="within the limits"):
+        allocate([Proportional(1.0)] * 2, total=10, limits=[Bounds(5, 3), Bounds(0, 20)])
+
+
+def test_rounding_at_a_joint_is_no_fall() -> None:
+    joint = Curve(((0, 0.3, 0.0), (3, math.nextafter(0.3, 0.0), 0.1)))
+    assert allocate([joint, Affine(0.1, 0.1)], total=20).sum() == 20
+
+
+# Extremes
+
+
+def test_speeds_many_orders_apart() -> None:
+    costs = [Affine(0.0, 1e-150), Affine(0.0, 1e-149), Affine(1e-3, 1e30), Affine(1e150, 1e150)]
+    assert allocate(costs, total=1100).tolist() == [999, 99, 1, 1]
+
+
+def test_free_workers() -> None:
+    free = Curve(((0, 0.0, 0.0),))
+    assert allocate([free, free, Affine(0.0, 1.0)], total=10, limits=[Limits(0)] * 3).tolist() == [
+        5,
+        5,
+        0,
+    ]
+
+
+def test_prices_of_the_smallest_and_largest_floats() -> None:
+    assert allocate([Affine(5e-324, 5e-324)] * 2, total=10).sum() == 10
+    assert allocate([Affine(1e200, 1e200)] * 2, total=10).tolist() == [5, 5]
+
+
+def test_times_at_the_border_of_the_integer_range() -> None:
+    """The slowest time is 1 second, a power of two, but for rounding in either direction."""
+    for samples in range(2, 400):
+        speed = Proportional(float(samples))
+        assert allocate([speed, speed], total=2 * samples).tolist() == [samples, samples]
+
+
+def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaps, plateaus and slopes twelve orders apart: still some fifty looks at the curves."""
+    ladders = importlib.import_module("lbbsp_core.allocate")._Ladders
+    rungs, looks = ladders.rungs, 0
+
+    def counted(self: object, time: float) -> object:
+        nonlocal looks
+        looks += 1
+        assert looks <= 80
+        return rungs(self, time)
+
+    monkeypatch.setattr(ladders, "rungs", counted)
+    rng = random.Random(1)
+    for _ in range(300):
+        costs = [rough_cost(rng) for _ in range(rng.randint(2, 40))]
+        looks, total = 0, int(10 ** rng.uniform(3, 7))
+        assert allocate(costs, total=total).sum() == total
+
+
+def rough_cost(rng: random.Random) -> Curve:
+    pieces, start, seconds = [], 0, 10 ** rng.uniform(-6, 2)
+    for _ in range(rng.randint(1, 6)):
+        slope = rng.choice([0.0, 10 ** rng.uniform(-12, 1)])
+        pieces.append((start, seconds, slope))
+        length = int(10 ** rng.uniform(0, 6))
+        start, leap = start + length, rng.choice([0.0, 10 ** rng.uniform(-9, 2)])
+        seconds += slope * length + leap
+    return Curve(tuple(pieces))
+
+
+def test_huge_batches() -> None:
+    sizes = allocate([Proportional(1.0), Proportional(3.0)], total=2**30)
+    assert sizes.tolist() == [2**28, 3 * 2**28]
+    sizes = allocate([Proportional(1.0), Proportional(3.0)], total=2**50)
+    assert sizes.sum() == 2**50
+    assert sizes[0] == pytest.approx(2**48, rel=1e-3)  # a granule is a thousand ticks then
+
+
+@pytest.mark.parametrize("grain", [1, 8])
+def test_a_hundred_thousand_workers(grain: int) -> None:
+    rng = np.random.default_rng(0)
+    overheads, slopes = rng.uniform(0, 0.02, 100_000), rng.uniform(0.001, 0.005, 100_000)
+    costs = [Affine(c, m) for c, m in zip(overheads.tolist(), slopes.tolist(), strict=True)]
+    sizes = allocate(costs, total=6_400_000, granularity=grain)
+    assert sizes.sum() == 6_400_000
+    assert not (sizes % grain).any()
+    assert (overheads + slopes * sizes).max() <= (overheads + slopes * (sizes + grain)).min()
+
+
+def test_the_same_plan_on_every_processor() -> None:
+    """A plan written down: it must not change with the processor, the platform or NumPy."""
+    rng = random.Random(7)  # Python's own generator and float division are the same everywhere
+    costs = [Affine(rng.random() / 64, rng.random() / 256) for _ in range(12)]
+    plan = allocate(costs, total=1000, granularity=4, limits=[Limits(1, 300)] * 12)
+    assert plan.tolist() == [100, 188, 36, 28, 36, 176, 16, 68, 12, 32, 264, 44]
+    costs = [Affine(rng.random() / 64, rng.random() / 256) for _ in range(1000)]
+    plan = allocate(costs, total=64003, granularity=4)
+    assert sum(plan.tolist()[::3]) == 14339
+
+
+# Properties
+
+slopes = st.integers(1, 4096).map(lambda n: n / 2**14)
+overheads = st.integers(0, 4096).map(lambda n: n / 2**10)
+affine = st.builds(Affine, overheads, slopes)
+gpu = st.builds(Saturating, overheads, overheads, slopes)
+profile = st.integers(0, 2**32).map(lambda seed: random_profile(random.Random(seed)))
+curves = st.lists(st.one_of(affine, gpu, profile), min_size=1, max_size=60)
+relaxed = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Curve], int, list[Limits], int]:
+    """A feasible problem of moderate size: limits hold a plan that was drawn first."""
+    costs = draw(curves)
+    grain = draw(st.sampled_from([1, 1, 2, 8, 32]))
+    plan = [grain * draw(st.integers(1, 12)) for _ in costs]
+    limits = [
+        Limits(
+            draw(st.integers(0, size)),
+            draw(st.one_of(st.none(), st.integers(size + grain, 4 * size + grain))),
+        )
+        for size in plan
+    ]
+    return costs, sum(plan) + draw(st.integers(0, grain - 1)), limits, grain
+
+
+@relaxed
+@given(problems())
+def test_sum_bounds_and_granularity(problem: tuple[list[Curve], int, list[Limits], int]) -> None:
+    costs, total, limits, grain = problem
+    sizes = allocate(costs, total=total, limits=limits, granularity=grain)
+    assert sizes.dtype == np.int64
+    assert sizes.sum() == total
+    for x, bounds in zip(sizes.tolist(), limits, strict=True):
+        assert bounds.minimum <= x
+        assert bounds.maximum is None or x <= bounds.maximum
+    odd = [x % grain for x in sizes.tolist() if x % grain]
+    assert odd == ([total % grain] if total % grain else [])
+
+
+@relaxed
+@given(problems())
+def test_no_transfer_between_two_workers_helps(
+    problem: tuple[list[Curve], int, list[Limits], int],
+) -> None:
+    costs, total, limits, grain = problem
+    sizes = allocate(costs, total=total, limits=limits, granularity=grain).tolist()
+    times = [cost(x) for cost, x in zip(costs, sizes, strict=True)]
+    late = [rank for rank, t in enumerate(times) if t == max(times)]
+    helps = [
+        rank
+        for rank, (cost, x, bounds) in enumerate(zip(costs, sizes, limits, strict=True))
+        if cost(x + grain) < max(times) and x + grain <= (bounds.maximum or total)
+    ]
+    for rank in late if len(late) == 1 else []:
+        gives = sizes[rank] - grain >= limits[rank].minimum
+        cheaper = gives and costs[rank](sizes[rank] - grain) < max(times)
+        assert not (cheaper and set(helps) - {rank})
+
+
+@relaxed
+@given(problems(), st.randoms(use_true_random=False))
+def test_the_optimum_does_not_depend_on_the_order_of_workers(
+    problem: tuple[list[Curve], int, list[Limits], int], rng: random.Random
+) -> None:
+    costs, total, limits, grain = problem
+    order = rng.sample(range(len(costs)), len(costs))
+    sizes = allocate(costs, total=total, limits=limits, granularity=grain)
+    mixed_costs = [costs[rank] for rank in order]
+    mixed = allocate(
+        mixed_costs, total=total, limits=[limits[rank] for rank in order], granularity=grain
+    )
+    assert slowest(costs, sizes.tolist()) == slowest(mixed_costs, mixed.tolist())
+
+
+@relaxed
+@given(problems(), st.integers(-40, 40))
+def test_the_unit_of_time_does_not_matter(
+    problem: tuple[list[Curve], int, list[Limits], int], power: int
+) -> None:
+    costs, total, limits, grain = problem
+    scaled = [
+        Curve(tuple((s, t * 2.0**power, m * 2.0**power) for s, t, m in cost.segments()))
+        for cost in costs
+    ]
+    sizes = allocate(costs, total=total, limits=limits, granularity=grain)
+    again = allocate(scaled, total=total, limits=limits, granularity=grain)
+    assert sizes.tolist() == again.tolist()
+
+
+@relaxed
+@given(problems(), st.data())
+def test_a_worker_that_gets_slower_never_gets_more(
+    problem: tuple[list[Curve], int, list[Limits], int], data: st.DataObject
+) -> None:
+    costs, total, limits, grain = problem
+    total -= total % grain  # who takes a remainder may change
+    rank = data.draw(st.integers(0, len(costs) - 1))
+    extra, factor = data.draw(overheads), 1 + data.draw(st.integers(0, 64)) / 16
+    slower = [
+        Curve(tuple((s, extra + t * factor, m * factor) for s, t, m in cost.segments()))
+        if own == rank
+        else cost
+        for own, cost in enumerate(costs)
+    ]
+    before = allocate(costs, total=total, limits=limits, granularity=grain)
+    after = allocate(slower, total=total, limits=limits, granularity=grain)
+    assert after[rank] <= before[rank]
+    assert all(a >= b for own, (a, b) in enumerate(zip(after, before, strict=True)) if own != rank)
+
+
+@relaxed
+@given(problems(), st.integers(1, 20))
+def test_a_larger_batch_takes_from_nobody(
+    problem: tuple[list[Curve], int, list[Limits], int], more: int
+) -> None:
+    costs, total, limits, grain = problem
+    total -= total % grain
+    limits = [Limits(bounds.minimum) for bounds in limits]
+    small = allocate(costs, total=total, limits=limits, granularity=grain)
+    large = allocate(costs, total=total + more * grain, limits=limits, granularity=grain)
+    assert (large >= small).all()
+
+
+@relaxed
+@given(st.lists(affine, min_size=1, max_size=60), st.integers(1, 200))
+def test_one_segment_or_the_same_line_in_two(costs: list[Affine], share: int) -> None:
+    """The path for curves of one segment agrees with the general one."""
+    total = share * len(costs)
+    split = [
+        Curve(((0, c.overhead_seconds, c.seconds_per_sample), (9, c(9), c.seconds_per_sample)))
+        for c in costs
+    ]
+    assert allocate(costs, total=total).tolist() == allocate(split, total=total).tolist()
