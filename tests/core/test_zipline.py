@@ -1,0 +1,187 @@
+"""`zipline` against exhaustive search, the algorithm as printed, and its properties."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core import zipline
+
+EXACT = ("zipline", "opt", "optbs", "fullgrid")
+IN_ORDER = ("zipline", "opt", "optbs")
+
+Rows = list[list[float]]
+
+
+def smallest_spread(rows: Rows) -> float:
+    """By trying every choice."""
+    return min(max(chosen) - min(chosen) for chosen in itertools.product(*rows))
+
+
+def as_printed(rows: Rows) -> tuple[list[int], float]:
+    """Algorithm ZipLine: a set Z with one point a worker, in the order of time."""
+    points = sorted((e, p, i) for p, row in enumerate(rows) for i, e in enumerate(row))
+    z: list[tuple[float, int, int]] = []
+    newest: dict[int, int] = {}
+    best: tuple[list[int], float] = [], math.inf
+    for point in points:
+        z = [other for other in z if other[1] != point[1]] + [point]
+        newest[point[1]] = point[2]
+        if len(z) == len(rows):
+            if z[-1][0] - z[0][0] < best[1]:
+                best = [newest[p] for p in range(len(rows))], z[-1][0] - z[0][0]
+            z.pop(0)
+    return best
+
+
+def table(source: random.Random, workers: int, lookahead: int) -> Rows:
+    """Whole numbers from few, so that many are equal; or any; or steady workers' pushes."""
+    kind = source.randrange(3)
+    if kind == 2:
+        begin = source.choice((0.0, 1e6))
+        steps = [source.uniform(0.5, 3.0) for _ in range(workers)]
+        return [[begin + step * (i + 1) for i in range(lookahead)] for step in steps]
+    most = source.choice((2, 5, 20, 100))
+    draw = (lambda: float(source.randrange(-most, most))) if kind else source.random
+    return [sorted(draw() for _ in range(lookahead)) for _ in range(workers)]
+
+
+def check(rows: Rows, found: Any) -> None:
+    """That the result describes a choice."""
+    assert found.indices.dtype == np.int64
+    assert found.indices.shape == (len(rows),)
+    chosen = [row[index] for row, index in zip(rows, found.indices.tolist(), strict=True)]
+    assert found.barrier == max(chosen)
+    assert found.spread == max(chosen) - min(chosen)
+
+
+def test_exact_methods_against_every_choice() -> None:
+    source = random.Random(0)
+    for _ in range(4000):
+        rows = table(source, source.randint(1, 4), source.randint(1, 5))
+        least = smallest_spread(rows)
+        for method in EXACT:
+            found = zipline(rows, method)
+            check(rows, found)
+            assert found.spread == least, (method, rows)
+        heuristic = zipline(rows, "grid")
+        check(rows, heuristic)
+        assert heuristic.spread >= least
+
+
+def test_the_methods_in_order_choose_as_printed() -> None:
+    source = random.Random(1)
+    for _ in range(1000):
+        rows = table(source, source.randint(1, 9), source.randint(1, 20))
+        indices, spread = as_printed(rows)
+        for method in IN_ORDER:
+            found = zipline(rows, method)
+            assert (found.indices.tolist(), found.spread) == (indices, spread), (method, rows)
+        assert zipline(rows, "fullgrid").spread == spread
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda lookahead: st.lists(
+            st.lists(
+                st.floats(-1e9, 1e9, allow_subnormal=False), min_size=lookahead, max_size=lookahead
+            ).map(sorted),
+            min_size=1,
+            max_size=5,
+        )
+    )
+)
+def test_exact_methods_on_any_floats(rows: Rows) -> None:
+    least = smallest_spread(rows)
+    for method in EXACT:
+        found = zipline(rows, method)
+        check(rows, found)
+        assert found.spread == least
+
+
+@given(st.integers(2, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_the_exact_methods_agree(workers: int, lookahead: int, seed: int) -> None:
+    rows = table(random.Random(seed), workers, lookahead)
+    first, *others = [zipline(rows, method) for method in EXACT]
+    assert {other.spread for other in others} == {first.spread}
+
+
+def test_a_thousand_workers_agree() -> None:
+    times = np.random.default_rng(0).uniform(0.5, 1.5, (1000, 1)) * np.arange(1, 16)
+    found = [zipline(times, method) for method in EXACT]
+    assert len({one.spread for one in found}) == 1
+    assert np.array_equal(found[0].indices, found[1].indices)
+    assert np.array_equal(found[0].indices, found[2].indices)
+
+
+def test_the_first_minimum_wins() -> None:
+    """Both workers meet at 2 and again at 4."""
+    for method in EXACT:
+        found = zipline([[1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]], method)
+        assert (found.indices.tolist(), found.spread, found.barrier) == ([1, 0], 0.0, 2.0)
+
+
+def test_as_much_work_as_possible_before_the_barrier() -> None:
+    """Worker 0 may do one or three: the barrier is at 3.5 anyway."""
+    rows = [[1.0, 2.0, 3.0], [1.0, 9.0, 9.0], [3.5, 9.0, 9.0]]
+    assert zipline(rows).indices.tolist() == [2, 0, 0]
+
+
+def test_the_heuristic_is_not_exact() -> None:
+    rows = [[0.0, 90.0], [-1.0, 10.0], [10.0, 95.0], [1.0, 18.0]]
+    assert zipline(rows).spread == smallest_spread(rows) == 10.0
+    assert zipline(rows, "grid").spread == 11.0
+
+
+def test_the_heuristic_takes_the_nearest_on_either_side() -> None:
+    assert zipline([[10.0], [1.0], [9.0]], "grid").spread == 9.0
+    assert zipline([[10.0, 10.0], [1.0, 9.0]], "grid").indices.tolist() == [0, 1]
+    assert zipline([[10.0, 10.0], [11.0, 30.0]], "grid").indices.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("method", [*EXACT, "grid"])
+def test_one_worker_and_one_time(method: Any) -> None:
+    check([[3.0, 4.0]], zipline([[3.0, 4.0]], method))
+    assert zipline([[3.0, 4.0]], method).indices.tolist() == [0]
+    found = zipline([[3.0], [5.0], [1.0]], method)
+    assert (found.indices.tolist(), found.spread, found.barrier) == ([0, 0, 0], 4.0, 5.0)
+
+
+def test_the_argument_stays_as_it_is() -> None:
+    times = np.array([[1.0, 2.0], [2.0, 3.0]])
+    times.setflags(write=False)
+    for method in (*EXACT, "grid"):
+        zipline(times, method)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([[1.0, math.nan]], r"must be finite, got nan for worker 0 at index 1: leave out"),
+        ([[1.0, 2.0], [1.0, math.inf]], r"must be finite, got inf for worker 1 at index 1"),
+        ([[1.0, 2.0], [3.0, 2.5]], r"must ascend .* got 3.0 before 2.5 for worker 1 at index 0"),
+        ([], r"shape \(workers, lookahead\), at least one each, got shape \(0,\)"),
+        ([[], []], r"at least one each, got shape \(2, 0\)"),
+        ([1.0, 2.0], r"at least one each, got shape \(2,\)"),
+        ([[1.0], [1.0, 2.0]], r"times must be numbers .* as many for each worker"),
+        ([["soon"]], r"times must be numbers"),
+        (None, r"got shape \(\)"),
+    ],
+)
+def test_bad_times(times: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        zipline(times)
+
+
+@pytest.mark.parametrize("method", ["ZipLine", None, "", []])
+def test_an_unknown_method(method: Any) -> None:
+    with pytest.raises(ValueError, match="one of zipline, opt, optbs, fullgrid, grid, got"):
+        zipline([[1.0]], method)
