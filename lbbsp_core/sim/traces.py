@@ -1,0 +1,209 @@
+"""Trace files: recorded iteration times of several workers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.types import Measurement
+
+REQUIRED = ("worker", "step", "samples", "busy_seconds")
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be read; the message names file, line and column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One worker's iterations, in the order of their steps.
+
+    Args:
+        worker: As the file names it.
+        steps: Global steps, increasing, int64, shape ``(iterations,)``.
+        measurements: One for each step.
+    """
+
+    worker: int
+    steps: npt.NDArray[np.int64]
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def speeds(self) -> npt.NDArray[np.float64]:
+        """Samples per second, shape ``(iterations,)``."""
+        return np.array([m.samples_per_second for m in self.measurements], dtype=np.float64)
+
+    def __len__(self) -> int:
+        return len(self.measurements)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace file.
+
+    Args:
+        path: Where it was read from.
+        drivers: Names of the driver columns, in the order of `Measurement.drivers`.
+        series: By worker number.
+        notes: What was repaired, in words; empty for a clean file.
+    """
+
+    path: Path
+    drivers: tuple[str, ...]
+    series: tuple[Series, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    line: int
+    worker: int
+    step: int
+    measurement: Measurement
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Reads ``worker,step,samples,busy_seconds`` and any driver columns from a CSV file.
+
+    Two faults are repaired and noted in `Trace.notes`: rows that are not in the order of their
+    steps are sorted, and steps that a worker lacks are skipped (its next row is taken for its
+    next iteration). Everything else is an error, since a guess would change the scores.
+
+    Args:
+        path: A text file, UTF-8, with a header line. Columns may be in any order.
+
+    Raises:
+        TraceError: No file, no header, no rows, a missing or doubled column, a torn line, text
+            or a non-finite value where a number belongs, samples or busy seconds that are not
+            positive, or a step that a worker has twice.
+    """
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            names = _header(path, next(reader, []))
+            rows = list(_rows(path, names, reader))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: cannot be read as a CSV text file: {error}") from error
+    if not rows:
+        raise TraceError(f"{path}, line 2: no rows after the header: record at least one step")
+    _check_duplicates(path, rows)
+    drivers = tuple(name for name in names if name not in REQUIRED)
+    return Trace(path, drivers, _series(rows), tuple(_notes(rows)))
+
+
+def names_of(traces: Sequence[Trace]) -> list[str]:
+    """File names of traces, or whole paths where a name occurs twice."""
+    names = [trace.path.name for trace in traces]
+    return [
+        name if names.count(name) == 1 else str(trace.path)
+        for name, trace in zip(names, traces, strict=True)
+    ]
+
+
+def _header(path: Path, header: list[str]) -> list[str]:
+    names = [name.strip() for name in header]
+    if not any(names):
+        raise TraceError(f"{path}, line 1: the file is empty: a header {','.join(REQUIRED)} is due")
+    if missing := [name for name in REQUIRED if name not in names]:
+        raise TraceError(
+            f"{path}, line 1: no column {missing[0]!r} among {', '.join(names)}: the header must "
+            f"name {', '.join(REQUIRED)}"
+        )
+    for number, name in enumerate(names, start=1):
+        if not name or names.index(name) != number - 1:
+            raise TraceError(f"{path}, line 1, column {number}: {name!r} is empty or named twice")
+    return names
+
+
+def _rows(path: Path, names: list[str], reader: Iterator[list[str]]) -> Iterator[_Row]:
+    for line, cells in enumerate(reader, start=2):
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            column = names[min(len(cells), len(names)) - 1]
+            raise TraceError(
+                f"{path}, line {line}, column {column!r}: {len(cells)} of {len(names)} columns: "
+                "the line is torn; remove it"
+            )
+        yield _row(path, line, dict(zip(names, cells, strict=True)))
+
+
+def _row(path: Path, line: int, cells: dict[str, str]) -> _Row:
+    values = {name: _number(path, line, name, text) for name, text in cells.items()}
+    for name in ("worker", "step"):
+        if values[name] < 0 or values[name] != int(values[name]):
+            raise TraceError(
+                f"{path}, line {line}, column {name!r}: must be a whole number >= 0, got "
+                f"{cells[name]!r}"
+            )
+    for name in ("samples", "busy_seconds"):
+        if values[name] <= 0:
+            raise TraceError(
+                f"{path}, line {line}, column {name!r}: must be > 0, got {cells[name]!r}: remove "
+                "the row (a missing step is a gap, and allowed)"
+            )
+    drivers = tuple(value for name, value in values.items() if name not in REQUIRED)
+    measurement = Measurement(values["samples"], values["busy_seconds"], drivers)
+    return _Row(line, int(values["worker"]), int(values["step"]), measurement)
+
+
+def _number(path: Path, line: int, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise TraceError(
+            f"{path}, line {line}, column {name!r}: must be a finite number, got {text!r}"
+        )
+    return value
+
+
+def _check_duplicates(path: Path, rows: list[_Row]) -> None:
+    seen: dict[tuple[int, int], int] = {}
+    for row in rows:
+        first = seen.setdefault((row.worker, row.step), row.line)
+        if first != row.line:
+            raise TraceError(
+                f"{path}, line {row.line}, column 'step': worker {row.worker} has step {row.step} "
+                f"already in line {first}: keep one of the two"
+            )
+
+
+def _series(rows: list[_Row]) -> tuple[Series, ...]:
+    by_worker: dict[int, list[_Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.worker, row.step)):
+        by_worker.setdefault(row.worker, []).append(row)
+    return tuple(
+        Series(
+            worker,
+            np.array([row.step for row in own], dtype=np.int64),
+            tuple(row.measurement for row in own),
+        )
+        for worker, own in by_worker.items()
+    )
+
+
+def _notes(rows: list[_Row]) -> Iterator[str]:
+    latest: dict[int, int] = {}
+    unsorted: dict[int, int] = {}
+    for row in rows:
+        if row.step < latest.get(row.worker, -1):
+            unsorted.setdefault(row.worker, row.line)
+        latest[row.worker] = max(row.step, latest.get(row.worker, -1))
+    for worker, line in unsorted.items():
+        yield f"worker {worker}: steps out of order from line {line}: sorted by step"
+    for series in _series(rows):
+        if missing := int(series.steps[-1] - series.steps[0]) + 1 - len(series):
+            at = int(series.steps[:-1][np.diff(series.steps) > 1][0]) + 1
+            yield (
+                f"worker {series.worker}: {missing} steps missing, the first is {at}: its rows "
+                "are taken as consecutive iterations"
+            )
