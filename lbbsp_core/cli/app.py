@@ -1,0 +1,36 @@
+"""All commands of ``lbbsp``, one module each."""
+
+from __future__ import annotations
+
+import typer
+
+from lbbsp_core.cli.demo import demo
+from lbbsp_core.cli.evaluate import evaluate
+from lbbsp_core.cli.launch import launch
+from lbbsp_core.cli.profile import profile
+from lbbsp_core.cli.simulate import simulate
+
+# What follows the script belongs to the script, whatever it looks like.
+_STOP_AT_SCRIPT = {"allow_interspersed_args": False}
+
+
+def application() -> typer.Typer:
+    """The command line: ``application()()`` parses ``sys.argv``, runs, and exits."""
+    app = typer.Typer(
+        help="Synchronous data-parallel training that does not wait for the slowest worker.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_several_commands)
+    app.command(context_settings=_STOP_AT_SCRIPT)(launch)
+    app.command()(demo)
+    app.command()(evaluate)
+    app.command()(simulate)
+    app.command()(profile)
+    return app
+
+
+def _several_commands() -> None:
+    """Synchronous data-parallel training that does not wait for the slowest worker."""

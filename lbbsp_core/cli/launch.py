@@ -1,0 +1,61 @@
+"""``lbbsp launch``: a script as a job of local worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
+from lbbsp_core.launch import launch as launch_job
+
+
+def launch(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT.py [ARGS]...", help="The script, and all that follows it."),
+    ],
+    workers: Annotated[int, typer.Option("-n", "--workers", metavar="N", help="How many workers.")],
+    framework: Annotated[
+        str, typer.Option(help="tensorflow or mxnet: whose cluster the workers form.")
+    ] = "tensorflow",
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="S",
+            help="Parameter servers. mxnet: 1 by default. tensorflow: none by default; with them "
+            "the script runs once, as the chief of a ParameterServerStrategy.",
+        ),
+    ] = None,
+    speeds: Annotated[
+        str | None,
+        typer.Option(metavar="1,1,0.5", help="Emulate unequal workers by CPU quotas."),
+    ] = None,
+    speeds_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECONDS:0.5,1,1", help="Change the speeds during the run; may be repeated."
+        ),
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run's record.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End the job after so long.")
+    ] = None,
+) -> None:
+    """Run a script on N local workers, on request as unequal as a real cluster's."""
+    try:
+        status = launch_job(
+            command,
+            workers=workers,
+            framework=framework,
+            servers=servers,
+            speeds=None if speeds is None else parse_speeds(speeds),
+            speeds_at=parse_speeds_at(speeds_at or []),
+            run_dir=run_dir,
+            timeout=timeout,
+        )
+    except ValueError as error:
+        typer.echo(f"lbbsp launch: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)

@@ -1,0 +1,6 @@
+"""Figures and pictures from run records."""
+
+from lbbsp_core.report.picture import draw_comparison
+from lbbsp_core.report.summary import Comparison, Outcome, RunSummary, summarise
+
+__all__ = ["Comparison", "Outcome", "RunSummary", "draw_comparison", "summarise"]

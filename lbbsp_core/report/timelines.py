@@ -1,0 +1,145 @@
+"""Pictures of simulated runs: who waits when, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.report.figure import new_figure
+from lbbsp_core.sim import RelaxedRun, Timeline
+from lbbsp_core.simulate import Result
+
+Floats = npt.NDArray[np.float64]
+
+ITERATIONS, WORKERS = 12, 8
+"""How much of a run its timeline shows."""
+
+_BUSY, _WAIT = "#1f6fb4", "#f2c38f"
+
+
+def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
+    """Draws timeline, updates, and where there is something to show accuracy and scaling.
+
+    Args:
+        results: From `lbbsp_core.simulate.compete`.
+        folder: Where to; it exists.
+
+    Yields:
+        Each file.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    pictures = {"timeline": _timelines, "updates": _updates}
+    if any(result.curve is not None for result in results):
+        pictures["accuracy"] = _accuracy
+    if len({result.row.workers for result in results}) > 1:
+        pictures["scaling"] = _scaling
+    for name, picture in pictures.items():
+        path = folder / f"{name}.png"
+        picture(results).savefig(path)
+        yield path
+
+
+def spans(run: Timeline | RelaxedRun) -> Iterator[tuple[int, Floats, Floats, Floats]]:
+    """The first iterations of the first workers: rank, and when each began, pushed, went on."""
+    if isinstance(run, RelaxedRun):
+        played = run.schedule
+        for rank in range(min(WORKERS, run.workers)):
+            own = np.flatnonzero(played.worker == rank)[:ITERATIONS]
+            push, release = played.push[own], played.release[own]
+            yield rank, played.start[own], push, np.where(np.isfinite(release), release, push)
+        return
+    ends = np.cumsum(run.wall_seconds[:ITERATIONS])
+    starts = np.concatenate([[0.0], ends[:-1]])
+    for rank in range(min(WORKERS, run.sizes.shape[1])):
+        yield rank, starts, starts + run.busy_seconds[:ITERATIONS, rank], ends
+
+
+def update_times(run: Timeline | RelaxedRun) -> Floats:
+    """When each update enters the model, ascending."""
+    if isinstance(run, Timeline):
+        return np.cumsum(run.wall_seconds)
+    entered = run.schedule.update >= 0
+    times = np.zeros(run.schedule.updates)
+    np.maximum.at(times, run.schedule.update[entered], run.schedule.push[entered])
+    return times
+
+
+def _timelines(results: Sequence[Result]) -> Any:
+    figure = new_figure(9, 1.6 * len(results) + 0.4)
+    panels = figure.subplots(len(results), 1, squeeze=False)[:, 0]
+    for axes, result in zip(panels, results, strict=True):
+        for rank, start, push, release in spans(result.run):
+            axes.barh(rank, push - start, left=start, color=_BUSY, edgecolor="white", height=0.8)
+            axes.barh(rank, release - push, left=push, color=_WAIT, height=0.8)
+        axes.invert_yaxis()
+        axes.set_ylabel("worker", fontsize=8)
+        title = f"{result.row.name}, {result.row.workers} workers: {result.row.title}"
+        axes.set_title(title, fontsize=9, parse_math=False)
+    panels[-1].set_xlabel("virtual seconds: busy (blue), waiting and communication (orange)")
+    return figure
+
+
+def _updates(results: Sequence[Result]) -> Any:
+    """Mean seconds between updates of X samples, over a moving window."""
+    figure, panels = _panels(results)
+    for axes, (_, own) in zip(panels, _groups(results), strict=True):
+        for result in own:
+            times = update_times(result.run)
+            per = max(1, len(times) // 40)
+            marks = np.concatenate([[0.0], times[per - 1 :: per]])
+            axes.step(marks[1:], np.diff(marks) / per, where="pre", label=result.row.title, lw=1)
+        _finish(axes, "virtual seconds", "seconds per update")
+    return figure
+
+
+def _accuracy(results: Sequence[Result]) -> Any:
+    figure, panels = _panels(results)
+    for axes, (_, own) in zip(panels, _groups(results), strict=True):
+        for result in own:
+            if result.curve is not None:
+                axes.plot(*result.curve, label=result.row.title, lw=1)
+        _finish(axes, "virtual seconds", "accuracy")
+    return figure
+
+
+def _scaling(results: Sequence[Result]) -> Any:
+    """Efficiency against the number of workers, a line for each scheme of each scenario."""
+    figure = new_figure(8, 4.5)
+    axes = figure.subplots()
+    rows = sorted((result.row for result in results), key=lambda row: (row.name, row.title))
+    for (name, title), own in groupby(rows, key=lambda row: (row.name, row.title)):
+        points = sorted((row.workers, row.efficiency) for row in own)
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}: {title}")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    _finish(axes, "workers", "efficiency")
+    return figure
+
+
+def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    def name(result: Result) -> str:
+        return f"{result.row.name}, {result.row.workers} workers"
+
+    return [(title, list(own)) for title, own in groupby(results, key=name)]
+
+
+def _panels(results: Sequence[Result]) -> tuple[Any, Any]:
+    groups = _groups(results)
+    figure = new_figure(9, 3.2 * len(groups))
+    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    for axes, (title, _) in zip(panels, groups, strict=True):
+        axes.set_title(title, fontsize=9, parse_math=False)
+    return figure, panels
+
+
+def _finish(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(fontsize=7)
