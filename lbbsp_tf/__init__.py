@@ -1,0 +1,20 @@
+"""LB-BSP for Keras: one callback balances `model.fit` over unequal workers.
+
+For comparison, `fit_asynchronously` trains by ASP, through parameter servers.
+
+Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy answers a wrong
+one with an unrelated error or with a hang.
+"""
+
+from lbbsp_tf.asynchronous import fit_asynchronously, parameter_server_strategy
+from lbbsp_tf.callback import LoadBalancer
+from lbbsp_tf.cluster import check_tf_config
+
+check_tf_config()
+
+__all__ = [
+    "LoadBalancer",
+    "check_tf_config",
+    "fit_asynchronously",
+    "parameter_server_strategy",
+]

@@ -1,0 +1,111 @@
+"""Who this worker is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lbbsp_tf import env
+
+_CURE = (
+    'it must look like {"cluster": {"worker": ["host0:port", "host1:port"]}, '
+    '"task": {"type": "worker", "index": 0}}, or be unset to train on one machine'
+)
+
+
+def check_tf_config() -> None:
+    """Raises if ``TF_CONFIG`` is set and wrong.
+
+    Raises:
+        ValueError: Naming the part that is wrong, its value and the cure.
+    """
+    text = env.tf_config()
+    if not text.strip():
+        return
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"TF_CONFIG is not JSON ({error}): {text!r}; {_CURE}") from None
+    problem = _problem(config)
+    if problem:
+        raise ValueError(f"TF_CONFIG {problem}: {text}; {_CURE}")
+
+
+def check_chief() -> None:
+    """Raises unless ``TF_CONFIG`` makes this process the chief of workers and parameter servers.
+
+    Raises:
+        ValueError: Naming what is missing, and the cure.
+    """
+    check_tf_config()
+    config = json.loads(env.tf_config() or "{}")
+    cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
+    missing = [each for each in ("chief", "worker", "ps") if not cluster.get(each)]
+    cure = "start the script by `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG so"
+    if missing:
+        raise ValueError(
+            f"TF_CONFIG must name a chief, workers and parameter servers (ps), and names no "
+            f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {cure}"
+        )
+    if kind != "chief":
+        raise ValueError(
+            f"the task type in TF_CONFIG must be 'chief', got {kind!r}: workers and parameter "
+            f"servers run `python -m lbbsp_tf.server`; {cure}"
+        )
+
+
+def cluster_size() -> int:
+    """Workers that a valid ``TF_CONFIG`` names, the chief included; 0 if it is unset."""
+    cluster = json.loads(env.tf_config() or "{}").get("cluster", {})
+    return len(cluster.get("chief", ())) + len(cluster.get("worker", ()))
+
+
+def rank_and_workers(resolver: Any) -> tuple[int, int]:
+    """This worker's rank and N, chief first, as TensorFlow orders the replicas.
+
+    Args:
+        resolver: The strategy's cluster resolver.
+
+    Returns:
+        ``(rank, workers)``; ``(0, 1)`` outside a cluster.
+    """
+    spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
+    if chiefs + workers < 2:
+        return 0, 1
+    offset = chiefs if resolver.task_type == "worker" else 0
+    return offset + int(resolver.task_id), chiefs + workers
+
+
+def _problem(config: Any) -> str:
+    """What is wrong with a parsed TF_CONFIG, or an empty string."""
+    if not isinstance(config, dict):
+        return "must be a JSON object"
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        return "needs objects as 'cluster' and 'task'"
+    if not cluster:
+        return ""
+    for kind, addresses in cluster.items():
+        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
+            return f"needs a list of host:port strings as cluster[{kind!r}]"
+    everybody = [address for addresses in cluster.values() for address in addresses]
+    for address in everybody:
+        if everybody.count(address) > 1:
+            return f"names the address {address!r} twice"
+    return _task_problem(cluster, task)
+
+
+def _task_problem(cluster: dict[str, list[str]], task: dict[str, Any]) -> str:
+    kind, index = task.get("type"), task.get("index")
+    if kind == "evaluator":
+        return ""
+    if kind not in cluster:
+        return f"has task type {kind!r}, which the cluster {sorted(cluster)} does not have"
+    if not isinstance(index, int) or not 0 <= index < len(cluster[kind]):
+        return f"has task index {index!r}, outside the {len(cluster[kind])} addresses of {kind!r}"
+    return ""
+
+
+def _is_address(text: Any) -> bool:
+    return isinstance(text, str) and text.rpartition(":")[2].isdigit() and ":" in text

@@ -1,0 +1,137 @@
+"""Every patch of Keras in one place: feature-detected, idempotent, each with its reason.
+
+Keras 3's `fit` does not run under `MultiWorkerMirroredStrategy` (keras-team/keras#20585, open):
+two calls of `strategy.reduce` are made with values it does not take. Both want the local value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+_DONE = "_lbbsp_cured"
+
+
+def cure_keras() -> None:
+    """Makes `fit`, `evaluate` and validation run under MultiWorkerMirroredStrategy."""
+    trainer = keras_trainer.TensorFlowTrainer
+    build = getattr(trainer, "_maybe_symbolic_build", None)
+    if build is not None and _is_broken(build, "distribute_strategy.reduce("):
+        trainer._maybe_symbolic_build = _cured(_build_from_local_batch)
+    reduce = getattr(keras_trainer, "reduce_per_replica", None)
+    if reduce is not None and _is_broken(reduce, 'strategy.reduce("MEAN", v, axis=0)'):
+        keras_trainer.reduce_per_replica = _cured(_reduce_locally(reduce))
+
+
+def checkpoint_on_chief_only(rank: int) -> None:
+    """Lets `ModelCheckpoint` write on the chief; other workers write to a folder that vanishes.
+
+    Every worker must run the save, because reading a variable that is averaged over workers is
+    a collective; but all of them writing one file would tear it (HDF5 refuses a second writer).
+    """
+    checkpoint = keras.callbacks.ModelCheckpoint
+    path_of = getattr(checkpoint, "_get_file_path", None)
+    if rank == 0 or path_of is None or hasattr(path_of, _DONE):
+        return
+    folder = tempfile.TemporaryDirectory(prefix="lbbsp-")
+
+    @wraps(path_of)
+    def private_path(self: Any, *args: Any, **kwargs: Any) -> str:
+        private = Path(folder.name) / Path(path_of(self, *args, **kwargs)).name
+        return str(private)
+
+    checkpoint._get_file_path = _cured(private_path)
+
+
+def local(strategy: tf.distribute.Strategy, value: Any) -> Any:
+    """This worker's part of a distributed value (or of a structure of them)."""
+    return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], value)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Shadows a method on one instance, behind the back of attribute tracking."""
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+@contextmanager
+def without_metrics(model: Any, losses: list[Any]) -> Iterator[None]:
+    """Lets `train_step` leave the metrics alone, and tell its losses to a list.
+
+    Metrics are read, changed and written back in operations of their own: of steps that run at
+    the same time on different workers, all but one would not count.
+    """
+    compute_loss = model.compute_loss
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        losses.append(compute_loss(*args, **kwargs))
+        return losses[-1]
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(model, "compute_loss", telling))
+        stack.enter_context(replaced(model, "compute_metrics", lambda *_, **__: {}))
+        tracker = getattr(model, "_loss_tracker", None)
+        if tracker is not None:
+            stack.enter_context(replaced(tracker, "update_state", lambda *_, **__: None))
+        yield
+
+
+@contextmanager
+def atomic_iterations(optimizer: Any) -> Iterator[None]:
+    """Lets `optimizer.apply` count its calls in one operation, for the same reason.
+
+    Keras reads the count, adds one and assigns the sum: of 200 asynchronous steps on two workers,
+    it counted 159.
+    """
+    count = optimizer.iterations
+    with replaced(count, "assign_add", lambda value: count.value.assign_add(value)):
+        yield
+
+
+def _build_from_local_batch(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Replaces `_maybe_symbolic_build`, which reduces a tuple of distributed values."""
+    if self._distribute_strategy is None:
+        return
+    if iterator is not None:
+        _, _, batches = next(iter(iterator))
+        data_batch = local(self.distribute_strategy, next(batches))
+    with self.distribute_strategy.scope():
+        self._symbolic_build(data_batch=data_batch)
+
+
+def _reduce_locally(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `reduce_per_replica`, which averages scalars over an axis they do not have."""
+
+    @wraps(reduce)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction == "auto" and keras_trainer._collective_all_reduce_multi_worker(strategy):
+            return local(strategy, values)
+        return reduce(values, strategy, reduction)
+
+    return reduce_per_replica
+
+
+def _is_broken(function: Callable[..., Any], sign: str) -> bool:
+    return not hasattr(function, _DONE) and sign in inspect.getsource(function)
+
+
+def _cured(function: Callable[..., Any]) -> Callable[..., Any]:
+    setattr(function, _DONE, True)
+    return function

@@ -1,0 +1,40 @@
+"""``python -m lbbsp_tf.server``: a worker or a parameter server that a chief commands.
+
+``TF_CONFIG`` says which. It serves until it is ended: TensorFlow's servers do not learn of the
+job's end, so that whoever starts them ends them (``lbbsp launch`` does).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import tensorflow as tf
+
+
+def main() -> int:
+    """Serves for ever; returns an exit status only where it cannot."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type not in ("worker", "ps"):
+        print(
+            f"TF_CONFIG must have the task type worker or ps, got {resolver.task_type!r}: "
+            "the chief runs your script",
+            file=sys.stderr,
+        )
+        return 2
+    cluster = resolver.cluster_spec()
+    config = tf.compat.v1.ConfigProto()
+    # An iteration holds a thread of the server while it waits for its peer: with fewer threads
+    # than workers a parameter server may have none left to answer on (TensorFlow's own advice).
+    config.inter_op_parallelism_threads = max(
+        cluster.num_tasks("worker") + 1, len(os.sched_getaffinity(0))
+    )
+    server = tf.distribute.Server(
+        cluster, job_name=resolver.task_type, task_index=resolver.task_id, config=config
+    )
+    server.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+r"""Aggregate: the user's `train_step`, weighted, timed, and with the exchange inside.
+
+For mean losses the update of plain BSP is ``g = sum_i (x_i / X) g_i``. Keras hands every
+worker ``g_i / N`` and sums, so the weight is ``N x_i / X``. It goes on the *loss*, through
+`optimizer.scale_loss`, which the stock `train_step` calls after the loss is logged: then
+synchronised batch normalisation, whose backward pass mixes the workers' losses, is exact too.
+Gradients are reduced before the *outermost* optimizer's `apply`, so that clipping and loss
+scaling see global gradients and no worker takes another branch than its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from lbbsp_core.exchange import WIDTH
+from lbbsp_tf.compat import replaced
+
+Gradients = Sequence[Any]
+
+
+class Barrier(Protocol):
+    """What happens around the all-reduce of a step, in Python (see `LoadBalancer`)."""
+
+    def reach(self) -> Any:
+        """All local gradients are there. Returns this worker's message, ``(WIDTH,)`` float32."""
+        ...
+
+    def leave(self, rows: Any) -> None:
+        """The all-reduce is over; `rows` holds the messages, ``(workers, WIDTH)`` float32."""
+        ...
+
+    def pause(self) -> None:
+        """Another collective of the step begins."""
+        ...
+
+    def resume(self) -> None:
+        """That collective has ended."""
+        ...
+
+
+class BalancedStep:
+    """Wraps a `train_step` for `strategy.run`; does its work while the step is traced.
+
+    Args:
+        model: A compiled Keras model.
+        next_batch: Draws the step's batch, in the graph; what `fit` iterates over is a token.
+        rank: This worker.
+        workers: N.
+        share: A variable holding ``N / X_k``, set before the step runs.
+        barrier: Hooks around the all-reduce.
+        on_trace: Called whenever the step is traced (again).
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        next_batch: Callable[[], Any],
+        *,
+        rank: int,
+        workers: int,
+        share: tf.Variable,
+        barrier: Barrier,
+        on_trace: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._train_step = model.train_step
+        self._next_batch = next_batch
+        self._rank = rank
+        self._workers = workers
+        self._share = share
+        self._barrier = barrier
+        self._on_trace = on_trace
+
+    def __call__(self, token: Any) -> Any:
+        """One training step on this worker's batch; returns the logs of `train_step`."""
+        if not tf.executing_eagerly():
+            self._on_trace()
+        data = self._next_batch()
+        weight = self._weight(data)
+        self._loss_weighted = self._exchanged = False
+        with ExitStack() as stack:
+            for optimizer in _optimizers(self._model):
+                stack.enter_context(self._around(optimizer, weight))
+            stack.enter_context(self._timed_collectives())
+            logs = self._train_step(data)
+        if not self._exchanged:
+            raise ValueError(
+                f"{type(self._model).__name__}.train_step applied no gradients: it must call "
+                "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
+            )
+        return logs
+
+    def _weight(self, data: Any) -> tf.Tensor:
+        if sums_over_samples(self._model):
+            return tf.constant(1.0)  # local sums add up to the global sum as they are
+        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
+        return tf.cast(tf.shape(first)[0], tf.float32) * self._share
+
+    @contextmanager
+    def _around(self, optimizer: Any, weight: tf.Tensor) -> Iterator[None]:
+        """Weights the loss and reduces gradients before `optimizer` sees them."""
+        scale_loss, apply = optimizer.scale_loss, optimizer.apply
+
+        def weighted_loss(loss: Any) -> Any:
+            self._loss_weighted = True
+            return scale_loss(loss) * tf.cast(weight, loss.dtype)
+
+        def apply_reduced(grads: Gradients, trainable_variables: Any = None) -> Any:
+            if not self._loss_weighted:  # a train_step of the user's own
+                grads = [_scaled(g, weight) for g in grads]
+            return apply(self._reduce(grads), trainable_variables)
+
+        inner = _innermost(optimizer)
+        with (
+            replaced(optimizer, "scale_loss", weighted_loss),
+            replaced(optimizer, "apply", apply_reduced),
+            replaced(inner, "_all_reduce_sum_gradients", lambda pairs: pairs),
+        ):
+            yield
+
+    def _reduce(self, grads: Gradients) -> Gradients:
+        """Sums gradients over workers; the first call of a step carries the exchange."""
+        present = [g for g in grads if g is not None]
+        if not present:
+            return grads
+        reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
+        rest = iter(reduced)
+        return [None if g is None else next(rest) for g in grads]
+
+    def _with_exchange(self, grads: Gradients) -> Gradients:
+        self._exchanged = True
+        row = _call(self._barrier.reach, after=grads, returns=tf.float32)
+        row.set_shape((WIDTH,))
+        slots = tf.one_hot(self._rank, self._workers)[:, None] * row[None, :]
+        # Nothing may set out before the clock is read, sparse gradients on roads of their own too.
+        with tf.control_dependencies([row]):
+            grads = [_identity(g) for g in grads]
+        *grads, rows = _all_reduce([*grads, slots])
+        left = _call(self._barrier.leave, rows, after=[*grads, rows])
+        with tf.control_dependencies([left]):
+            return [_identity(g) for g in grads]
+
+    def _collective(self, tensors: Gradients) -> Gradients:
+        """An all-reduce whose wait is not busy time."""
+        paused = _call(self._barrier.pause, after=tensors)
+        with tf.control_dependencies([paused]):
+            tensors = _all_reduce([_identity(t) for t in tensors])
+        resumed = _call(self._barrier.resume, after=tensors)
+        with tf.control_dependencies([resumed]):
+            return [_identity(t) for t in tensors]
+
+    @contextmanager
+    def _timed_collectives(self) -> Iterator[None]:
+        """Takes the waits of collectives inside the step (synchronised layers) out of busy time."""
+        context = tf.distribute.get_replica_context()
+        original = context.all_reduce
+
+        def all_reduce(op: Any, value: Any, options: Any = None) -> Any:
+            flat = keras.tree.flatten(value)
+            summed = str(op).upper().endswith("SUM")
+            if not summed or any(isinstance(v, tf.IndexedSlices) for v in flat):
+                return original(op, value, options)
+            return keras.tree.pack_sequence_as(value, timed(*map(tf.convert_to_tensor, flat)))
+
+        @tf.custom_gradient
+        def timed(*tensors: tf.Tensor) -> Any:
+            # The gradient of a sum over workers is the sum of the workers' gradients.
+            return self._collective(tensors), lambda *dy: self._collective(dy)
+
+        with replaced(context, "all_reduce", all_reduce):
+            yield
+
+
+def sums_over_samples(model: keras.Model) -> bool:
+    """Whether all of the model's losses are sums over samples, not means."""
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
+
+
+def _all_reduce(tensors: Gradients) -> list[Any]:
+    """One packed all-reduce for each dtype: TensorFlow concatenates what it packs."""
+    context = tf.distribute.get_replica_context()
+    results: list[Any] = [None] * len(tensors)
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        summed = type(context).all_reduce(
+            context, tf.distribute.ReduceOp.SUM, [tensors[i] for i in places]
+        )
+        for place, tensor in zip(places, summed, strict=True):
+            results[place] = tensor
+    return results
+
+
+def _call(function: Callable[..., Any], *inputs: Any, after: Gradients, returns: Any = None) -> Any:
+    """Calls Python from the graph once the tensors `after` exist, on the host."""
+    waits = [t.values if isinstance(t, tf.IndexedSlices) else t for t in after]
+    with tf.control_dependencies(waits):
+        # On a GPU a control dependency waits for a kernel's launch, not for its end: fetching a
+        # value that was computed behind it does wait.
+        probe = tf.reshape(waits[-1], [-1])[:1]
+    with tf.device("/CPU:0"):
+        if returns is None:
+            call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
+            return tf.numpy_function(call, [probe, *inputs], tf.int64)
+        return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
+
+
+def _identity(tensor: Any) -> Any:
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(tensor.values), tensor.indices, tensor.dense_shape)
+    return tf.identity(tensor)
+
+
+def _scaled(gradient: Any, weight: tf.Tensor) -> Any:
+    if gradient is None:
+        return None
+    weight = tf.cast(weight, gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * weight, gradient.indices, gradient.dense_shape)
+    return gradient * weight
+
+
+def _optimizers(model: keras.Model) -> list[Any]:
+    """The model's optimizers: the compiled one, and those a `train_step` of its own keeps."""
+    candidates = [model.optimizer, *vars(model).values()]
+    found = {id(c): c for c in candidates if isinstance(c, keras.optimizers.Optimizer)}
+    # One that another wraps (loss scaling) must not reduce a second time.
+    wrapped = {id(_innermost(c)) for c in found.values() if _innermost(c) is not c}
+    return [optimizer for key, optimizer in found.items() if key not in wrapped]
+
+
+def _innermost(optimizer: Any) -> Any:
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer

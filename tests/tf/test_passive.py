@@ -1,0 +1,105 @@
+"""On one worker the same script trains as stock Keras does."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lbbsp_tf
+from lbbsp_core import Even
+
+SAMPLES, X = 50, 16
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
+LABELS = rng.integers(0, 2, SAMPLES)
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    built.compile(keras.optimizers.SGD(0.1), loss)
+    return built
+
+
+@pytest.fixture
+def balancer(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
+
+
+def fit(balancer, data, built=None, **options):
+    built = built or model()
+    options = {"steps_per_epoch": balancer.steps_per_epoch, **options}
+    built.fit(data, callbacks=[balancer], verbose=0, **options)
+    return built
+
+
+def test_it_says_so_in_one_line(monkeypatch, caplog):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with caplog.at_level(logging.WARNING):
+        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
+    assert [r.message for r in caplog.records] == [
+        "LoadBalancer is passive: there is one worker, nothing to balance"
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"class_weight": {0: 0.1, 1: 2.0}}])
+def test_it_learns_what_stock_keras_learns_from_the_same_order(balancer, options):
+    balanced = fit(balancer, balancer.dataset(FEATURES, LABELS, seed=5), epochs=2, **options)
+    stock = model()
+    for epoch in range(2):
+        order = np.random.default_rng((5, epoch)).permutation(SAMPLES)
+        stock.fit(FEATURES[order], LABELS[order], batch_size=X, shuffle=False, verbose=0, **options)
+    for ours, theirs in zip(balanced.get_weights(), stock.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_repeated_fits_and_initial_epoch_go_on_in_the_order(balancer):
+    data = balancer.dataset(FEATURES, LABELS, seed=5)
+    built = fit(balancer, data, epochs=1)
+    fit(balancer, data, built, initial_epoch=1, epochs=2)
+    other = lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
+    whole = fit(other, other.dataset(FEATURES, LABELS, seed=5), epochs=2)
+    for ours, theirs in zip(built.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_its_own_data_set_needs_its_own_steps(balancer):
+    with pytest.raises(ValueError, match=r"steps_per_epoch must be .* = 4, got 3"):
+        fit(balancer, balancer.dataset(FEATURES, LABELS), steps_per_epoch=3)
+
+
+def test_data_that_is_not_ours_is_none_of_its_business(balancer):
+    model().fit(FEATURES, LABELS, batch_size=7, callbacks=[balancer], verbose=0)
+
+
+def test_steps_per_epoch_needs_a_data_set(balancer):
+    with pytest.raises(RuntimeError, match=r"once balancer.dataset"):
+        balancer.steps_per_epoch  # noqa: B018
+
+
+def test_options_of_the_default_policy_do_not_mix_with_another(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ValueError, match=r"\['interval'\] belong to the default policy"):
+        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, policy=Even(), interval=2)
+
+
+def test_a_cluster_without_its_strategy_is_refused(monkeypatch):
+    cluster = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    with pytest.raises(ValueError, match=r"TF_CONFIG names 2 workers, but .* trains on this one"):
+        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
+
+
+def test_fewer_samples_left_than_workers_are_named_not_lost(balancer, caplog):
+    balancer.dataset(FEATURES[:49], LABELS[:49])
+    assert balancer.steps_per_epoch == 4
+    assert not caplog.records
+
+
+def test_lists_of_arrays_are_inputs_not_one_array(balancer):
+    batch = next(iter(balancer.dataset([FEATURES, FEATURES], LABELS)))
+    assert [len(part) for part in batch[0]] == [X, X]
