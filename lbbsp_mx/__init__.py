@@ -1,0 +1,28 @@
+"""LB-BSP for MXNet: a KVStore and a gluon Trainer that balance unequal workers.
+
+Import it before `mxnet`: this puts back what MXNet misses in today's NumPy, and checks the
+``DMLC_*`` variables, because MXNet answers wrong ones by aborting or by waiting for ever.
+"""
+
+from lbbsp_mx.cluster import check_cluster
+from lbbsp_mx.compat import import_mxnet
+
+check_cluster()
+import_mxnet()
+
+from lbbsp_mx.asynchronous import AsyncTrainer  # noqa: E402
+from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402
+from lbbsp_mx.estimator import LoadBalancingHandler  # noqa: E402
+from lbbsp_mx.kvstore import KVStore  # noqa: E402
+from lbbsp_mx.sampler import BatchSampler  # noqa: E402
+from lbbsp_mx.trainer import Trainer  # noqa: E402
+
+__all__ = [
+    "AsyncTrainer",
+    "BatchSampler",
+    "KVStore",
+    "LoadBalancingHandler",
+    "SyncBatchNorm",
+    "Trainer",
+    "check_cluster",
+]

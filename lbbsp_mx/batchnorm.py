@@ -1,0 +1,210 @@
+r"""Batch normalisation over the global batch: `SyncBatchNorm`.
+
+Worker i sends its count, mean and sum of squared deviations ``(n_i, m_i, s_i)``; all combine
+them in rank order, in float64 (Chan, Golub, LeVeque 1979)::
+
+    n = sum n_i      m = sum n_i m_i / n      v = sum (s_i + n_i (m_i - m)^2) / n
+
+Gluon's losses add up over samples, so the backward pass needs the sums over *all* workers of
+``dy`` and ``dy x^`` for the gradient of x, and its own for those of gamma and beta, which the
+trainer sums. Uneven batches thereby give what one process with the whole batch gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+
+from lbbsp_mx import cluster
+
+_OPERATOR = "lbbsp_sync_batch_norm"
+_LAYERS: WeakValueDictionary[str, SyncBatchNorm] = WeakValueDictionary()
+"""MXNet hands nothing but text to an operator: layers by their names."""
+
+
+class SyncBatchNorm(nn.BatchNorm):
+    """Batch normalisation over the global batch, for networks trained by `lbbsp_mx.Trainer`.
+
+    The same options as `mxnet.gluon.nn.BatchNorm`; it works in hybridised networks. Use a layer
+    once in a forward pass, on one device a worker, and with losses per sample.
+    """
+
+    def __init__(self, axis: int = 1, **options: Any) -> None:
+        if axis != 1:
+            raise ValueError(f"axis must be 1, the channels of NC..., got {axis}: transpose")
+        super().__init__(axis=axis, **options)
+        self.running_mean.lbbsp_synchronised = self
+        self._peers: _Peers | None = None
+        _LAYERS[self.name] = self
+
+    def connect(self, store: Any, loop: Any, devices: int, mean_loss: bool) -> None:
+        """Called by the trainer, once the number of channels is known, by all workers alike.
+
+        Raises:
+            ValueError: A training in which the result would not be exact.
+        """
+        if devices > 1:
+            raise ValueError(
+                f"SyncBatchNorm needs one device a worker, got {devices}: start a worker for each"
+            )
+        if mean_loss:
+            raise ValueError(
+                "SyncBatchNorm needs the loss per sample, got mean_loss=True: leave the averaging "
+                "to the trainer, whose step divides by the global batch"
+            )
+        self._peers = _Peers(store, loop, self.name, self.running_mean.shape[0])
+
+    def cast(self, dtype: Any) -> None:
+        """Stays in single precision, as gluon's own does."""
+        if np.dtype(dtype).name == "float16":
+            dtype = "float32"
+        super().cast(dtype)
+
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
+        """Normalises x by the moments of the global batch; in prediction, by the running ones."""
+        if self._peers is None and cluster.in_cluster() and mx.autograd.is_training():
+            known = self.running_mean.shape and self.running_mean.shape[0]
+            if known:
+                raise RuntimeError(
+                    f"{self.name} is not connected to the other workers: make the "
+                    "lbbsp_mx.Trainer of its parameters before training"
+                )
+        vectors = (gamma, beta, running_mean, running_var)
+        y = F.Custom(_plain(F, x), *vectors, op_type=_OPERATOR, layer=self.name, name="fwd")
+        return _plain(F, y)
+
+    def moments(self, x: Any) -> tuple[float, Any, Any]:
+        """Of the global batch: samples of a channel, mean and variance, shape ``(channels,)``."""
+        count = x.size / x.shape[1]
+        mean = x.mean(axis=1, exclude=True)
+        squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
+        row = [[count], mean.asnumpy(), squares.asnumpy()]
+        rows = self._gather("moments", np.concatenate(row).astype(np.float32)).astype(np.float64)
+        counts, (means, squares) = rows[:, :1], np.split(rows[:, 1:], 2, axis=1)
+        total = counts.sum()
+        mean = (counts * means).sum(axis=0) / total
+        variance = (squares + counts * (means - mean) ** 2).sum(axis=0) / total
+        return float(total), mean, variance
+
+    def sums(self, *values: Any) -> list[Any]:
+        """Sums over all workers of vectors of shape ``(channels,)``."""
+        row = np.concatenate([value.asnumpy() for value in values])
+        total = self._gather("sums", row).astype(np.float64).sum(axis=0)
+        return np.split(total, len(values))
+
+    def _gather(self, slot: str, row: Any) -> Any:
+        return row[None] if self._peers is None else self._peers.gather(slot, row)
+
+
+class _Peers:
+    """Gathers of one layer; what they wait is not busy time."""
+
+    def __init__(self, store: Any, loop: Any, name: str, channels: int) -> None:
+        self._store, self._loop, self._name = store, loop, name
+        # Keys are made here, by all workers in one order: what follows runs on MXNet's threads.
+        for slot, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
+            store.begin_gather(np.zeros(width, np.float32), slot=(name, slot))()
+
+    def gather(self, slot: str, row: Any) -> Any:
+        """The rows of all workers, shape ``(workers, len(row))``."""
+        with self._loop.paused():
+            return self._store.begin_gather(row, slot=(self._name, slot))()
+
+
+class _Operator(mx.operator.CustomOp):
+    """Normalises, and keeps for the backward pass what it needs."""
+
+    def __init__(self, layer: SyncBatchNorm) -> None:
+        super().__init__()
+        self._layer = layer
+        self._total = 0.0
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        """The pass over x; while training it moves the running moments."""
+        x, gamma, beta = in_data
+        options = self._layer._kwargs
+        if is_train and not options["use_global_stats"]:
+            self._total, *moments = self._layer.moments(x)
+            mean, variance = (mx.nd.array(m, ctx=x.context, dtype="float32") for m in moments)
+            for running, new in zip(aux, (mean, variance), strict=True):
+                kept = options["momentum"]
+                running[:] = kept * running + (1 - kept) * new
+        else:
+            self._total = 0.0
+            mean, variance = aux
+        self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options["eps"])
+        gamma = mx.nd.ones_like(gamma) if options["fix_gamma"] else gamma
+        y = mx.nd.broadcast_mul(self._normalised(x), _over(gamma, x))
+        self.assign(out_data[0], req[0], mx.nd.broadcast_add(y, _over(beta, x)))
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        """The gradients of x, which depend on all workers' samples, and of gamma and beta."""
+        (dy,), (x, gamma, _) = out_grad, in_data
+        fixed = self._layer._kwargs["fix_gamma"]
+        normalised = self._normalised(x)
+        dbeta = dy.sum(axis=1, exclude=True)
+        dgamma = (dy * normalised).sum(axis=1, exclude=True)
+        if self._total:
+            sums = self._layer.sums(dbeta, dgamma)
+            ones, along = (
+                _over(mx.nd.array(s / self._total, ctx=x.context, dtype="float32"), x) for s in sums
+            )
+            dy = mx.nd.broadcast_sub(dy, ones) - mx.nd.broadcast_mul(normalised, along)
+        factor = self._scale if fixed else gamma * self._scale
+        self.assign(in_grad[0], req[0], mx.nd.broadcast_mul(dy, _over(factor, x)))
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(dgamma) if fixed else dgamma)
+        self.assign(in_grad[2], req[2], dbeta)
+
+    def _normalised(self, x: Any) -> Any:
+        return mx.nd.broadcast_mul(
+            mx.nd.broadcast_sub(x, _over(self._mean, x)), _over(self._scale, x)
+        )
+
+
+@mx.operator.register(_OPERATOR)
+class _Properties(mx.operator.CustomOpProp):
+    """What MXNet asks about the operator."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(need_top_grad=True)
+        self._name = layer
+
+    def list_arguments(self) -> list[str]:
+        """Inputs."""
+        return ["data", "gamma", "beta"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        """What the operator itself changes."""
+        return ["running_mean", "running_var"]
+
+    def infer_shape(self, in_shape: Any) -> Any:
+        """Vectors have one value a channel."""
+        vector = [in_shape[0][1]]
+        return [in_shape[0], vector, vector], [in_shape[0]], [vector, vector]
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
+        """One for each pass."""
+        return _Operator(_LAYERS[self._name])
+
+
+def _plain(F: Any, x: Any) -> Any:
+    """A copy in the ordinary layout.
+
+    oneDNN's convolutions leave their output, and the gradient of their input, in blocks of
+    channels, which operators written in Python read as if they were in order (measured: wrong
+    moments, different from run to run). An addition or an identity may be done in place.
+    """
+    return F.tile(x, reps=(1,))
+
+
+def _over(vector: Any, x: Any) -> Any:
+    """A vector of channels in the shape that broadcasts over x."""
+    return vector.reshape((1, -1) + (1,) * (x.ndim - 2))

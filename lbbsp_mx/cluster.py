@@ -1,0 +1,50 @@
+"""Who this process is: what the ``DMLC_*`` variables say, checked before MXNet reads them."""
+
+from __future__ import annotations
+
+from lbbsp_mx import env
+
+ROLES = ("worker", "server", "scheduler")
+_CURE = (
+    "set DMLC_ROLE (worker, server or scheduler), DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (where "
+    "the scheduler listens), DMLC_NUM_SERVER and DMLC_NUM_WORKER, or none of them to train on "
+    "one machine"
+)
+
+
+def check_cluster() -> None:
+    """Raises if the ``DMLC_*`` variables are set and wrong: MXNet would abort, or wait for ever.
+
+    Raises:
+        ValueError: Naming the variable that is wrong, its value and the cure.
+    """
+    given = env.cluster()
+    if not given:
+        return
+    missing = [name for name in env.NAMES if name not in given]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be set beside {', '.join(given)}: {_CURE}")
+    if given["DMLC_ROLE"] not in ROLES:
+        raise ValueError(
+            f"DMLC_ROLE must be one of {', '.join(ROLES)}, got {given['DMLC_ROLE']!r}: {_CURE}"
+        )
+    most = {"DMLC_PS_ROOT_PORT": 65_535}
+    for name in ("DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER"):
+        text = given[name]
+        if not text.isdecimal() or not 1 <= int(text) <= most.get(name, 1 << 20):
+            kind = "a port" if name in most else "an integer >= 1"
+            raise ValueError(f"{name} must be {kind}, got {text!r}: {_CURE}")
+
+
+def in_cluster() -> bool:
+    """Whether the variables describe a cluster, which check_cluster has found right."""
+    return bool(env.cluster())
+
+
+def describe() -> str:
+    """Where the cluster is, for an error."""
+    given = env.cluster()
+    return (
+        f"{given['DMLC_NUM_WORKER']} workers and {given['DMLC_NUM_SERVER']} servers at "
+        f"{given['DMLC_PS_ROOT_URI']}:{given['DMLC_PS_ROOT_PORT']}"
+    )

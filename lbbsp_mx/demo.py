@@ -1,0 +1,81 @@
+"""The worker of ``lbbsp demo --framework mxnet``: handwritten digits, a small CNN, one `Trainer`.
+
+Started by ``lbbsp demo``, once with the policy ``even`` (plain BSP) and once with ``lbbsp``. The
+two runs see the same samples in the same order from the same initial weights, so what differs
+between them is time, and the rounding of sums that are taken in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lbbsp_mx  # before mxnet: it puts back what that misses in NumPy
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mxnet import autograd, gluon
+
+from lbbsp_core.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+
+
+def main() -> None:
+    """Trains as one of the workers; rank 0 leaves the record and the result in the run folder."""
+    arguments = parse(__doc__)
+    training, held_out = digits()
+    data = repeated(training, arguments.steps)
+    net = build()
+    trainer = lbbsp_mx.Trainer(
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 0.15, "momentum": 0.9},
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        policy=POLICIES[arguments.policy](),
+        record=arguments.run_dir,
+    )
+    loader = gluon.data.DataLoader(
+        gluon.data.ArrayDataset(channels_first(data.x), data.y.astype(np.float32)),
+        batch_sampler=trainer.batch_sampler(len(data.y), seed=SEED),
+    )
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for x, y in loader:
+        with autograd.record():
+            loss = loss_of(net(x), y)
+        loss.backward()
+        trainer.step(len(x))
+    if trainer.kvstore.rank == 0:
+        weights = [p.data().asnumpy() for p in net.collect_params().values()]
+        logits = net(mx.nd.array(channels_first(held_out.x))).asnumpy()
+        save(arguments.run_dir / "final.npz", logits, held_out, weights)
+
+
+def channels_first(images: np.ndarray) -> np.ndarray:
+    """Images as MXNet's convolutions take them."""
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def build() -> Any:
+    """A CNN with few weights to send and much to compute: about 1 ms a sample and core.
+
+    Smooth activations, average pooling and SGD keep the rounding of float32 sums, which depends
+    on the batch sizes, from growing over the steps.
+    """
+    nn = gluon.nn
+    mx.random.seed(SEED)
+    np.random.seed(SEED)
+    net = nn.HybridSequential()
+    net.add(
+        nn.HybridLambda(lambda F, x: F.UpSampling(x, scale=4, sample_type="nearest")),
+        nn.Conv2D(48, 3, padding=1, in_channels=1, activation="tanh"),
+        nn.Conv2D(48, 3, padding=1, in_channels=48, activation="tanh"),
+        nn.AvgPool2D(2),
+        nn.Conv2D(48, 3, padding=1, in_channels=48, activation="tanh"),
+        nn.AvgPool2D(4),
+        nn.Dense(10, in_units=768),
+    )
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+if __name__ == "__main__":
+    main()

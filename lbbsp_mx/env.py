@@ -1,0 +1,18 @@
+"""Every environment variable this package reads, one function each."""
+
+from __future__ import annotations
+
+import os
+
+NAMES = (
+    "DMLC_ROLE",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+    "DMLC_NUM_SERVER",
+    "DMLC_NUM_WORKER",
+)
+
+
+def cluster() -> dict[str, str]:
+    """The ``DMLC_*`` variables that describe the cluster, those that are set; by the launcher."""
+    return {name: os.environ[name] for name in NAMES if os.environ.get(name, "").strip()}

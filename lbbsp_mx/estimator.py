@@ -1,0 +1,66 @@
+"""LB-BSP for ``gluon.contrib.estimator``: `LoadBalancingHandler`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mxnet.gluon.contrib.estimator import (
+    EpochBegin,
+    GradientUpdateHandler,
+    TrainBegin,
+)
+
+from lbbsp_mx.trainer import Trainer
+
+logger = logging.getLogger("lbbsp")
+
+
+class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
+    """Lets `Estimator.fit` train on unequal workers: steps by the local batch, stops together.
+
+    Pass it among the ``event_handlers``, and to `fit` a loader with the trainer's batch sampler.
+    A handler that ends the training on one worker must do so by `lbbsp_mx.Trainer.request_stop`:
+    then all workers stop, at the same step.
+
+    Args:
+        priority: Order among the handlers, as for gluon's GradientUpdateHandler.
+
+    Example::
+
+        estimator.fit(loader, epochs=5, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
+    """
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Checks the trainer."""
+        if not isinstance(estimator.trainer, Trainer):
+            raise ValueError(
+                "the estimator's trainer must be an lbbsp_mx.Trainer, got "
+                f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
+                "Estimator(..., trainer=lbbsp_mx.Trainer(...))"
+            )
+
+    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """What came before, validation for one, is no part of the first step."""
+        estimator.trainer.hold()
+
+    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+        """Steps by what was drawn, and returns whether all stop here.
+
+        Raises:
+            ValueError: Losses that are averaged already, with a trainer that is not told so.
+        """
+        losses, labels = _listed(kwargs["loss"]), _listed(kwargs["label"])
+        samples = sum(label.shape[0] for label in labels)
+        averaged = sum(loss.size for loss in losses) == len(losses) < samples
+        if averaged and not estimator.trainer.mean_loss:
+            raise ValueError(
+                f"the loss must be per sample, got one number for {samples} samples: leave the "
+                "averaging out, or pass mean_loss=True to lbbsp_mx.Trainer if it is a mean"
+            )
+        estimator.trainer.step(samples)
+        return bool(estimator.trainer.stopping)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

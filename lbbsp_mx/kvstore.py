@@ -1,0 +1,195 @@
+"""Aggregate: gradients summed over workers by one native store, and what rides on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+
+from lbbsp_core.exchange import pack, unpack
+from lbbsp_mx import cluster
+from lbbsp_mx.process import DISTRIBUTED, IN_ONE_PROCESS, process
+
+KINDS = (*DISTRIBUTED, *IN_ONE_PROCESS)
+NAME = "dist_lbbsp"
+"""In MXNet's registry: a name without "dist" a gluon Trainer on one device takes for none."""
+
+_LARGEST_KEY = (2**31 - 1) // 9973
+"""MXNet spreads keys over servers by ``key * 9973`` in 32 bits: beyond, it reads wild memory."""
+
+
+class KVStore(KVStoreBase):
+    """A store for gluon that sums gradients over workers of unequal batches.
+
+    It stands before one native store of MXNet and leaves the sums to its parameter servers; the
+    optimizer runs in the workers. Beside the gradients it carries small exact all-gathers, on
+    keys of its own. Several stores in one process share the native one: MXNet hangs when asked
+    for a second.
+
+    Args:
+        kind: "dist_sync" or "dist_device_sync" in a cluster, "local" or "device" in one process;
+            or a native store of such a kind that was made before.
+        start_seconds: How long to wait for the cluster to come together.
+        wait_seconds: How long a step may wait for the other workers, or for a server.
+
+    Raises:
+        ValueError: Another kind, or a cluster that is not described.
+
+    Example::
+
+        store = lbbsp_mx.KVStore("dist_sync")
+        trainer = lbbsp_mx.Trainer(params, "sgd", kvstore=store, global_batch_size=256)
+    """
+
+    def __init__(
+        self,
+        kind: str | mx.kv.KVStore = "dist_sync",
+        *,
+        start_seconds: float = 120.0,
+        wait_seconds: float = 1800.0,
+    ) -> None:
+        self._kind = kind if isinstance(kind, str) else kind.type
+        if self._kind not in KINDS:
+            raise ValueError(
+                f"the store must be one of {', '.join(KINDS)}, got {self._kind!r}: choose "
+                "dist_sync in a cluster, device in one process with several GPUs"
+            )
+        if self.distributed and not cluster.in_cluster():
+            raise ValueError(
+                f"{self._kind} needs a cluster, and no DMLC_* variable is set: start the script "
+                "with `lbbsp launch --framework mxnet`, or use the store 'local'"
+            )
+        shared = process()
+        self._native = shared.native(kind, start_seconds)
+        self._watch = shared.watch
+        self._numbers = shared.numbers
+        self._keys: dict[Any, int] = {}
+        self._rank, self._workers = self._native.rank, self._native.num_workers
+        self._wait_seconds = wait_seconds
+        self.weight = 1.0
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the store sums over processes."""
+        return self._kind in DISTRIBUTED
+
+    @property
+    def type(self) -> str:
+        """Of the store, as gluon asks for it."""
+        return f"lbbsp_{self._kind}"
+
+    @property
+    def rank(self) -> int:
+        """This worker, counted from 0."""
+        return self._rank
+
+    @property
+    def num_workers(self) -> int:
+        """N."""
+        return self._workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Optimizers run in the workers: a server would update at a constant batch size."""
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return False
+        raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
+
+    def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
+        """Gives every worker the value of worker 0; a collective."""
+        with self.waiting("for the parameters of worker 0"):
+            self._native.broadcast(self._key(key), value, out, priority)
+
+    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sums `weight` times the values over devices and workers, in place without `out`."""
+        if self.weight != 1.0:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                each *= self.weight
+        self._native.pushpull(self._key(key), value, out=out, priority=priority)
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """All workers' integers in [0, 2^48) by rank; a collective that every worker must call."""
+        rows = self.begin_gather(pack(values), slot=0)
+        with self.waiting("for the other workers"):
+            return [unpack(row) for row in rows()]
+
+    def begin_gather(self, row: Any, *, slot: Any, priority: int = 0) -> Callable[[], np.ndarray]:
+        """Sets out to gather a row of float32 from every worker, and returns at once.
+
+        Args:
+            row: Of this worker, shape ``(width,)``.
+            slot: Which key of the store's own to use: gathers on one key keep their order.
+            priority: Higher ones travel first.
+
+        Returns:
+            A function that waits for the rows by rank, shape ``(workers, width)``.
+        """
+        slots = np.zeros((self._workers, len(row)), np.float32)
+        slots[self._rank] = row
+        if self._workers == 1:
+            return lambda: slots
+        travelling = mx.nd.from_numpy(slots)  # in place, as `array` would take 0.1 ms to copy
+        key = self._gathering(slot, len(row))
+        self._native.pushpull(key, travelling, priority=priority)
+        return travelling.asnumpy
+
+    def waiting(self, what: str) -> Any:
+        """A context in which to wait: it ends the process when the wait has no end."""
+        return self._watch.waiting(
+            self._wait_seconds,
+            f"worker {self._rank} has waited {self._wait_seconds:g} s {what}, and gives up: "
+            "somebody has died, or needs longer (then raise wait_seconds of lbbsp_mx.KVStore)",
+        )
+
+    def barrier(self) -> None:
+        """Waits until all workers are here."""
+        if self.distributed:
+            with self.waiting("at a barrier"):
+                self._native._barrier()
+
+    def _key(self, key: Any) -> int:
+        """The native key, given out in the order of first use: the same on all workers."""
+        if key not in self._keys:
+            number = next(self._numbers)
+            if number > _LARGEST_KEY:
+                raise ValueError(
+                    f"a process can have {_LARGEST_KEY} keys in its stores, this is one more: "
+                    "make stores and trainers once, not in a loop"
+                )
+            self._keys[key] = number
+        return self._keys[key]
+
+    def _gathering(self, slot: Any, width: int) -> int:
+        """The native key of a gather; its first use introduces it to the servers."""
+        key = ("gather", slot, width)
+        if key not in self._keys:
+            with self.waiting("for the other workers"):
+                self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
+        return self._keys[key]
+
+
+KVStoreBase.kv_registry[NAME] = KVStore
+
+
+def make_store(kvstore: Any) -> KVStore:
+    """What a Trainer is given as `kvstore`, as one of our stores.
+
+    Raises:
+        ValueError: Something that is no store, or one of a kind that cannot be used.
+    """
+    if isinstance(kvstore, KVStore):
+        return kvstore
+    if kvstore is None:
+        return KVStore("local")
+    if isinstance(kvstore, mx.kv.KVStore):
+        return KVStore(kvstore)
+    if kvstore == NAME:
+        return KVStore()
+    if isinstance(kvstore, str):
+        return KVStore(kvstore)
+    raise ValueError(
+        f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}"
+    )

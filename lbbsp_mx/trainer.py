@@ -1,0 +1,374 @@
+"""The gluon Trainer: `Trainer`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+from mxnet import gluon
+
+from lbbsp_core import Balancer, Limits, plugin
+from lbbsp_core.balancer import BalancerState
+from lbbsp_core.cost import Cost
+from lbbsp_core.env import run_dir
+from lbbsp_core.policy import Policy
+from lbbsp_core.predict import Predictor
+from lbbsp_core.shape import Shape
+from lbbsp_mx import cluster
+from lbbsp_mx.kvstore import DISTRIBUTED, NAME, KVStore, make_store
+from lbbsp_mx.loop import Introductions, Loop
+from lbbsp_mx.process import process
+from lbbsp_mx.ready import Ready
+from lbbsp_mx.sampler import BatchSampler
+
+logger = logging.getLogger("lbbsp")
+
+
+class Trainer(gluon.Trainer):
+    """Trains a gluon network on unequal workers by LB-BSP, without changing what is learned.
+
+    Each worker's share of the constant global batch follows its predicted speed, every step, so
+    that all reach the gradient all-reduce together. Gluon's losses are per sample, so that the
+    gradients of uneven batches simply add up; ``step`` divides their sum by the *global* batch,
+    which makes the update that of plain BSP on the same samples (Chen et al., arXiv 1806.02508).
+
+    With one worker (or without ``DMLC_*``) it trains as `mxnet.gluon.Trainer` does.
+
+    Args:
+        params: Parameters of the network, as for `mxnet.gluon.Trainer`.
+        optimizer: Name or object of the optimizer; it runs in the workers.
+        optimizer_params: Its options.
+        kvstore: "dist_sync" or "dist_device_sync" (in one process: "local", "device"), or an
+            `lbbsp_mx.KVStore`.
+        compression_params: None: compressed gradients are not exact.
+        update_on_kvstore: None or False.
+        global_batch_size: X, samples a step over all workers; constant.
+        mean_loss: True for a loss already averaged over the worker's batch, such as
+            ``loss.mean()``: its gradients are then weighted by the batch's size.
+        policy: Decides batch sizes. Defaults to `LoadBalanced(min_gain, interval)`.
+        predictor: Forecasts this worker's speed. Defaults to `Mixture()`, which measured best.
+        cost: Shape of this worker's batch-time curve. Defaults to `Proportional()`.
+        limits: Bounds on a worker's batch, one for all or one each. Defaults to `Limits(1)`.
+        granularity: Batch sizes are multiples of it.
+        interval: Decide every so many steps. Defaults to 1.
+        min_gain: Least predicted gain for a new plan. Defaults to 0.02; 0 is the paper's mode.
+        record: File for the run record, written by rank 0. Defaults to none, or to
+            ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
+        seed: Seed of the sample order where the sampler is given none.
+        drivers: Names of the driving factors that the predictor is told of, see
+            `lbbsp_core.ResourceSampler`; none for ``()``. Defaults to those that measured best.
+
+    Raises:
+        ValueError: Options that no plan can satisfy, or that would not be exact.
+
+    Example::
+
+        trainer = lbbsp_mx.Trainer(net.collect_params(), "sgd", global_batch_size=256)
+        sampler = trainer.batch_sampler(len(dataset), seed=0)
+        for x, y in gluon.data.DataLoader(dataset, batch_sampler=sampler):
+            with autograd.record():
+                loss = loss_fn(net(x), y)
+            loss.backward()
+            trainer.step(x.shape[0])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        kvstore: Any = "dist_sync",
+        compression_params: dict[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        global_batch_size: int,
+        mean_loss: bool = False,
+        policy: Policy | None = None,
+        predictor: Predictor | None = None,
+        cost: Cost | Shape | None = None,
+        limits: Limits | Sequence[Limits] | None = None,
+        granularity: int = 1,
+        interval: int | None = None,
+        min_gain: float | None = None,
+        record: str | Path | None = None,
+        seed: int = 0,
+        drivers: Sequence[str] | None = None,
+    ) -> None:
+        _refuse(compression_params, update_on_kvstore)
+        super().__init__(_as_created(params), optimizer, optimizer_params, kvstore, None, False)
+        self._refuse_inexact(mean_loss)
+        self.kvstore = _store(kvstore)
+        self.mean_loss = mean_loss
+        self.seed = seed
+        self._record_path = Path(record) if record else run_dir()
+        self._record: Any = None
+        self._reduced_total = 0
+        self._barriers_inside = False
+        self._computed, self._summed = Ready(), Ready()  # two: each has room for one result
+        options = {
+            "rank": self.kvstore.rank,
+            "workers": self.kvstore.num_workers,
+            "global_batch_size": global_batch_size,
+            "policy": plugin.choose_policy(policy, interval, min_gain),
+            "predictor": predictor,
+            "cost": cost,
+            "limits": limits,
+            "granularity": granularity,
+        }
+        self._loop = Loop(self.kvstore, partial(self._balancer, options), self._agree, drivers)
+        self._init_kvstore()
+        self._synchronise()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The plan of the running step: samples by rank."""
+        balancer = self._loop.balancer
+        return balancer.sizes(balancer.step)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody wished to stop at the step before: true on all workers alike."""
+        return self._loop.balancer.stopping
+
+    def request_stop(self) -> None:
+        """Wishes to stop; the next step tells all workers, whose `stopping` is then true."""
+        self._loop.wants_stop = True
+
+    def hold(self) -> None:
+        """The running step holds work that others do not: nothing is learned from its time."""
+        self._loop.hold()
+
+    def batch_sampler(self, num_samples: int, seed: int | None = None) -> BatchSampler:
+        """Makes the ``batch_sampler`` of the training's DataLoader; every worker the same.
+
+        Args:
+            num_samples: Length of the whole data set.
+            seed: Seed of the order. Defaults to the trainer's.
+
+        Raises:
+            ValueError: Fewer samples than one global batch.
+        """
+        order = self._loop.balancer.order(num_samples, self.seed if seed is None else seed)
+        self._loop.follow(order)
+        return BatchSampler(self._loop, order)
+
+    # What a training loop calls.
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Sums gradients over workers, updates by their mean, and decides the next plan.
+
+        Args:
+            batch_size: Samples of *this worker's* batch, all of its devices together.
+            ignore_stale_grad: As for `mxnet.gluon.Trainer`.
+
+        Raises:
+            ValueError: Another batch size than the plan's.
+        """
+        self._check_size(batch_size)
+        if getattr(self, "_amp_loss_scaler", None) is not None:  # it looks at the sums first
+            self._allreduce_grads()
+            self._update_by_mean(ignore_stale_grad)
+            return
+        waits = self._set_out()
+        self._update_by_mean(ignore_stale_grad)  # in MXNet's queue, behind the sums
+        self._loop.reach(*waits)
+        if self._barriers_inside or self.kvstore.num_workers == 1:
+            self._loop.settle()  # before others wait on the same clock; or there is no barrier
+
+    def allreduce_grads(self) -> None:
+        """Sums gradients over workers and decides the next plan; `update` is to follow."""
+        self._check_size(None)
+        self._allreduce_grads()
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Updates by gradients that `allreduce_grads` has summed."""
+        if not self._reduced_total:
+            raise ValueError("update must follow allreduce_grads: call that first, or call step")
+        self._update_by_mean(ignore_stale_grad)
+
+    def save_states(self, fname: str) -> None:
+        """Saves the optimizer's state, and behind it the balancer's; each worker its own file.
+
+        A file that one worker wrote does for all, but for what was learned of its own speed.
+        """
+        super().save_states(fname)
+        with open(fname, "ab") as stream:
+            pickle.dump(tuple(self._loop.balancer.state()), stream)
+        self.hold()
+
+    def load_states(self, fname: str) -> None:
+        """Loads what `save_states` (or gluon's own) wrote; all workers must, at the same time.
+
+        The running epoch goes on where it was: make the loader, or iterate it, afterwards.
+        """
+        super().load_states(fname)
+        with open(fname, "rb") as stream:
+            pickle.load(stream)  # the optimizer's, which gluon has read
+            rest = io.BytesIO(stream.read())
+        if rest.getbuffer().nbytes:
+            self._loop.restore(BalancerState(*pickle.load(rest)))
+
+    # What gluon's Trainer calls.
+
+    def _init_kvstore(self) -> None:
+        self._kvstore = self.kvstore
+        self._distributed = self.kvstore.distributed
+        self._update_on_kvstore = False
+        self._kv_initialized = True
+
+    def _allreduce_grads(self) -> None:
+        self._loop.reach(*self._set_out())
+        self._loop.settle()
+
+    # Parts of the above.
+
+    def _set_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Queues the sums; returns what waits for the gradients, and for the sums.
+
+        Each gradient sets out when it is there.
+        """
+        learning = [param for param in self._params if param.grad_req != "null"]
+        if self._local < len(self._contexts):
+            _clear_idle_devices(learning)
+        gradients = [each for param in learning for each in param.list_grad()]
+        computed = self._computed.note(gradients)
+        self._reduce(gradients)
+        return computed, self._summed.note(gradients)
+
+    def _reduce(self, gradients: list[Any]) -> None:
+        """Queues the sums over devices and workers, in place."""
+        self.kvstore.weight = float(self._local) if self.mean_loss else 1.0
+        if self.kvstore.num_workers > 1 or len(self._contexts) > 1:
+            super()._allreduce_grads()
+        elif self.kvstore.weight != 1.0:
+            for gradient in gradients:
+                gradient *= self.kvstore.weight
+
+    def _check_size(self, batch_size: int | None) -> None:
+        """Takes the step's batch and global batch from the plan, and compares."""
+        sizes = self.sizes
+        planned = sizes[self.kvstore.rank]
+        free = self.kvstore.num_workers == 1 and self._loop.order is None
+        if batch_size is not None and batch_size != planned and not free:
+            raise ValueError(
+                f"step must be called with the {planned} samples that the plan gives to worker "
+                f"{self.kvstore.rank}, got {batch_size!r}: draw batches by "
+                "trainer.batch_sampler(...), or as large as trainer.sizes[trainer.kvstore.rank]"
+            )
+        self._local = batch_size if free and batch_size else planned
+        self._reduced_total = self._local if free else sum(sizes)
+
+    def _update_by_mean(self, ignore_stale_grad: bool) -> None:
+        self._check_and_rescale_grad(self._scale / self._reduced_total)
+        self._reduced_total = 0
+        self._update(ignore_stale_grad)
+
+    def _init_params(self) -> None:
+        """Also connects what normalises over all workers, once its shape is known."""
+        waiting = list(self._params_to_init)
+        super()._init_params()
+        for param in waiting:
+            if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
+                options = (len(self._contexts), self.mean_loss)
+                param.lbbsp_synchronised.connect(self.kvstore, self._loop, *options)
+                self._barriers_inside = True
+
+    def _synchronise(self) -> None:
+        """Gives all workers the parameters of worker 0: now, or when their shapes are known."""
+        self._init_params()
+        for param in self._params_to_init:
+            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
+
+    def _finish(self, param: Any, finish: Callable[[], None]) -> None:
+        deferred = bool(param._deferred_init)
+        finish()
+        if deferred:
+            vars(param).pop("_finish_deferred_init", None)
+            self._init_params()
+
+    def _balancer(self, options: dict[str, Any], lag: int) -> Balancer:
+        balancer = Balancer(**options, lag=lag)
+        balancer.record_to(self._record)
+        return balancer
+
+    def _agree(self, balancer: Balancer) -> Introductions:
+        """The first step: compares what must be alike, and begins the record."""
+        order = self._loop.order
+        more = {"parameters": len(self._params), "mean_loss": int(self.mean_loss)}
+        introductions = plugin.agree(balancer, order, self.kvstore.gather, more)
+        if self.kvstore.rank == 0 and self._record_path:
+            versions, drivers = {"mxnet": mx.__version__}, self._loop.sampler.names
+            facts = plugin.header(balancer, order, "mxnet", versions, drivers)
+            self._record = plugin.open_record(self._record_path, facts)
+            balancer.record_to(self._record)
+        process().endings.append(self._loop.settle)  # peers wait for what this one has to say
+        return introductions
+
+    def _refuse_inexact(self, mean_loss: bool) -> None:
+        for param in self._params:
+            if param._stype != "default" or param._grad_stype != "default":
+                raise ValueError(
+                    f"parameter {param.name} must be dense, with dense gradients, got "
+                    f"{param._stype!r} with {param._grad_stype!r}: MXNet's servers only sum "
+                    "dense ones; use sparse_grad=False"
+                )
+            if mean_loss and param.grad_req == "add":
+                raise ValueError(
+                    f"mean_loss must be False where gradients accumulate (grad_req='add', "
+                    f"{param.name}): a sum of means is not a mean; use the loss per sample"
+                )
+        if any(_is_plain_batch_norm(param) for param in self._params):
+            logger.warning(
+                "BatchNorm normalises each worker's batch by itself, which depends on how the "
+                "batch is split: use lbbsp_mx.SyncBatchNorm"
+            )
+
+
+def _as_created(params: Any) -> Any:
+    """Parameters in the order in which the network made them: alike on all workers.
+
+    Gluon sorts a dictionary by names, and "conv10" comes before "conv9": a worker that has made
+    one network more than its peers, to evaluate say, would sum its gradients with those of others.
+    """
+    return list(params.values()) if hasattr(params, "values") else params
+
+
+def _is_plain_batch_norm(param: Any) -> bool:
+    return param.name.endswith("running_mean") and not hasattr(param, "lbbsp_synchronised")
+
+
+def _clear_idle_devices(params: list[Any]) -> None:
+    """A batch smaller than the devices leaves some without work: they add nothing."""
+    for param in params:
+        for data, gradient in zip(param.list_data(), param.list_grad(), strict=True):
+            if not data._fresh_grad:
+                gradient[:] = 0
+                data._fresh_grad = True
+
+
+def _store(kvstore: Any) -> KVStore:
+    """The store asked for; in one process a distributed one becomes a local one."""
+    alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, NAME)
+    if alone and not cluster.in_cluster():
+        logger.warning("lbbsp_mx.Trainer is passive: there is one worker, nothing to balance")
+        return KVStore("local" if kvstore != "dist_device_sync" else "device")
+    return make_store(kvstore)
+
+
+def _refuse(compression_params: Any, update_on_kvstore: bool | None) -> None:
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore must be False, got True: a server would divide by a batch size of "
+            "its own; leave it out, the optimizer runs in the workers"
+        )
+    if compression_params:
+        raise ValueError(
+            f"compression_params must be None, got {compression_params!r}: compressed gradients "
+            "are not exact, and the exchange of the plans rides on the same servers"
+        )

@@ -1,0 +1,42 @@
+"""A small data set and network, for tests in one process."""
+
+import lbbsp_mx  # noqa: F401  before mxnet
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mxnet import autograd, gluon
+
+SAMPLES, X = 50, 16
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
+LABELS = rng.integers(0, 2, SAMPLES).astype("f4")
+DATA = gluon.data.ArrayDataset(FEATURES, LABELS)
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def network(devices=1, norm=None):
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(8, in_units=4), *([norm(in_channels=8)] if norm else []))
+    net.add(gluon.nn.Dense(2, in_units=8))
+    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(devices)])
+    return net
+
+
+def weights(net):
+    return [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
+
+
+def backward(net, x, y, devices=1):
+    contexts = [mx.cpu(i) for i in range(devices)]
+    with autograd.record():
+        losses = [
+            LOSS(net(a), b)
+            for a, b in zip(
+                gluon.utils.split_and_load(x, contexts, even_split=False),
+                gluon.utils.split_and_load(y, contexts, even_split=False),
+                strict=True,
+            )
+        ]
+    autograd.backward(losses)
