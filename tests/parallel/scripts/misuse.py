@@ -1,0 +1,78 @@
+"""Every way to misuse the balancer on a cluster; each must raise alike on all workers."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from say import answer_all
+
+import lbbsp_tf
+from lbbsp_core import Limits
+
+x, y = np.zeros((64, 4), "f4"), np.zeros(64, "i4")
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+rank = strategy.cluster_resolver.task_id
+
+
+def model(scope=strategy, **options):
+    with scope.scope():
+        built = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        built.compile("sgd", loss, **options)
+    return built
+
+
+def fit(data=None, built=None, steps="right", balancer=None, **options):
+    it = balancer or lbbsp_tf.LoadBalancer(strategy, 16)
+    data = it.dataset(x, y) if data is None else data
+    steps = it.steps_per_epoch if steps == "right" else steps
+    (built or model()).fit(data, steps_per_epoch=steps, callbacks=[it], verbose=0, **options)
+
+
+def fit_arrays(**options):
+    it = lbbsp_tf.LoadBalancer(strategy, 16)
+    it.dataset(x, y)
+    model().fit(x, y, callbacks=[it], verbose=0, **options)
+
+
+def validate_on_ours():
+    it = lbbsp_tf.LoadBalancer(strategy, 16)
+    validation = it.dataset(x, y)
+    fit(it.dataset(x, y), balancer=it, validation_data=validation, validation_steps=1)
+
+
+def different(**change):
+    options = {"global_batch_size": 16, "seed": 0, "samples": 64} | (change if rank else {})
+    samples = options.pop("samples")
+    it = lbbsp_tf.LoadBalancer(strategy, **options)
+    fit(it.dataset(x[:samples], y[:samples]), balancer=it)
+
+
+CASES = {
+    "no_data_of_ours": lambda: model().fit(
+        x, y, callbacks=[lbbsp_tf.LoadBalancer(strategy, 16)], verbose=0
+    ),
+    "arrays": fit_arrays,
+    "batch_size": lambda: fit_arrays(batch_size=8),
+    "validation_split": lambda: fit_arrays(validation_split=0.5),
+    "validation_split_of_ours": lambda: fit(validation_split=0.5),
+    "no_steps": lambda: fit(steps=None),
+    "wrong_steps": lambda: fit(steps=3),
+    "steps_per_execution": lambda: fit(built=model(steps_per_execution=2)),
+    "jit_compile": lambda: fit(built=model(jit_compile=True)),
+    "validation_of_ours": validate_on_ours,
+    "different_epochs": lambda: fit(epochs=2 + rank),
+    "different_first_epoch": lambda: fit(epochs=3, initial_epoch=rank),
+    "outside_scope": lambda: fit(built=model(tf.distribute.get_strategy())),
+    "batch_below_workers": lambda: lbbsp_tf.LoadBalancer(strategy, 1),
+    "minimum": lambda: lbbsp_tf.LoadBalancer(strategy, 16, limits=Limits(9)),
+    "maximum": lambda: lbbsp_tf.LoadBalancer(strategy, 16, limits=Limits(1, 7)),
+    "small_data": lambda: fit(lbbsp_tf.LoadBalancer(strategy, 128).dataset(x, y)),
+    "lengths": lambda: fit(lbbsp_tf.LoadBalancer(strategy, 16).dataset(x, y[:9])),
+    "other_strategy": lambda: lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 16),
+    "different_seed": lambda: different(seed=7),
+    "different_batch": lambda: different(global_batch_size=8),
+    "different_samples": lambda: different(samples=63),
+}
+
+
+answer_all(CASES)

@@ -1,0 +1,100 @@
+"""Trains under one synchroniser, the last worker being slow, and says what it drew and learned."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mx_parts import largest, weights
+from mxnet import autograd, gluon, nd
+from say import result
+
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced, digits
+from lbbsp_core.order import SampleStream
+
+X, EPOCHS, SEED = 48, 2, 3
+MILLISECONDS = 1.0, 1.0, 3.0  # a sample, by worker
+SCHEMES = {
+    "bsp": BSP(),
+    "ssp": SSP(2),
+    "asp": ASP(),
+    "dssp": DSSP(1, 4),
+    "elastic": ElasticBSP(lookahead=4),
+}
+POLICIES = {"even": Even(), "lbbsp": LoadBalanced()}
+MOMENTUM = ("sgd", {"learning_rate": 0.2, "momentum": 0.9, "wd": 1e-4})
+PLAIN = ("sgd", {"learning_rate": 0.3})
+TRAINING, HELD_OUT = digits.digits()
+IMAGES, LABELS = TRAINING.x.reshape(len(TRAINING.y), -1), TRAINING.y.astype("f4")
+SAMPLES = 20 * X + 13
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def network(seed):
+    mx.random.seed(seed)
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(32, in_units=64, activation="tanh"), gluon.nn.Dense(10, in_units=32))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def backward(net, samples):
+    x, y = nd.array(IMAGES[samples]), nd.array(LABELS[samples])
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    loss.backward()
+
+
+def accuracy(net):
+    logits = net(nd.array(HELD_OUT.x.reshape(len(HELD_OUT.y), -1))).asnumpy()
+    return float((logits.argmax(axis=1) == HELD_OUT.y).mean())
+
+
+def alone(x):
+    """The weights after batches of x samples, in one process."""
+    net = network(0)
+    trainer = gluon.Trainer(net.collect_params(), *MOMENTUM, kvstore=None)
+    stream = SampleStream(SAMPLES, SEED)
+    for begin in range(0, EPOCHS * SAMPLES, x):
+        backward(net, stream.take(begin, min(begin + x, EPOCHS * SAMPLES)))
+        trainer.step(x)
+    return weights(net)
+
+
+def main(scheme, policy, folder, kind):
+    net, started = network(0), weights(network(0))
+    sync, optimizer = SCHEMES[scheme], MOMENTUM if scheme == "bsp" else PLAIN
+    if kind == "disagrees":
+        sync = SSP(os.getpid())
+    trainer = lbbsp_mx.AsyncTrainer(
+        net.collect_params(), *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
+        predictor=Ema(0.5), record=folder, seed=os.getpid() if kind == "seeds" else SEED,
+    )  # fmt: skip
+    try:
+        lbbsp_mx.AsyncTrainer(net.collect_params(), "sgd", sync=sync, global_batch_size=X)
+    except ValueError as error:
+        result("second", str(error))
+    drawn = []
+    for samples in trainer.batch_sampler(SAMPLES, epochs=EPOCHS):
+        drawn += samples
+        backward(net, samples)
+        time.sleep(MILLISECONDS[trainer.rank] * 1e-3 * len(samples))
+        if kind == "dies" and trainer.rank == 1 and len(drawn) > 5 * X:
+            raise RuntimeError("a worker fails")
+        trainer.step(len(samples))
+    trainer.finish()
+    result("drawn", drawn)
+    result("accuracy", accuracy(net))
+    result("weights", [float(np.abs(w).sum()) for w in weights(net)])
+    if trainer.rank == 0:
+        result("moved", largest(weights(net), started))
+        if scheme == "bsp":
+            result("difference", largest(weights(net), alone(X)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else "")

@@ -1,0 +1,115 @@
+"""Every way to misuse the trainer on a cluster; each must raise alike on all workers."""
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mxnet import autograd, gluon, nd
+from mxnet.gluon.contrib.estimator import Estimator
+from say import answer_all
+
+from lbbsp_core import Limits
+
+X = 16
+store = lbbsp_mx.KVStore("dist_sync")
+data = gluon.data.ArrayDataset(np.ones((64, 4), "f4"), np.zeros(64, "f4"))
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def network(**options):
+    net = gluon.nn.Dense(2, in_units=4, **options)
+    net.initialize()
+    return net
+
+
+def trainer(net=None, optimizer="sgd", kvstore=store, **options):
+    options = {"global_batch_size": X, **options}
+    params = (net or network()).collect_params()
+    return lbbsp_mx.Trainer(params, optimizer, kvstore=lbbsp_mx.KVStore()
+                            if kvstore is store else kvstore, **options)  # fmt: skip
+
+
+def train(it=None, net=None, samples=64, seed=0, size=None, **options):
+    net = net or network()
+    it = it or trainer(net, **options)
+    part = gluon.data.ArrayDataset(*(values[:samples] for values in data._data))
+    for x, y in gluon.data.DataLoader(part, batch_sampler=it.batch_sampler(samples, seed)):
+        with autograd.record():
+            loss = loss_of(net(x), y)
+        loss.backward()
+        it.step(size or len(x))
+
+
+def add(net):
+    net.collect_params().setattr("grad_req", "add")
+    return net
+
+
+def sparse():
+    net = gluon.nn.Embedding(4, 2, sparse_grad=True)
+    net.initialize()
+    return net
+
+
+class Mean(gluon.loss.SoftmaxCrossEntropyLoss):
+    def hybrid_forward(self, F, *args, **options):
+        return F.mean(super().hybrid_forward(F, *args, **options))
+
+
+def estimate(loss=loss_of, make=trainer):
+    net = network()
+    it = make(net)
+    sampler = it.batch_sampler(64) if isinstance(it, lbbsp_mx.Trainer) else None
+    loader = gluon.data.DataLoader(data, batch_sampler=sampler) if sampler else (
+        gluon.data.DataLoader(data, batch_size=8))  # fmt: skip
+    estimator = Estimator(net, loss, trainer=it)
+    estimator.fit(loader, epochs=1, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
+
+
+def synchronised(**options):
+    net = gluon.nn.Sequential()
+    devices = options.pop("devices", 1)
+    net.add(gluon.nn.Dense(4, in_units=4), lbbsp_mx.SyncBatchNorm(in_channels=4))
+    net.initialize(ctx=[mx.cpu(i) for i in range(devices)])
+    return trainer(net, **options)
+
+
+def unconnected():
+    net = lbbsp_mx.SyncBatchNorm(in_channels=4)
+    net.initialize()
+    with autograd.record():
+        net(nd.ones((2, 4)))
+
+
+rank = store.rank
+CASES = {
+    "size": lambda: train(size=7),
+    "no_sampler": lambda: trainer().step(5),
+    "update_alone": lambda: trainer().update(8),
+    "update_on_kvstore": lambda: trainer(update_on_kvstore=True),
+    "compression": lambda: trainer(compression_params={"type": "2bit"}),
+    "unknown_store": lambda: trainer(kvstore="dist_magic"),
+    "asynchronous": lambda: trainer(kvstore="dist_async"),
+    "no_store": lambda: trainer(kvstore=7),
+    "second_kind": lambda: trainer(kvstore="dist_device_sync"),
+    "sparse": lambda: trainer(sparse()),
+    "mean_and_add": lambda: trainer(add(network()), mean_loss=True),
+    "estimator_mean": lambda: estimate(Mean()),
+    "estimator_trainer": lambda: estimate(
+        make=lambda net: gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    ),
+    "norm_mean": lambda: synchronised(mean_loss=True),
+    "norm_devices": lambda: synchronised(devices=2),
+    "norm_unconnected": unconnected,
+    "batch_below_workers": lambda: trainer(global_batch_size=1),
+    "minimum": lambda: trainer(limits=Limits(9)),
+    "small_data": lambda: train(samples=9),
+    "options_mix": lambda: trainer(policy=lbbsp_mx.trainer.plugin.LoadBalanced(), interval=2),
+    "different_seed": lambda: train(seed=7 * rank),
+    "different_batch": lambda: train(global_batch_size=16 - 8 * rank),
+    "different_samples": lambda: train(samples=64 - rank),
+    "different_loss": lambda: train(mean_loss=bool(rank)),
+}
+
+
+answer_all(CASES)

@@ -1,0 +1,31 @@
+"""What the scripts for MXNet share."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lbbsp_core.policy import FixedState
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A policy whose plan changes every step, whatever is measured."""
+
+    plans: tuple[tuple[int, ...], ...]
+    uses_costs = False
+
+    def init(self, cluster):
+        return FixedState(self.plans[0])
+
+    def update(self, state, cluster, observation):
+        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
+
+
+def weights(net):
+    """All parameters, moving statistics included."""
+    return [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
+
+
+def largest(ours, others):
+    """Largest absolute difference of all weights."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(ours, others, strict=True))

@@ -1,0 +1,31 @@
+"""What all worker scripts share: how they tell the test what they saw."""
+
+import json
+import sys
+
+import numpy as np
+
+
+def result(name: str, value: object) -> None:
+    """Prints a result for `jobs.Job.results`."""
+    print(f"RESULT {name} {json.dumps(value, default=float)}", flush=True)
+
+
+def answer_all(cases) -> None:
+    """Says what each misuse that the command line names, or every one, is answered with."""
+    for name in sys.argv[1:] or cases:
+        result(name, _answer(cases[name]))
+
+
+def _answer(misuse) -> str:
+    try:
+        misuse()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def largest_difference(model, other) -> float:
+    """Largest absolute difference of all weights, moving statistics included."""
+    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)

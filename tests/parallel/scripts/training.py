@@ -1,0 +1,71 @@
+"""A plain balanced run on three workers, in which one may fail: ``training.py MODE``."""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import lbbsp_core
+import lbbsp_tf
+
+mode = sys.argv[1]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+class Telling(lbbsp_core.LastValue):
+    """Prints the driving factors that it is told of."""
+
+    def update(self, state, measurement):
+        print("DRIVERS", *measurement.drivers, flush=True)
+        return super().update(state, measurement)
+
+
+OPTIONS = {
+    "even": lambda rank: {"policy": lbbsp_core.Even()},
+    "shapes": lambda rank: {
+        "predictor": Telling(),
+        "drivers": ("memory_percent", "runnable"),
+        # Nobody's curve is like his peers'; the third is flat up to 24 samples.
+        "cost": (
+            lbbsp_core.Affine(0.002, 0.001),
+            lbbsp_core.Profile([8, 16, 32], [0.01, 0.02, 0.04]),
+            lbbsp_core.Saturating(0.024, 0.0, 0.001),
+        )[rank],
+    },
+}
+resolver = strategy.cluster_resolver
+options = OPTIONS.get(mode, lambda rank: {})(resolver.task_id)
+balancer = lbbsp_tf.LoadBalancer(strategy, 48, **options)
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5 and balancer.rank == 1:
+            print(f"FAILING {time.time()}", flush=True)
+            if mode == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if mode == "raise":
+                raise RuntimeError("the data base is gone")
+            if mode == "freeze":
+                time.sleep(600)
+
+
+with strategy.scope():
+    convolutions = [keras.layers.Conv2D(16, 3, activation="relu") for _ in range(3)]
+    head = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.layers.Input((32, 32, 1)), *convolutions, *head])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss)
+images = np.random.default_rng(0).normal(size=(480, 32, 32, 1)).astype("f4")
+labels = (images.mean(axis=(1, 2, 3)) > 0).astype("i4")
+model.fit(
+    balancer.dataset(images, labels),
+    steps_per_epoch=balancer.steps_per_epoch,
+    epochs=4,
+    callbacks=[balancer, Fails()],
+    verbose=0,
+)

@@ -1,0 +1,51 @@
+"""The flagship: uneven, changing batches on N processes learn what one process learns.
+
+Every case trains two epochs with a plan that changes every step and a short last batch, then
+once more in a single process on whole global batches by stock Keras. The cases named after a
+policy follow its own plans, with one worker slow.
+"""
+
+import pytest
+from jobs import run
+
+CASES = [
+    "sgd_momentum_l2",
+    "adamw_global_clipnorm",
+    "embedding_sgd",
+    "embedding_adamw_global_clipnorm",
+    "sample_weights",
+    "class_weights",
+    "sum_reduction",
+    "own_train_step",
+    "loss_scaling",
+    "dictionary_inputs",
+    "map",
+    "synchronized_batch_norm",
+    "load_balanced",
+    "epoch_balanced",
+    "proportional_control",
+    "leader_straggler",
+]
+ON_THREE = ["sgd_momentum_l2", "sample_weights", "synchronized_batch_norm"]
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Results of both jobs: by number of workers, then by case."""
+    jobs = {2: run("equivalence", *CASES, workers=2), 3: run("equivalence", *ON_THREE, workers=3)}
+    assert all(job.status == 0 for job in jobs.values())
+    return {workers: job.results(0) for workers, job in jobs.items()}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
+)
+def test_uneven_changing_batches_learn_what_one_process_learns(results, workers, case):
+    found = results[workers][case]
+    assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
+    assert found["plans"] > 1
+    assert found["difference"] <= TOLERANCE
+    if case != "sum_reduction":  # Keras logs N times the local sum there, stock and here
+        assert found["logs"] <= 1e-5

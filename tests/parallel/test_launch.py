@@ -1,0 +1,502 @@
+"""The launcher with real processes. They are tiny: none of them imports a framework."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from lbbsp_core.launch import cgroup, launch
+from lbbsp_core.launch.dutycycle import DutyCycle
+from lbbsp_core.launch.shares import schedule
+from lbbsp_core.launch.throttle import available_cores
+
+ME = os.getpid()
+pytestmark = pytest.mark.timeout(60)
+
+RANK = "import json, os, signal, subprocess, sys, time\n"
+RANK += "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+# The third worker only claims the largest quota: the two that are measured then need less than a
+# core together, and come by it even where others use the machine as well.
+BURN = """
+if rank == 2: sys.exit()
+print(os.getpid())
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    print(time.monotonic(), time.process_time())
+    pause = time.monotonic() + 0.05
+    while time.monotonic() < pause:
+        pass
+"""
+# A background job of a shell without job control has SIGINT ignored: not what is tested here.
+DRIVER = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup
+from lbbsp_core.launch import launch
+sys.exit(launch(sys.argv[2:], workers=2, **eval(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a worker that knows its rank."""
+
+    def write(body: str) -> str:
+        (tmp_path / "worker.py").write_text(RANK + body)
+        return str(tmp_path / "worker.py")
+
+    return write
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """What a worker may start, and leave behind."""
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
+    return str(tmp_path / "sleeper.py")
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Start the launcher as a process of its own, and wait until both workers have said hello."""
+    started = []
+
+    def start(worker: str, options: str = "{}") -> subprocess.Popen:
+        (tmp_path / "driver.py").write_text(DRIVER)
+        root = str(Path(__file__).parents[2])
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "driver.py"), options, worker],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        started.append(process)
+        hello = set()
+        while len(hello) < 2:
+            line = process.stdout.readline()
+            assert line, "the launcher ended early"
+            hello.update([line] if "hello" in line else [])
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def cgroups() -> set[Path]:
+    """The cgroups of launches that are over."""
+    groups = {group for _, base in cgroup._places() for group in base.glob("lbbsp-*-*-*")}
+    pids = {group: int(group.name.split("-")[1]) for group in groups}
+    return {group for group in groups if not psutil.pid_exists(pids[group]) or pids[group] == ME}
+
+
+def left_over(tmp_path: Path) -> list[str]:
+    """Processes that run a file of this test, and cgroups of launches that are over."""
+    found = [
+        f"{process.pid}: {process.info['cmdline']}"
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or [])
+    ]
+    return found + sorted(map(str, cgroups()))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(tmp_path):
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    threads = set(threading.enumerate())
+    for _, base in cgroup._places():
+        cgroup.remove_leftovers(base)  # not this test's
+    yield
+    wait_until(lambda: not left_over(tmp_path))
+    assert not left_over(tmp_path)
+    assert {signum: signal.getsignal(signum) for signum in handlers} == handlers
+    assert set(threading.enumerate()) <= threads
+
+
+def wait_until(condition, seconds: float = 10.0) -> float:
+    start = time.monotonic()
+    while not condition() and time.monotonic() < start + seconds:
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def need_cgroups():
+    groups = cgroup.open_groups([0.5], 5_000)
+    if groups is None:
+        pytest.skip("the cpu cgroup controller is not writable here: CPU quotas cannot be tested")
+    groups.close()
+
+
+# --- what the workers say -------------------------------------------------------------------------
+
+
+def test_lines_are_prefixed_by_rank_and_whole(script, capfd):
+    body = "for i in range(300): print(f'out {i} ' + 'x' * 300); sys.stderr.write(f'err {i}\\n')"
+    assert launch([script(body)], workers=3) == 0
+    lines = capfd.readouterr().out.splitlines()
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        expected = [f"[{rank}] {word} {i}" for i in range(300) for word in ("out", "err")]
+        assert [line.removesuffix(" " + "x" * 300) for line in mine] == expected
+    assert len(lines) == 3 * 600
+
+
+def test_a_flood_of_output_without_line_ends_blocks_nobody(script):
+    seen = defaultdict(int)
+    body = "sys.stdout.write('y' * 3_000_000); sys.stdout.buffer.write(b'\\xff last')"
+
+    def count(rank: int, line: str) -> None:
+        seen[rank] += len(line)
+
+    assert launch([script(body)], workers=2, output=count) == 0
+    assert seen == {0: 3_000_006, 1: 3_000_006}
+
+
+def test_arguments_environment_and_run_dir(script, tmp_path):
+    lines = {}
+    body = "print(sys.argv[1:], os.environ['LBBSP_RUN_DIR'], os.path.isdir(sys.argv[2]))"
+    run_dir = tmp_path / "runs" / "one"
+    command = [script(body), "--epochs", str(run_dir), "a b"]
+    assert launch(command, workers=2, run_dir=run_dir, output=lines.__setitem__) == 0
+    assert lines[0] == lines[1] == f"['--epochs', '{run_dir}', 'a b'] {run_dir} True"
+
+
+def test_output_that_cannot_be_handed_on_ends_the_job_with_its_error(script):
+    def broken(rank: int, line: str) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        launch([script("print('x')\ntime.sleep(60)")], workers=2, output=broken)
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        launch([script("print('x')")], workers=2, output=broken)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_one_killed_worker_ends_all_and_is_named_last(script, sleeper, capfd):
+    body = """
+child = subprocess.Popen([sys.executable, sys.argv[1], '60'])
+print('here', rank)
+time.sleep(0.3)
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if rank == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+"""
+    start = time.monotonic()
+    assert launch([script(body), sleeper], workers=3) == 137
+    assert time.monotonic() - start < 10
+    error = capfd.readouterr().err.splitlines()
+    assert error == ["[1] here 1", "lbbsp launch: worker 1 was ended by SIGKILL"]
+
+
+def test_the_first_traceback_comes_last(script, tmp_path, capfd):
+    body = """
+os.chdir(sys.argv[1])
+def wait_for(what):
+    while not what(): time.sleep(0.005)
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('parting words'))
+    open('ready', 'w').close()
+    time.sleep(60)
+wait_for(lambda: os.path.exists('ready'))
+if rank == 1:
+    wait_for(lambda: os.path.exists('two'))
+    with open('one', 'w') as file: file.write(str(os.getpid()))
+    raise RuntimeError('the culprit')
+open('two', 'w').close()
+wait_for(lambda: os.path.exists('one') and open('one').read())
+pid = open('one').read()
+wait_for(lambda: open(f'/proc/{pid}/stat').read().split()[2] == 'Z')
+sys.exit('a consequence')
+"""
+    assert launch([script(body), str(tmp_path)], workers=3) == 1
+    captured = capfd.readouterr()
+    assert "[0] parting words" in captured.out
+    assert "[2] a consequence" in captured.out
+    lines = captured.err.splitlines()
+    assert lines[0] == "[1] Traceback (most recent call last):"
+    assert lines[-2] == "[1] RuntimeError: the culprit"
+    first, _, others = lines[-1].partition(" (")
+    assert first == "lbbsp launch: worker 1 failed with exit status 1"
+    assert others in ("", "then also: worker 2 failed with exit status 1)")  # "": a busy machine
+
+
+def test_exit_status_of_the_first_failure(script, capfd):
+    assert launch([script("sys.exit(7 if rank == 1 else 0)")], workers=2) == 7
+    assert "worker 1 failed with exit status 7" in capfd.readouterr().err
+
+
+def test_timeout_ends_all_and_names_who_still_ran(script, capfd):
+    start = time.monotonic()
+    assert launch([script("time.sleep(60 * (rank != 1))")], workers=3, timeout=0.8) == 124
+    assert 0.8 <= time.monotonic() - start < 8
+    assert capfd.readouterr().err == "lbbsp launch: timed out after 0.8 s; still running: 0, 2\n"
+
+
+def test_what_finished_workers_leave_running_is_ended(script, sleeper):
+    body = "subprocess.Popen([sys.executable, sys.argv[1]])"
+    start = time.monotonic()
+    assert launch([script(body), sleeper], workers=2) == 0
+    assert time.monotonic() - start < 8
+
+
+def test_from_a_thread_without_handlers(script):
+    status = []
+    thread = threading.Thread(target=lambda: status.append(launch([script("")], workers=2)))
+    thread.start()
+    thread.join(20)
+    assert status == [0]
+
+
+# --- a chief, and workers that serve it -----------------------------------------------------------
+
+# None of the servers gets as far as importing TensorFlow: the chief is done long before.
+CHIEF = """
+import psutil
+def peers():
+    found = {}
+    for process in psutil.Process().parent().children():
+        config = json.loads(process.environ().get('TF_CONFIG', '{}'))
+        if process.pid != os.getpid() and process.cmdline()[-2:] == ['-m', 'lbbsp_tf.server']:
+            found[config['task']['type'] + str(config['task']['index'])] = process.pid
+    return found
+while len(peers()) < 3:
+    time.sleep(0.02)
+"""
+
+
+def serving() -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "lbbsp_tf.server" in child.cmdline()]
+
+
+def test_the_script_runs_once_and_its_end_is_the_end_of_all(script, capfd):
+    body = CHIEF + "print(*sorted(peers())); print(os.environ['TF_CONFIG'].count('127.0.0.1'))"
+    assert launch([script(body)], workers=2, servers=1) == 0
+    assert capfd.readouterr().out.splitlines() == ["[chief] ps0 worker0 worker1", "[chief] 4"]
+    assert not serving()
+
+
+def test_emulated_speeds_hold_back_the_workers_and_not_the_chief(script):
+    need_cgroups()
+    body = """
+def cgroup(pid):
+    return open(f'/proc/{pid}/cgroup').read().split()
+print(json.dumps({name: cgroup(pid) for name, pid in {**peers(), 'chief': os.getpid()}.items()}))
+"""
+    lines = []
+    options = {"speeds": [1, 0.5], "output": lambda rank, line: lines.append(line)}
+    assert launch([script(CHIEF + body)], workers=2, servers=1, **options) == 0
+    inside = {
+        name: [part.rpartition("-")[2] for part in parts if f"lbbsp-{ME}-" in part]
+        for name, parts in json.loads(lines[0]).items()
+    }
+    assert inside == {"worker0": ["0"], "worker1": ["1"], "ps0": [], "chief": []}
+
+
+@pytest.mark.parametrize(
+    ("victim", "name"), [("worker1", "worker 1"), ("ps0", "server 0"), ("chief", "chief")]
+)
+def test_whichever_of_them_fails_ends_the_job(script, capfd, victim, name):
+    body = CHIEF + "os.kill({**peers(), 'chief': os.getpid()}[sys.argv[1]], signal.SIGKILL)\n"
+    assert launch([script(body + "time.sleep(60)"), victim], workers=2, servers=1) == 137
+    assert f"lbbsp launch: {name} was ended by SIGKILL" in capfd.readouterr().err
+    assert not serving()
+
+
+def test_the_last_words_and_the_timeout_of_a_chief_are_under_its_name(script, capfd):
+    body = "print('hello')\nif len(sys.argv) > 1: sys.exit('no such file')\ntime.sleep(60)"
+    assert launch([script(body), "fail"], workers=2, servers=1) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said == [
+        "[chief] hello",
+        "[chief] no such file",
+        "lbbsp launch: chief failed with exit status 1",
+    ]
+    assert launch([script(body)], workers=2, servers=1, timeout=0.8) == 124
+    assert capfd.readouterr().err.endswith("timed out after 0.8 s; still running: chief\n")
+
+
+# --- the launcher itself is ended -----------------------------------------------------------------
+
+HELLO = """
+subprocess.Popen([sys.executable, os.path.dirname(__file__) + '/sleeper.py'])
+print('hello', rank)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("options", ["{}", "{'speeds': [1, 0.5]}"])
+def test_asking_the_launcher_to_end(script, sleeper, driver, tmp_path, signum, status, options):
+    process = driver(script(HELLO), options)
+    process.send_signal(signum)
+    said, _ = process.communicate(timeout=10)
+    assert process.returncode == status
+    assert said == f"lbbsp launch: ended by {signal.Signals(signum).name}\n"
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["{}", "{'speeds': [1, 0.5]}", "{'speeds': [1, 0.5], 'emulation': 'duty-cycle'}"],
+)
+def test_killing_the_launcher(script, sleeper, driver, tmp_path, options):
+    process = driver(script(HELLO), options)
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: not left_over(tmp_path), 5) < 5
+
+
+def test_killing_the_launcher_after_its_guard(script, driver, tmp_path):
+    need_cgroups()
+    process = driver(script("print('hello')\ntime.sleep(60)"), "{'speeds': [1, 0.5]}")
+    for child in psutil.Process(process.pid).children():
+        if any(word.endswith("_guard.py") for word in child.cmdline()):
+            child.kill()
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: not any("worker.py" in each for each in left_over(tmp_path)), 5) < 5
+    need_cgroups()  # the next launch removes the cgroups
+
+
+# --- emulated slowness ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precedence(monkeypatch):
+    """Let cgroups go before whatever else this machine does: a quota is not a claim."""
+
+    def favoured(self, shares):
+        create(self, shares)
+        for group in self.cgroups():
+            for name, weight in (("cpu.shares", "262144"), ("cpu.weight", "10000")):
+                if (group / name).exists():
+                    (group / name).write_text(weight)
+
+    create = cgroup.CgroupThrottle.create
+    monkeypatch.setattr(cgroup.CgroupThrottle, "create", favoured)
+
+
+STAGES = [1, 0.4, 2], [0.5, 1, 2]  # speeds; a worker of speed 2 gets 0.95 of a core
+
+
+class Stage(NamedTuple):
+    """A time of steady speeds, and the share of a core that each worker may use in it."""
+
+    begin: float
+    end: float
+    shares: Sequence[float]
+
+
+def run_stages(worker: str, throttle: type, emulation: str, monkeypatch) -> tuple[list[Stage], Any]:
+    """Run ``BURN`` through both stages; return when they were in force, and what workers said."""
+    applied, lines = [], defaultdict(list)
+    apply = throttle.apply
+
+    def noting(self, shares):
+        apply(self, shares)
+        applied.append((time.monotonic(), shares))
+
+    monkeypatch.setattr(throttle, "apply", noting)
+    first = schedule(STAGES[0], [(0, STAGES[1])], workers=3, cores=available_cores()).stages[0]
+    options = {"speeds": STAGES[0], "speeds_at": [(2.0, STAGES[1])], "emulation": emulation}
+    command, start = [worker, "3.6"], time.monotonic()
+    assert launch(command, workers=3, output=lambda i, line: lines[i].append(line), **options) == 0
+    ((change, shares),) = applied
+    end = min(float(lines[rank][-1].split()[0]) for rank in (0, 1))
+    return [Stage(start, change, first.shares), Stage(change + 0.1, end, shares)], lines
+
+
+def cpu_share(lines: list[str], stage: Stage) -> float:
+    """CPU seconds per second of a worker that burns."""
+    readings = [tuple(map(float, line.split())) for line in lines[1:]]
+    inside = [(clock, cpu) for clock, cpu in readings if stage.begin <= clock <= stage.end]
+    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+
+
+def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capfd, monkeypatch):
+    """Each worker comes by its share of a core in both stages, in one of a few attempts.
+
+    The machine may be busy with other things, and then nobody comes by anything.
+    """
+    need_cgroups()
+    for _ in range(6):
+        with monkeypatch.context() as patch:
+            stages, lines = run_stages(script(BURN), cgroup.CgroupThrottle, "cgroup", patch)
+        used = [cpu_share(lines[rank], stage) for stage in stages for rank in (0, 1)]
+        allowed = [stage.shares[rank] for stage in stages for rank in (0, 1)]
+        if used == pytest.approx(allowed, rel=0.3):
+            break
+    else:
+        pytest.fail(f"allowed {allowed} cores, used {used}")
+    assert capfd.readouterr().err == ""
+
+
+def test_duty_cycle_makes_speeds_and_changes_them_in_time(script, capfd, monkeypatch):
+    """Whoever has the larger share burns more, in both stages; how much is a matter of logic."""
+    for _ in range(6):
+        with monkeypatch.context() as patch:
+            stages, lines = run_stages(script(BURN), DutyCycle, "duty-cycle", patch)
+        first, second = ([cpu_share(lines[rank], stage) for rank in (0, 1)] for stage in stages)
+        if first[0] > 1.3 * first[1] and second[1] > 1.3 * second[0]:
+            break
+    else:
+        pytest.fail(f"of cores allowed {[stage.shares for stage in stages]}, used {first, second}")
+    assert "stopping and continuing the workers every 20 ms" in capfd.readouterr().err
+
+
+def test_a_worker_is_in_its_cgroup_before_its_first_line(script):
+    need_cgroups()
+    lines = {}
+    body = "print(open('/proc/self/cgroup').read().replace('\\n', ' '))"
+    assert launch([script(body)], workers=2, speeds=[1, 1], output=lines.__setitem__) == 0
+    for rank, line in lines.items():
+        assert any(
+            f"lbbsp-{os.getpid()}-" in word and word.endswith(f"-{rank}") for word in line.split()
+        )
+
+
+def test_without_writable_cgroups_the_duty_cycle_is_said_aloud(script, monkeypatch, capfd):
+    monkeypatch.setattr(cgroup, "_places", lambda: iter([(1, Path("/proc/not-writable"))]))
+    assert launch([script("")], workers=2, speeds=[1, 0.5]) == 0
+    assert "cgroups are not writable here" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="'cgroup' where the cpu controller is not writable"):
+        launch([script("")], workers=2, speeds=[1, 0.5], emulation="cgroup")
+
+
+def test_long_quota_periods_are_said_aloud(script, capfd):
+    need_cgroups()
+    assert launch([script("")], workers=2, speeds=[1, 0.05]) == 0
+    assert "quota period 21.053 ms" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("emulation", ["auto", "duty-cycle"])
+def test_a_slowed_worker_is_let_go_to_end_properly(script, tmp_path, capfd, emulation):
+    body = """
+if rank == 1:
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit('goodbye'))
+open(sys.argv[1], 'w').close()
+time.sleep(60)
+"""
+    command = [script(body), str(tmp_path / "ready")]
+    assert launch(command, workers=2, speeds=[0.1, 1], emulation=emulation) == 5
+    captured = capfd.readouterr()
+    assert "[0] goodbye" in captured.out
+    assert "worker 1 failed with exit status 5" in captured.err.splitlines()[-1]

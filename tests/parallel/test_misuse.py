@@ -1,0 +1,44 @@
+"""Bad input on a cluster: every worker says what is wrong, with the value and the cure."""
+
+import pytest
+from jobs import run
+
+EXPECTED = {
+    "no_data_of_ours": "fit must be fed by the balancer",
+    "arrays": "fit must be fed by the balancer",
+    "batch_size": "without batch_size and validation_split",
+    "validation_split": "without batch_size and validation_split",
+    "validation_split_of_ours": "`validation_split` is only supported for",
+    "no_steps": "steps_per_epoch must be balancer.steps_per_epoch = 4, got None",
+    "wrong_steps": "steps_per_epoch must be balancer.steps_per_epoch = 4, got 3",
+    "steps_per_execution": "steps_per_execution must be 1, got 2",
+    "jit_compile": "jit_compile must be False",
+    "validation_of_ours": "validation_data must be arrays or a tf.data.Dataset",
+    "different_epochs": "disagree on epochs: worker 0 has 2, worker 1 has 3",
+    "different_first_epoch": "disagree on first epoch: worker 0 has 0, worker 1 has 1",
+    "outside_scope": "inside `with strategy.scope():`",
+    "batch_below_workers": "at least workers * minimum = 2, got 1",
+    "minimum": "at least workers * minimum = 18, got 16",
+    "maximum": "at most the sum of maxima = 14, got 16",
+    "small_data": "num_samples = 64 < global_batch_size = 128",
+    "lengths": "got shapes [(64, 4), (9,)]",
+    "other_strategy": "TF_CONFIG names 2 workers",
+    "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
+    "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
+    "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
+}
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What each rank answered to each misuse."""
+    job = run("misuse", *EXPECTED, workers=2)
+    assert job.status == 0
+    return [job.results(rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("misuse", EXPECTED)
+def test_both_workers_name_the_value_and_the_cure(said, misuse):
+    for rank in range(2):
+        assert EXPECTED[misuse] in said[rank][misuse]
+        assert "Error: " in said[rank][misuse]

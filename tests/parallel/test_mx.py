@@ -1,0 +1,225 @@
+"""MXNet on real clusters: exact learning, failures, misuse, and unequal workers."""
+
+import time
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+from jobs import check_unequal, run
+
+from lbbsp_core import read_run
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+TOLERANCE = 2e-6
+CASES = [
+    "sgd",
+    "adam",
+    "hybrid_deferred",
+    "mean_loss",
+    "accumulated",
+    "two_devices",
+    "two_calls",
+    "loader_threads",
+    "loader_processes",
+    "batch_norm",
+    "batch_norm_hybrid",
+    "half_precision",
+]
+ON_TWO_SERVERS = ["sgd", "adam", "batch_norm_hybrid"]
+EPOCH, X = 6, 32  # steps, samples a step, of mx_fitting
+
+
+def job(script, *args, workers, **options):
+    return run(script, *args, workers=workers, framework="mxnet", **options)
+
+
+# --- exact learning -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """Results of both jobs: by number of servers, then by case."""
+    jobs = {
+        1: job("mx_equivalence", *CASES, workers=3),
+        2: job("mx_equivalence", *ON_TWO_SERVERS, workers=3, servers=2),
+    }
+    assert all(each.status == 0 for each in jobs.values())
+    return {servers: each.results(0) for servers, each in jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("servers", "case"), [(1, case) for case in CASES] + [(2, case) for case in ON_TWO_SERVERS]
+)
+def test_uneven_changing_batches_learn_what_one_process_learns(learned, servers, case):
+    found = learned[servers][case]
+    assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
+    assert found["sizes"] > 2
+    assert found["difference"] <= TOLERANCE
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "culprit"),
+    [
+        ("kill", 137, "worker 1 was ended by SIGKILL"),
+        ("server", 137, "server 0 was ended by SIGKILL"),
+        ("scheduler", 137, "scheduler was ended by SIGKILL"),
+        ("raise", 1, "RuntimeError: the data base is gone"),
+        ("exit", 3, "worker 1 failed with exit status 3"),
+    ],
+)
+def test_when_somebody_fails_all_are_gone_within_ten_seconds(mode, status, culprit, capsys):
+    failed = job("mx_training", mode, workers=3)
+    ended = time.time()
+    assert failed.status == status
+    said = next(line for line in failed.lines[1] if line.startswith("FAILING"))
+    assert ended - float(said.split()[1]) < 10
+    assert culprit in capsys.readouterr().err
+
+
+# --- misuse ---------------------------------------------------------------------------------------
+
+EXPECTED = {
+    "size": "must be called with the 8 samples that the plan gives to worker",
+    "no_sampler": "must be called with the 8 samples",
+    "update_alone": "update must follow allreduce_grads",
+    "update_on_kvstore": "update_on_kvstore must be False, got True",
+    "compression": "compression_params must be None",
+    "unknown_store": "one of dist_sync, dist_device_sync, local, device, got 'dist_magic'",
+    "asynchronous": "got 'dist_async'",
+    "no_store": "got 7",
+    "second_kind": "has a store 'dist_sync' already",
+    "sparse": "use sparse_grad=False",
+    "mean_and_add": "mean_loss must be False where gradients accumulate",
+    "estimator_mean": "the loss must be per sample, got one number for 8 samples",
+    "estimator_trainer": "must be an lbbsp_mx.Trainer, got mxnet.gluon.trainer.Trainer",
+    "norm_mean": "SyncBatchNorm needs the loss per sample",
+    "norm_devices": "SyncBatchNorm needs one device a worker, got 2",
+    "norm_unconnected": "is not connected to the other workers",
+    "batch_below_workers": "at least workers * minimum = 2, got 1",
+    "minimum": "at least workers * minimum = 18, got 16",
+    "small_data": "num_samples = 9 < global_batch_size = 16",
+    "options_mix": "['interval'] belong to the default policy",
+    "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
+    "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
+    "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
+    "different_loss": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",
+}
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What each rank answered to each misuse."""
+    answers = job("mx_misuse", *EXPECTED, workers=2)
+    assert answers.status == 0
+    return [answers.results(rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("misuse", EXPECTED)
+def test_both_workers_name_the_value_and_the_cure(said, misuse):
+    for rank in range(2):
+        assert EXPECTED[misuse] in said[rank][misuse]
+        assert "Error: " in said[rank][misuse]
+
+
+# --- leaving --------------------------------------------------------------------------------------
+
+
+def test_workers_go_on_and_leave_while_another_still_predicts():
+    """Its messages come after the sums of the gradients: nobody leaves, or moves on, without."""
+    done = job("mx_leaving", workers=2, timeout=100)
+    assert done.status == 0
+    assert done.results(0)["weights"] == done.results(1)["weights"]
+
+
+def test_a_worker_that_exits_with_an_error_does_not_wait():
+    assert job("mx_leaving", "3", workers=2, timeout=100).status == 3
+
+
+# --- trainings of all kinds -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What each rank reported."""
+    trained = job("mx_fitting", str(tmp_path_factory.mktemp("shared")), workers=3)
+    assert trained.status == 0
+    return [trained.results(rank) for rank in range(3)]
+
+
+def everywhere(seen, name):
+    """The one value that all ranks reported."""
+    assert seen[0][name] == seen[1][name] == seen[2][name]
+    return seen[0][name]
+
+
+@pytest.mark.parametrize(
+    ("loader", "lag"), [("none", 1), ("threads", 6), ("one_ahead", 3), ("processes", 6)]
+)
+def test_every_sample_once_an_epoch_however_far_loaders_fetch_ahead(seen, loader, lag):
+    drawn = Counter(sample for rank in seen for sample in rank[f"drawn_{loader}"])
+    assert drawn == dict.fromkeys(range(EPOCH * X), 2)
+    assert everywhere(seen, f"lag_{loader}") == lag
+
+
+@pytest.mark.parametrize("case", ["after_leaving", "over_a_restart"])
+def test_no_sample_is_lost_or_doubled(seen, case):
+    drawn = Counter(sample for rank in seen for sample in rank[f"drawn_{case}"])
+    assert drawn == dict.fromkeys(range(EPOCH * X), 1)
+
+
+def test_a_restart_learns_what_an_unbroken_run_learns(seen):
+    assert all(rank["restart"] <= TOLERANCE for rank in seen)
+    assert everywhere(seen, "plain_reads") == 0.1  # stock gluon reads the same file
+
+
+def test_batches_that_belong_to_no_step_are_refused(seen):
+    assert "iterate the loader anew" in everywhere(seen, "stale")
+
+
+def test_workers_that_part_ways_are_told_so(seen):
+    for rank in seen:
+        assert "at another step or in another order" in rank["left_alone"]
+        assert "disagree on lag" in rank["fetch_differently"]
+
+
+def test_a_learning_rate_set_in_the_middle_holds(seen):
+    assert everywhere(seen, "rate") == [0.0, 0.0]
+
+
+def test_the_estimator_learns_the_same_and_stops_together(seen):
+    assert all(rank["estimator"] <= TOLERANCE for rank in seen)
+    assert everywhere(seen, "estimator_stops") == 4  # the wish of step 3 rides on step 4
+    assert everywhere(seen, "estimator_goes_on") == EPOCH
+
+
+# --- unequal workers ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Records of the same training with even and with balanced batches, one worker at 0.3."""
+    folder = tmp_path_factory.mktemp("runs")
+    for mode in ("even", "balanced"):
+        run_dir = folder / mode
+        done = job("mx_training", mode, workers=3, speeds=[1, 1, 0.3], run_dir=run_dir)
+        assert done.status == 0
+        assert [done.results(rank)["rank"] for rank in range(3)] == [0, 1, 2]
+    return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
+
+
+def test_the_slow_worker_is_seen_and_gets_less(runs):
+    check_unequal(runs, total=48)
+
+
+def test_the_header_tells_what_ran(runs):
+    header = runs["balanced"].header
+    assert (header["framework"], header["workers"], header["lag"]) == ("mxnet", 3, 1)
+    assert header["policy"].startswith("LoadBalanced")
+    assert "runnable" in header["drivers"]
+    assert "Even" in runs["even"].header["policy"]

@@ -1,0 +1,63 @@
+"""A balanced run on three unequal workers, and what happens when one of them fails."""
+
+import time
+
+import pytest
+from jobs import check_unequal, run
+
+from lbbsp_core import read_run
+
+
+@pytest.mark.parametrize(
+    ("mode", "culprit"), [("kill", "SIGKILL"), ("raise", "RuntimeError: the data base is gone")]
+)
+def test_when_one_worker_fails_all_are_gone_within_ten_seconds(mode, culprit, capsys):
+    job = run("training", mode, workers=3)
+    ended = time.time()
+    assert job.status != 0
+    failed = next(line for line in job.lines[1] if line.startswith("FAILING"))
+    assert ended - float(failed.split()[1]) < 10
+    last_words = capsys.readouterr()
+    assert culprit in job.text + last_words.out + last_words.err
+
+
+def test_a_worker_that_never_comes_back_is_ended_by_the_timeout():
+    started = time.time()
+    job = run("training", "freeze", workers=3, timeout=45)
+    assert job.status == 124
+    assert time.time() - started < 60
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Records of the same training with even and with balanced batches, one worker at 0.3."""
+    folder = tmp_path_factory.mktemp("runs")
+    for mode in ("even", "balanced"):
+        job = run("training", mode, workers=3, speeds=[1, 1, 0.3], run_dir=folder / mode)
+        assert job.status == 0
+    return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
+
+
+def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
+    job = run("training", "shapes", workers=3, run_dir=tmp_path)
+    assert job.status == 0, job.text
+    record = read_run(tmp_path)
+    assert record.header["drivers"] == ["memory_percent", "runnable"]
+    for rank in range(3):
+        told = [line.split()[1:] for line in job.lines[rank] if line.startswith("DRIVERS")]
+        assert len(told) > 30
+        assert all(0 < float(memory) < 100 and float(tasks) >= 1 for memory, tasks in told)
+    # Up to 24 samples the third worker says to take the same time for any batch.
+    last = record.steps[-1]
+    assert last["sizes"][2] >= 24 or last["predicted_seconds"][2] >= max(last["predicted_seconds"])
+
+
+def test_the_slow_worker_is_seen_and_gets_less(runs):
+    check_unequal(runs, total=48)
+
+
+def test_the_header_tells_what_ran(runs):
+    header = runs["balanced"].header
+    assert (header["workers"], header["global_batch_size"], header["lag"]) == (3, 48, 1)
+    assert header["policy"].startswith("LoadBalanced")
+    assert "Even" in runs["even"].header["policy"]
