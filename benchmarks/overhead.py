@@ -1,0 +1,78 @@
+"""What does the callback cost where there is nothing to balance?
+
+Two equal workers train the same network on the same samples in interleaved blocks, in one pair of
+processes: stock Keras 3 (with the same cure, on a distributed data set of the same indices) and
+`LoadBalancer` with the policy `Even`, first one then the other by turns. Printed: the ratio of
+the medians of the step times of neighbouring blocks, its median over all pairs of blocks, with a
+95 % bootstrap interval. Machines are shared and noisy: only the ratio means anything.
+"""
+
+from __future__ import annotations
+
+import time
+
+from side_by_side import main, report
+
+X = 64
+
+
+def train(blocks: int, steps: int, channels: int) -> None:
+    """One of the workers; the chief prints."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from networks import SAMPLES, convolutional, data
+
+    import lbbsp_core
+    import lbbsp_tf
+
+    class Clock(keras.callbacks.Callback):
+        """Wall seconds from one batch end to the next."""
+
+        def on_train_begin(self, logs=None):
+            self.seconds, self.last = [], None
+
+        def on_train_batch_end(self, batch, logs=None):
+            now = time.perf_counter()
+            if self.last is not None:
+                self.seconds.append(now - self.last)
+            self.last = now
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=lbbsp_core.Even())
+    x, y = data()
+    order = lbbsp_core.GlobalOrder(SAMPLES, X)
+    constants = tf.constant(x), tf.constant(y)
+
+    def slices():
+        for step in range(10**9):
+            yield order.slice(step, balancer.rank, (X // 2, X // 2))
+
+    def stock_data(context):
+        spec = tf.TensorSpec([None], tf.int64)
+        indices = tf.data.Dataset.from_generator(slices, output_signature=spec)
+        batches = indices.map(lambda i: tuple(tf.gather(c, i) for c in constants))
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return batches.apply(endless).prefetch(1)
+
+    stock = (
+        convolutional(strategy, channels),
+        strategy.distribute_datasets_from_function(stock_data),
+    )
+    ours = convolutional(strategy, channels), balancer.dataset(x, y)
+    clock, times = Clock(), {"stock": [], "balanced": []}
+    sides = [("stock", stock, [clock]), ("balanced", ours, [balancer, clock])]
+    for block in range(blocks + 1):
+        sides.reverse()  # what comes first meets another machine than what comes second
+        for name, (model, feed), callbacks in sides:
+            model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=callbacks,
+                      epochs=steps // balancer.steps_per_epoch, verbose=0)  # fmt: skip
+            if block:  # the first one traces
+                times[name].append(np.median(clock.seconds))
+    if balancer.rank == 0:
+        report("Keras", times["stock"], times["balanced"])
+
+
+if __name__ == "__main__":
+    question = __doc__.splitlines()[0]
+    main(__file__, question, train, framework="tensorflow", blocks=60, channels=24)

@@ -1,0 +1,57 @@
+"""The examples come in pairs: little differs between them, and both run on a cluster."""
+
+import difflib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from lbbsp_core.launch import launch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("framework", ["keras", "gluon"])
+def test_balancing_costs_a_user_at_most_ten_lines(framework):
+    plain, balanced = (
+        (EXAMPLES / f"{framework}_digits_{kind}.py").read_text().splitlines()
+        for kind in ("plain", "balanced")
+    )
+    changes = [
+        line
+        for line in difflib.unified_diff(plain, balanced, n=0, lineterm="")
+        if line.startswith("+") and not line.startswith("+++")
+    ]
+    assert 0 < len(changes) <= 10
+
+
+@pytest.mark.parametrize("kind", ["plain", "balanced"])
+def test_an_example_learns_the_digits_on_two_workers(kind):
+    lines = []
+    status = launch(
+        [str(EXAMPLES / f"keras_digits_{kind}.py")],
+        workers=2,
+        timeout=200,
+        output=lambda rank, line: lines.append(line),
+    )
+    print("\n".join(lines))
+    assert status == 0
+    last = [line for line in lines if "val_accuracy" in line][-1]
+    assert float(last.split("val_accuracy: ")[1].split()[0]) > 0.8
+
+
+@pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'")
+@pytest.mark.parametrize("kind", ["plain", "balanced"])
+def test_a_gluon_example_learns_the_digits_on_two_workers(kind):
+    lines = []
+    status = launch(
+        [str(EXAMPLES / f"gluon_digits_{kind}.py")],
+        workers=2,
+        timeout=200,
+        framework="mxnet",
+        output=lambda rank, line: lines.append(line),
+    )
+    print("\n".join(lines))
+    assert status == 0
+    (accuracy,) = [line for line in lines if line.startswith("accuracy: ")]
+    assert float(accuracy.split()[1]) > 0.8
