@@ -99,9 +99,12 @@ class KVStore(KVStoreBase):
         raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
 
     def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
-        """Gives every worker the value of worker 0; a collective."""
+        """Gives every worker the value of worker 0, and waits for it; a collective."""
         with self.waiting("for the parameters of worker 0"):
             self._native.broadcast(self._key(key), value, out, priority)
+            # MXNet orders by arrays, not by keys: a gradient could overtake, and be what arrives.
+            for each in out if isinstance(out, list | tuple) else [out]:
+                each.wait_to_read()
 
     def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums `weight` times the values over devices and workers, in place without `out`."""
@@ -121,7 +124,8 @@ class KVStore(KVStoreBase):
 
         Args:
             row: Of this worker, shape ``(width,)``.
-            slot: Which key of the store's own to use: gathers on one key keep their order.
+            slot: Which key of the store's own to use. Read its rows before it is used again:
+                MXNet does not keep the order of two sums on one key.
             priority: Higher ones travel first.
 
         Returns:

@@ -127,6 +127,14 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
         assert "Error: " in said[rank][misuse]
 
 
+# --- starting -------------------------------------------------------------------------------------
+
+
+def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter():
+    started = job("mx_starting", workers=2, timeout=100)
+    assert [started.results(rank)["wrong"] for rank in range(2)] == [0, 0]
+
+
 # --- leaving --------------------------------------------------------------------------------------
 
 
