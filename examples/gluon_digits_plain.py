@@ -32,9 +32,7 @@ net.initialize(mx.init.Xavier())
 net.hybridize()
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 store = mx.kv.create("dist_sync")
-trainer = gluon.Trainer(
-    net.collect_params(), "adam", {"learning_rate": 2e-3}, store, update_on_kvstore=False
-)
+trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 2e-3}, store)
 part = training.shard(store.num_workers, store.rank)
 loader = gluon.data.DataLoader(part, GLOBAL_BATCH_SIZE // store.num_workers, shuffle=True)
 
