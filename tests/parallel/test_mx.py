@@ -211,11 +211,11 @@ def test_the_estimator_learns_the_same_and_stops_together(seen):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Records of the same training with even and with balanced batches, one worker at 0.3."""
+    """Records of the same training with even and with balanced batches, one worker at 0.2."""
     folder = tmp_path_factory.mktemp("runs")
     for mode in ("even", "balanced"):
         run_dir = folder / mode
-        done = job("mx_training", mode, workers=3, speeds=[1, 1, 0.3], run_dir=run_dir)
+        done = job("mx_training", mode, workers=3, speeds=[1, 1, 0.2], run_dir=run_dir)
         assert done.status == 0
         assert [done.results(rank)["rank"] for rank in range(3)] == [0, 1, 2]
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
