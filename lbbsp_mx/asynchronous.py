@@ -24,6 +24,7 @@ from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.sync import BSP, ElasticBSP, Synchroniser
 from lbbsp_core.types import training_limits
 from lbbsp_mx import cluster, env
+from lbbsp_mx.parameters import as_created, require_dense
 from lbbsp_mx.process import process
 from lbbsp_mx.served import (
     APPLIED,
@@ -116,7 +117,7 @@ class AsyncTrainer(gluon.Trainer):
         drivers: Sequence[str] | None = None,
         wait_seconds: float = 1800.0,
     ) -> None:
-        params = list(params.values()) if hasattr(params, "values") else list(params)
+        params = list(as_created(params))
         _check(params)
         if cluster.in_cluster() and process().serves_optimizer:
             raise ValueError(
@@ -486,11 +487,7 @@ def _check(params: list[Any]) -> None:
                 f"parameter {param.name} must be initialised, with its shape known: give in_units "
                 "or in_channels, or call the network once before making the trainer"
             )
-        if param._stype != "default" or param._grad_stype != "default":
-            raise ValueError(
-                f"parameter {param.name} must be dense, with dense gradients, got "
-                f"{param._stype!r} with {param._grad_stype!r}: use sparse_grad=False"
-            )
+        require_dense(param)
 
 
 def _wait(arrays: list[Any]) -> None:

@@ -103,13 +103,13 @@ class KVStore(KVStoreBase):
         with self.waiting("for the parameters of worker 0"):
             self._native.broadcast(self._key(key), value, out, priority)
             # MXNet orders by arrays, not by keys: a gradient could overtake, and be what arrives.
-            for each in out if isinstance(out, list | tuple) else [out]:
+            for each in _each(out):
                 each.wait_to_read()
 
     def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums `weight` times the values over devices and workers, in place without `out`."""
         if self.weight != 1.0:
-            for each in value if isinstance(value, list | tuple) else [value]:
+            for each in _each(value):
                 each *= self.weight
         self._native.pushpull(self._key(key), value, out=out, priority=priority)
 
@@ -173,6 +173,11 @@ class KVStore(KVStoreBase):
             with self.waiting("for the other workers"):
                 self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
         return self._keys[key]
+
+
+def _each(arrays: Any) -> Sequence[Any]:
+    """The array of every device: gluon gives one, or one a device."""
+    return arrays if isinstance(arrays, list | tuple) else [arrays]
 
 
 KVStoreBase.kv_registry[NAME] = KVStore

@@ -23,6 +23,7 @@ from lbbsp_core.shape import Shape
 from lbbsp_mx import cluster
 from lbbsp_mx.kvstore import DISTRIBUTED, NAME, KVStore, make_store
 from lbbsp_mx.loop import Introductions, Loop
+from lbbsp_mx.parameters import as_created, require_dense
 from lbbsp_mx.process import process
 from lbbsp_mx.ready import Ready
 from lbbsp_mx.sampler import BatchSampler
@@ -101,7 +102,7 @@ class Trainer(gluon.Trainer):
         drivers: Sequence[str] | None = None,
     ) -> None:
         _refuse(compression_params, update_on_kvstore)
-        super().__init__(_as_created(params), optimizer, optimizer_params, kvstore, None, False)
+        super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._refuse_inexact(mean_loss)
         self.kvstore = _store(kvstore)
         self.mean_loss = mean_loss
@@ -312,12 +313,7 @@ class Trainer(gluon.Trainer):
 
     def _refuse_inexact(self, mean_loss: bool) -> None:
         for param in self._params:
-            if param._stype != "default" or param._grad_stype != "default":
-                raise ValueError(
-                    f"parameter {param.name} must be dense, with dense gradients, got "
-                    f"{param._stype!r} with {param._grad_stype!r}: MXNet's servers only sum "
-                    "dense ones; use sparse_grad=False"
-                )
+            require_dense(param)
             if mean_loss and param.grad_req == "add":
                 raise ValueError(
                     f"mean_loss must be False where gradients accumulate (grad_req='add', "
@@ -328,15 +324,6 @@ class Trainer(gluon.Trainer):
                 "BatchNorm normalises each worker's batch by itself, which depends on how the "
                 "batch is split: use lbbsp_mx.SyncBatchNorm"
             )
-
-
-def _as_created(params: Any) -> Any:
-    """Parameters in the order in which the network made them: alike on all workers.
-
-    Gluon sorts a dictionary by names, and "conv10" comes before "conv9": a worker that has made
-    one network more than its peers, to evaluate say, would sum its gradients with those of others.
-    """
-    return list(params.values()) if hasattr(params, "values") else params
 
 
 def _is_plain_batch_norm(param: Any) -> bool:
