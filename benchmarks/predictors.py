@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 from lbbsp_core import Measurement, Predictor
-from lbbsp_core.evaluate import contenders
+from lbbsp_core.sim.backtest import contenders
 
 TARGETS = {
     "ema0.2": (10, math.inf),

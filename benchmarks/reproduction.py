@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from lbbsp_core.sim import Mlp, Task, digits, read_scenario
-from lbbsp_core.simulate import Goal, Row, arena_of, chosen_runs, compete
+from lbbsp_core.sim.experiment import Goal, Row, arena_of, chosen_runs, compete
 
 SEEDS = 9  # of weather, first weights and order of samples
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from lbbsp_core.sim import load_scenario, run_arrays, run_oracle, run_relaxed, synchroniser
-from lbbsp_core.simulate import POLICIES, arena_of, chosen_runs
+from lbbsp_core.sim.experiment import POLICIES, arena_of, chosen_runs
 
 EVENTS = 20_000  # iterations of workers, for each scheme that runs on events
 

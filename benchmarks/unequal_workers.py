@@ -97,8 +97,8 @@ def main() -> None:
         train(options.worker, options.steps, options.channels)
         return
 
-    from lbbsp_core.record import Run
     from lbbsp_core.report.summary import summarise
+    from lbbsp_core.runtime.record import Run
 
     steps, options.steps = options.steps, options.steps // 2
     even = summarise(run("even", options, None))

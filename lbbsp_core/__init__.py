@@ -3,11 +3,9 @@
 `Balancer` is the loop; the other names are its stages.
 """
 
-from lbbsp_core.allocate import allocate
-from lbbsp_core.balancer import Balancer
+from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
-from lbbsp_core.drivers import ResourceSampler
-from lbbsp_core.exchange import DisagreementError, Message
+from lbbsp_core.cost.online import Shape, ShapeState
 from lbbsp_core.measure import BusyTimer, Gate
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import (
@@ -34,8 +32,10 @@ from lbbsp_core.predict import (
     Recurrent,
 )
 from lbbsp_core.profiler import Profiling, Search, profile_step
-from lbbsp_core.record import RunRecord, read_run
-from lbbsp_core.shape import Shape, ShapeState
+from lbbsp_core.resources import ResourceSampler
+from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.protocol import DisagreementError, Message
+from lbbsp_core.runtime.record import RunRecord, read_run
 from lbbsp_core.sync import (
     ASP,
     BSP,

@@ -10,7 +10,7 @@ from lbbsp_mx.compat import import_mxnet
 check_cluster()
 import_mxnet()
 
-from lbbsp_mx.asynchronous import AsyncTrainer  # noqa: E402
+from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402
 from lbbsp_mx.estimator import LoadBalancingHandler  # noqa: E402
 from lbbsp_mx.kvstore import KVStore  # noqa: E402

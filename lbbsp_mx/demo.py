@@ -15,7 +15,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mxnet import autograd, gluon
 
-from lbbsp_core.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
 
 
 def main() -> None:

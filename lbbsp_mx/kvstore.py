@@ -9,9 +9,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.exchange import pack, unpack
+from lbbsp_core.runtime.protocol import pack, unpack
 from lbbsp_mx import cluster
-from lbbsp_mx.process import DISTRIBUTED, IN_ONE_PROCESS, process
+from lbbsp_mx.native import DISTRIBUTED, IN_ONE_PROCESS, process
 
 KINDS = (*DISTRIBUTED, *IN_ONE_PROCESS)
 NAME = "dist_lbbsp"

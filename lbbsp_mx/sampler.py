@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mxnet.gluon.data import Sampler
 
 from lbbsp_core import GlobalOrder
-from lbbsp_mx.loop import Loop
+from lbbsp_core.runtime.pipelined import Loop
 
 
 class BatchSampler(Sampler):

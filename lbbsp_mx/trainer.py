@@ -13,19 +13,20 @@ from typing import Any
 import mxnet as mx
 from mxnet import gluon
 
-from lbbsp_core import Balancer, Limits, plugin
-from lbbsp_core.balancer import BalancerState
+from lbbsp_core import Balancer, Limits
 from lbbsp_core.cost import Cost
-from lbbsp_core.env import run_dir
+from lbbsp_core.cost.online import Shape
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
-from lbbsp_core.shape import Shape
+from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.balancer import BalancerState
+from lbbsp_core.runtime.env import run_dir
+from lbbsp_core.runtime.pipelined import Introductions, Loop
 from lbbsp_mx import cluster
+from lbbsp_mx.fence import Ready
 from lbbsp_mx.kvstore import DISTRIBUTED, NAME, KVStore, make_store
-from lbbsp_mx.loop import Introductions, Loop
+from lbbsp_mx.native import process
 from lbbsp_mx.parameters import as_created, require_dense
-from lbbsp_mx.process import process
-from lbbsp_mx.ready import Ready
 from lbbsp_mx.sampler import BatchSampler
 
 logger = logging.getLogger("lbbsp")
@@ -116,7 +117,7 @@ class Trainer(gluon.Trainer):
             "rank": self.kvstore.rank,
             "workers": self.kvstore.num_workers,
             "global_batch_size": global_batch_size,
-            "policy": plugin.choose_policy(policy, interval, min_gain),
+            "policy": handshake.choose_policy(policy, interval, min_gain),
             "predictor": predictor,
             "cost": cost,
             "limits": limits,
@@ -302,11 +303,11 @@ class Trainer(gluon.Trainer):
         """The first step: compares what must be alike, and begins the record."""
         order = self._loop.order
         more = {"parameters": len(self._params), "mean_loss": int(self.mean_loss)}
-        introductions = plugin.agree(balancer, order, self.kvstore.gather, more)
+        introductions = handshake.agree(balancer, order, self.kvstore.gather, more)
         if self.kvstore.rank == 0 and self._record_path:
             versions, drivers = {"mxnet": mx.__version__}, self._loop.sampler.names
-            facts = plugin.header(balancer, order, "mxnet", versions, drivers)
-            self._record = plugin.open_record(self._record_path, facts)
+            facts = handshake.header(balancer, order, "mxnet", versions, drivers)
+            self._record = handshake.open_record(self._record_path, facts)
             balancer.record_to(self._record)
         process().endings.append(self._loop.settle)  # peers wait for what this one has to say
         return introductions

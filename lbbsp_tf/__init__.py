@@ -6,9 +6,9 @@ Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy a
 one with an unrelated error or with a hang.
 """
 
-from lbbsp_tf.asynchronous import fit_asynchronously, parameter_server_strategy
 from lbbsp_tf.callback import LoadBalancer
 from lbbsp_tf.cluster import check_tf_config
+from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy
 
 check_tf_config()
 

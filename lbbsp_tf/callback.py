@@ -11,17 +11,18 @@ import keras
 import tensorflow as tf
 
 import lbbsp_core
-from lbbsp_core import Balancer, BusyTimer, Limits, ResourceSampler, RunRecord, plugin
+from lbbsp_core import Balancer, BusyTimer, Limits, ResourceSampler, RunRecord
 from lbbsp_core.cost import Cost
-from lbbsp_core.env import run_dir
-from lbbsp_core.exchange import Row, compare_facts, decode, encode
-from lbbsp_core.failing import fail_fast
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
+from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.env import run_dir
+from lbbsp_core.runtime.exit import fail_fast
+from lbbsp_core.runtime.protocol import Row, compare_facts, decode, encode
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import check_tf_config, cluster_size, rank_and_workers
+from lbbsp_tf.collectives import IntegerGather
 from lbbsp_tf.dataset import Feed, pack_arrays
-from lbbsp_tf.gather import IntegerGather
 from lbbsp_tf.step import BalancedStep, sums_over_samples
 
 logger = logging.getLogger("lbbsp")
@@ -97,7 +98,7 @@ class LoadBalancer(keras.callbacks.Callback):
             rank=self.rank,
             workers=self.workers,
             global_batch_size=global_batch_size,
-            policy=plugin.choose_policy(policy, interval, min_gain),
+            policy=handshake.choose_policy(policy, interval, min_gain),
             predictor=predictor,
             cost=cost,
             limits=limits,
@@ -201,10 +202,10 @@ class LoadBalancer(keras.callbacks.Callback):
             return
         self._balancer.follow(self._order)
         more = {"epochs": self.params["epochs"]}
-        plugin.agree(self._balancer, self._order, self._gather, more)
+        handshake.agree(self._balancer, self._order, self._gather, more)
         self._sampler = ResourceSampler(self._driver_names)  # it watches the cores in use now
         if self.rank == 0 and self._record_path and self._record is None:
-            self._record = plugin.open_record(self._record_path, self._header())
+            self._record = handshake.open_record(self._record_path, self._header())
             self._balancer.record_to(self._record)
         self._speak_last()
 
@@ -347,7 +348,7 @@ class LoadBalancer(keras.callbacks.Callback):
     def _header(self) -> dict[str, Any]:
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
         drivers = self._sampler.names
-        return plugin.header(self._balancer, self._order, "tensorflow", versions, drivers)
+        return handshake.header(self._balancer, self._order, "tensorflow", versions, drivers)
 
     def _check_strategy(self) -> None:
         replicas = self.strategy.num_replicas_in_sync

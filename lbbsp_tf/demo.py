@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from lbbsp_core.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
 from lbbsp_tf import LoadBalancer
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from lbbsp_core.exchange import WIDTH
+from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_tf.compat import replaced
 
 Gradients = Sequence[Any]

@@ -18,9 +18,9 @@ from rich.table import Table
 from lbbsp_core.cli.options import parse_speeds
 from lbbsp_core.cli.progress import Progress
 from lbbsp_core.launch import launch
-from lbbsp_core.record import Run, read_run
 from lbbsp_core.report.picture import draw_comparison
 from lbbsp_core.report.summary import Comparison, Outcome, summarise
+from lbbsp_core.runtime.record import Run, read_run
 
 SLOW_WORKER: Final = 0.35
 TIMEOUT_SECONDS: Final = 900.0

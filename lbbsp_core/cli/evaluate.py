@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.evaluate import DEFAULT, Evaluation, contenders
-from lbbsp_core.evaluate import evaluate as run_evaluation
 from lbbsp_core.sim import Trace, TraceError, read_trace
+from lbbsp_core.sim.backtest import DEFAULT, Evaluation, contenders
+from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 
 def evaluate(

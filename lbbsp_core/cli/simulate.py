@@ -15,8 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.evaluate import DEFAULT, contenders
-from lbbsp_core.names import require_known
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
@@ -33,7 +31,8 @@ from lbbsp_core.sim import (
     recorded,
     replayed,
 )
-from lbbsp_core.simulate import (
+from lbbsp_core.sim.backtest import DEFAULT, contenders
+from lbbsp_core.sim.experiment import (
     POLICIES,
     STEPS_PER_EPOCH,
     Arena,
@@ -45,6 +44,7 @@ from lbbsp_core.simulate import (
     compete,
     figures,
 )
+from lbbsp_core.validate import require_known
 
 _ALL = "all"
 _QUICK = "ema0.5"

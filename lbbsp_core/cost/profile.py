@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost.base import Segment, along, pack
-from lbbsp_core.cost.document import make_document, read_points, write_document
+from lbbsp_core.cost.profile_file import make_document, read_points, write_document
 from lbbsp_core.types import Limits, require_positive
 
 _AGAIN = "measure it again, with more repeats"

@@ -14,11 +14,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from lbbsp_core.launch.cluster import Cluster, environments
-from lbbsp_core.launch.guard import Guard
-from lbbsp_core.launch.shares import Schedule, schedule
+from lbbsp_core.launch.cpu_shares import Schedule, schedule
 from lbbsp_core.launch.supervise import Outcome, Supervisor, handlers
 from lbbsp_core.launch.throttle import Emulation, Throttle, Unthrottled, available_cores, choose
-from lbbsp_core.launch.worker import Event, Output
+from lbbsp_core.processes.child import Event, Output
+from lbbsp_core.processes.reaper import Guard
 
 __all__ = ["launch"]
 

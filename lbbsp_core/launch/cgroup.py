@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from lbbsp_core.launch import _enter, _guard
-from lbbsp_core.launch.shares import quota_us
+from lbbsp_core.launch.cpu_shares import quota_us
+from lbbsp_core.processes import _exec, _reaper
 
 PREFIX: Final = "lbbsp"
 
@@ -114,7 +114,7 @@ class CgroupThrottle(ABC):
         return self._groups
 
     def attach(self, rank: int, pid: int) -> None:  # noqa: B027
-        """Nothing to do: the worker has entered its cgroup by itself (see ``_enter``)."""
+        """Nothing to do: the worker has entered its cgroup by itself (see ``_exec``)."""
 
     def apply(self, shares: Sequence[float]) -> None:
         """Change the quotas of the workers that have not been released."""
@@ -130,7 +130,7 @@ class CgroupThrottle(ABC):
     def close(self) -> None:
         """Remove the cgroups, with what may still be in them."""
         for group in self._groups:
-            _guard.remove(str(group))
+            _reaper.remove(str(group))
 
 
 @final
@@ -191,7 +191,7 @@ def _hands_on_cpu(group: Path) -> bool:
 def _can_enter(group: Path) -> bool:
     """Try it with a process that ends at once: rights to move differ from rights to create."""
     python = [sys.executable, "-I", "-S"]
-    command = [*python, _enter.__file__, str(os.getpid()), str(group / "cgroup.procs")]
+    command = [*python, _exec.__file__, str(os.getpid()), str(group / "cgroup.procs")]
     probe = subprocess.run(
         [*command, *python, "-c", ""],
         stdin=subprocess.DEVNULL,

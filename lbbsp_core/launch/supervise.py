@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import psutil
 
 from lbbsp_core.launch.cluster import Cluster
-from lbbsp_core.launch.guard import Guard
-from lbbsp_core.launch.shares import Stage
+from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
-from lbbsp_core.launch.worker import Broken, Event, Exited, Output, Signalled, Worker, signal_name
+from lbbsp_core.processes.child import Broken, Event, Exited, Output, Signalled, Worker, signal_name
+from lbbsp_core.processes.reaper import Guard
 
 GRACE_SECONDS: Final = 0.2  # others that fail in the wake of the first do so within moments
 FAREWELL_SECONDS: Final = 0.5  # for what well-behaved workers' helpers still have to tidy up

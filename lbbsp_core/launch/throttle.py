@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from lbbsp_core.launch import cgroup
+from lbbsp_core.launch.cpu_shares import LONG_PERIOD_US
 from lbbsp_core.launch.dutycycle import CYCLE_SECONDS, DutyCycle
-from lbbsp_core.launch.shares import LONG_PERIOD_US
 
 Emulation = Literal["auto", "cgroup", "duty-cycle"]
 EMULATIONS: Final = ("auto", "cgroup", "duty-cycle")

@@ -1,11 +1,11 @@
 """Decide: which batch sizes to use from now on."""
 
 from lbbsp_core.policy.base import Cluster, Observation, Policy, Sizes
-from lbbsp_core.policy.dbs import EpochBalanced, EpochBalancedState
+from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
-from lbbsp_core.policy.lbbsp import LoadBalanced, LoadBalancedState
 from lbbsp_core.policy.leader_straggler import LeaderStraggler, LeaderStragglerState
+from lbbsp_core.policy.load_balanced import LoadBalanced, LoadBalancedState
 from lbbsp_core.policy.proportional_control import ProportionalControl, ProportionalControlState
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lbbsp_core.allocate import allocate
+from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Cost, Lines
 from lbbsp_core.types import Limits
 

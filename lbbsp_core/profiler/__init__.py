@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lbbsp_core.cost import Cost, Profile
-from lbbsp_core.cost.document import make_document, write_document
-from lbbsp_core.fit import Fit, Point, best, fit_costs, repair
+from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
+from lbbsp_core.cost.profile_file import make_document, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
 from lbbsp_core.profiler.search import Found, Progress, Search

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from lbbsp_core.launch import _enter
-from lbbsp_core.launch.guard import Guard
-from lbbsp_core.launch.worker import signal_name
+from lbbsp_core.processes import _exec
+from lbbsp_core.processes.child import signal_name
+from lbbsp_core.processes.reaper import Guard
 from lbbsp_core.profiler import _step
 
 LONGEST_ANSWER: Final = 65_536
@@ -49,7 +49,7 @@ class StepProcess:
         self._tail, self._pending = bytearray(), b""
         theirs_in, self._requests = os.pipe()
         self._answers, theirs_out = os.pipe()
-        enter = [sys.executable, "-I", "-S", _enter.__file__, str(os.getpid()), ""]
+        enter = [sys.executable, "-I", "-S", _exec.__file__, str(os.getpid()), ""]
         step = [_step.__file__, script, function, str(theirs_in), str(theirs_out), *arguments]
         self._guard = Guard()
         self._process = subprocess.Popen(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from lbbsp_core.fit import Point
+from lbbsp_core.cost.fitting import Point
 
 MOST_REPEATS = 100
 

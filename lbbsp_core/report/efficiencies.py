@@ -7,14 +7,14 @@ from itertools import groupby
 from pathlib import Path
 
 from lbbsp_core.report.figure import new_figure
-from lbbsp_core.simulate import Row
+from lbbsp_core.sim.experiment import Row
 
 
 def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
     """Draws a bar for each run, a panel for each trace; 1 is the oracle.
 
     Args:
-        rows: From `lbbsp_core.simulate.simulate`.
+        rows: From `lbbsp_core.sim.experiment.simulate`.
         path: Where to; its ending says which format.
 
     Raises:

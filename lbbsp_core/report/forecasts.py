@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lbbsp_core.evaluate import DEFAULT, Evaluation
 from lbbsp_core.report.figure import new_figure
+from lbbsp_core.sim.backtest import DEFAULT, Evaluation
 
 SHOWN = 120
 """Iterations drawn: the last ones of each trace's first worker."""
@@ -15,7 +15,7 @@ def plot_forecasts(result: Evaluation, path: Path) -> None:
     """Draws speed, the default predictor and EMA 0.5 over the last iterations of each trace.
 
     Args:
-        result: From `lbbsp_core.evaluate.evaluate`.
+        result: From `lbbsp_core.sim.backtest.evaluate`.
         path: Where to; its ending says which format.
 
     Raises:

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lbbsp_core.record import Run
 from lbbsp_core.report.figure import new_figure
 from lbbsp_core.report.summary import Comparison, RunSummary, summarise
+from lbbsp_core.runtime.record import Run
 
 WORKERS = ("#1f6fb4", "#2a9d8f", "#d1495b", "#8f5fbf", "#e08e2b", "#5f6b7a")
 WAITING = "#d9dde2"

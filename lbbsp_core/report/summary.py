@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.allocate import allocate
+from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.record import Run
+from lbbsp_core.runtime.record import Run
 
 Floats = npt.NDArray[np.float64]
 

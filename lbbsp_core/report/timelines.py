@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lbbsp_core.report.figure import new_figure
 from lbbsp_core.sim import RelaxedRun, Timeline
-from lbbsp_core.simulate import Result
+from lbbsp_core.sim.experiment import Result
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
     """Draws timeline, updates, and where there is something to show accuracy and scaling.
 
     Args:
-        results: From `lbbsp_core.simulate.compete`.
+        results: From `lbbsp_core.sim.experiment.compete`.
         folder: Where to; it exists.
 
     Yields:

@@ -1,10 +1,12 @@
 """Virtual time: recorded or invented iteration times as a stand-in for a cluster."""
 
-from lbbsp_core.sim.arrays import ELEMENTWISE, fits_arrays, run_arrays
+from lbbsp_core.registry import SCHEMES, synchroniser
+from lbbsp_core.sim.asynchronous import RelaxedRun, run_relaxed
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replayed
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
 from lbbsp_core.sim.engine import Setting, Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Iteration, Schedule, play, schedule
+from lbbsp_core.sim.from_run import Recorded, recorded
 from lbbsp_core.sim.learning import (
     MODELS,
     Curve,
@@ -18,13 +20,19 @@ from lbbsp_core.sim.learning import (
     learned_in_step,
     lockstep,
 )
-from lbbsp_core.sim.noise import Constant, Disturbance, Lognormal, Markov, Noise, Pareto, Weather
-from lbbsp_core.sim.recorded import Recorded, recorded
-from lbbsp_core.sim.relaxed import RelaxedRun, run_relaxed
 from lbbsp_core.sim.scenario import PRESETS, Scenario, load_scenario, read_scenario
-from lbbsp_core.sim.schemes import SCHEMES, synchroniser
+from lbbsp_core.sim.slowdowns import (
+    Constant,
+    Disturbance,
+    Lognormal,
+    Markov,
+    Noise,
+    Pareto,
+    Weather,
+)
+from lbbsp_core.sim.synthetic import OMNILEARN, InventedCluster, Preemption, cores, invented
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace
-from lbbsp_core.sim.workers import OMNILEARN, InventedCluster, Preemption, cores, invented
+from lbbsp_core.sim.vectorised import ELEMENTWISE, fits_arrays, run_arrays
 
 __all__ = [
     "ELEMENTWISE",

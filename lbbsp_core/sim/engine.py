@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.balancer import Balancer
 from lbbsp_core.cost import Cost, Proportional
+from lbbsp_core.cost.online import Shape
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Cluster, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
-from lbbsp_core.shape import Shape
+from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.types import Limits
 

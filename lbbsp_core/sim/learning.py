@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import SampleStream
+from lbbsp_core.sim.asynchronous import RelaxedRun
 from lbbsp_core.sim.engine import Timeline
 from lbbsp_core.sim.events import Schedule
-from lbbsp_core.sim.relaxed import RelaxedRun
 from lbbsp_core.types import require_positive
 
 Floats = npt.NDArray[np.float64]

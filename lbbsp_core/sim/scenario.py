@@ -10,16 +10,16 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from lbbsp_core.cost import Affine, Cost, Profile
-from lbbsp_core.names import require_known
 from lbbsp_core.sim.communication import (
     Communication,
     FixedTime,
     ParameterServer,
     RingAllReduce,
 )
-from lbbsp_core.sim.noise import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
-from lbbsp_core.sim.workers import OMNILEARN, InventedCluster, Preemption, cores, invented
+from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
+from lbbsp_core.sim.synthetic import OMNILEARN, InventedCluster, Preemption, cores, invented
 from lbbsp_core.types import Limits, require_nonnegative, require_positive
+from lbbsp_core.validate import require_known
 
 T = TypeVar("T")
 

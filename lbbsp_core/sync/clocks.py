@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lbbsp_core.sync.base import require_absent, require_count, require_present
-from lbbsp_core.sync.vector import Vector
+from lbbsp_core.sync.persistent_vector import Vector
 
 
 class Clocks(NamedTuple):

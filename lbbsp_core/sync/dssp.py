@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lbbsp_core.sync.base import Decision, require_count, require_running, require_time
 from lbbsp_core.sync.clocks import Clocks
-from lbbsp_core.sync.vector import Vector
+from lbbsp_core.sync.persistent_vector import Vector
 
 
 class Pace(NamedTuple):

@@ -15,7 +15,7 @@ from lbbsp_core.sync.base import (
     require_running,
     require_time,
 )
-from lbbsp_core.sync.vector import Vector
+from lbbsp_core.sync.persistent_vector import Vector
 from lbbsp_core.sync.zipline import zipline
 
 

@@ -12,7 +12,7 @@ from statistics import median
 import psutil
 
 from lbbsp_core.launch import launch
-from lbbsp_core.record import Run
+from lbbsp_core.runtime.record import Run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = "RESULT "

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from lbbsp_core.launch import cgroup, launch
+from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.dutycycle import DutyCycle
-from lbbsp_core.launch.shares import schedule
 from lbbsp_core.launch.throttle import available_cores
 
 ME = os.getpid()
@@ -366,7 +366,7 @@ def test_killing_the_launcher_after_its_guard(script, driver, tmp_path):
     need_cgroups()
     process = driver(script("print('hello')\ntime.sleep(60)"), "{'speeds': [1, 0.5]}")
     for child in psutil.Process(process.pid).children():
-        if any(word.endswith("_guard.py") for word in child.cmdline()):
+        if any(word.endswith("_reaper.py") for word in child.cmdline()):
             child.kill()
     process.kill()
     process.wait()

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from say import largest_difference, result
+from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import GlobalOrder

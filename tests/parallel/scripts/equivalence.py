@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import tensorflow as tf
-from say import largest_difference, result
+from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, ProportionalControl

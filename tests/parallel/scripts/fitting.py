@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from say import result
+from report import result
 
 import lbbsp_tf
 

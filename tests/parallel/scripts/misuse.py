@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from say import answer_all
+from report import answer_all
 
 import lbbsp_tf
 from lbbsp_core import Limits

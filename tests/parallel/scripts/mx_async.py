@@ -11,7 +11,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
-from say import result
+from report import result
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced, digits
 from lbbsp_core.order import SampleStream

@@ -8,7 +8,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon, nd
-from say import result
+from report import result
 
 X = 64
 SAMPLES = 10 * X + 21  # a short last batch in every epoch

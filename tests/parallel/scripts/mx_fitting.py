@@ -10,7 +10,7 @@ import numpy as np
 from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
-from say import result
+from report import result
 
 X, STEPS = 32, 6
 SAMPLES = X * STEPS

@@ -10,7 +10,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import weights
 from mxnet import autograd, gluon
-from say import result
+from report import result
 
 from lbbsp_core import LastValue
 

@@ -6,7 +6,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon.contrib.estimator import Estimator
-from say import answer_all
+from report import answer_all
 
 from lbbsp_core import Limits
 

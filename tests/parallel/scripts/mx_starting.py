@@ -3,7 +3,7 @@
 import lbbsp_mx
 
 import mxnet as mx  # isort: skip
-from say import result
+from report import result
 
 KEYS, SHAPE = 300, (100, 100)
 

@@ -11,7 +11,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 import psutil
 from mxnet import autograd, gluon
-from say import result
+from report import result
 
 import lbbsp_core
 

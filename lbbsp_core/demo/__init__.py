@@ -1,0 +1,1 @@
+"""The job of ``lbbsp demo``: what both frameworks' workers share."""

@@ -1,0 +1,1 @@
+"""Child processes: started, watched and reaped, for the launcher and the profiler alike."""

@@ -1,0 +1,1 @@
+"""Runs the loop during training: everything a plugin needs beside its framework."""

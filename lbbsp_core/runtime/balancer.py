@@ -1,0 +1,381 @@
+"""The loop as one state machine: measure, predict, exchange, allocate; no framework inside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lbbsp_core.cost import Cost, Profile, Proportional, Segment
+from lbbsp_core.cost.online import Shape
+from lbbsp_core.measure import Gate
+from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.policy import Cluster, LoadBalanced, Observation, Policy, Sizes
+from lbbsp_core.predict import Mixture, Predictor
+from lbbsp_core.predict.estimator import Forecaster
+from lbbsp_core.runtime.protocol import (
+    LINE,
+    DisagreementError,
+    Introduction,
+    Message,
+    checksum,
+    curve,
+    quantise,
+)
+from lbbsp_core.runtime.record import RunRecord
+from lbbsp_core.types import Limits, believable, training_limits
+
+logger = logging.getLogger(__name__)
+
+
+class BalancerState(NamedTuple):
+    """All that a worker needs to go on where it, or another worker of the job, has stopped.
+
+    Args:
+        step: The next global step.
+        order: Number of samples, global batch size, seed, shuffle and drop_last, if known.
+        order_begins: The step at which that order began.
+        plans: Of the steps from `step` on that are decided already.
+        rank: The worker who knows what follows, all of which is its own.
+        predictor: By which the speeds were predicted.
+        learned: States of policy and forecaster; the drivers last seen.
+    """
+
+    step: int
+    order: tuple[int, int, int, bool, bool] | None
+    order_begins: int
+    plans: tuple[Sizes, ...]
+    rank: int
+    predictor: Predictor
+    learned: tuple[Any, ...]
+
+
+class Balancer:
+    """One worker's view of the loop; every worker runs one, and all reach the same plans.
+
+    A plugin calls, for every step::
+
+        sizes = balancer.sizes(step)                       # what to draw
+        message = balancer.report(busy_seconds)            # measure, predict
+        messages = ...                                     # the framework's all-gather
+        balancer.receive(messages, wall_seconds)           # allocate, for step + lag
+
+    Args:
+        rank: This worker, in [0, workers).
+        workers: N.
+        global_batch_size: X.
+        policy: Decides sizes. Default LB-BSP.
+        predictor: Forecasts *this* worker's speed. Default: what measures best at this lag.
+        cost: The shape of this worker's cost, as a prior; its speed is a placeholder. A `Shape`
+            says how much of it is learned.
+        limits: One for all workers, or one each.
+        granularity: Sizes are multiples of it.
+        lag: A plan decided after step k serves step ``k + lag``, >= 1.
+        gate: Which measurements reach the predictor.
+
+    Raises:
+        ValueError: Options that no plan can satisfy; names the value and the cure.
+
+    Example:
+        >>> fast, slow = (Balancer(rank=i, workers=2, global_batch_size=12) for i in (0, 1))
+        >>> fast.sizes(0)
+        (6, 6)
+        >>> messages = [fast.report(0.1), slow.report(0.2)]
+        >>> for balancer in (fast, slow):
+        ...     balancer.receive(messages, wall_seconds=0.2)
+        >>> fast.sizes(1), slow.sizes(1)
+        ((8, 4), (8, 4))
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        global_batch_size: int,
+        policy: Policy | None = None,
+        predictor: Predictor | None = None,
+        cost: Cost | Shape | None = None,
+        limits: Limits | Sequence[Limits] | None = None,
+        granularity: int = 1,
+        lag: int = 1,
+        gate: Gate | None = None,
+    ) -> None:
+        if not 0 <= rank < workers:
+            raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
+        if lag < 1:
+            raise ValueError(f"lag must be >= 1, got {lag}: a plan cannot serve its own step")
+        each = training_limits(limits, workers)
+        self.rank = rank
+        self.lag = lag
+        self.policy = policy or LoadBalanced()
+        self.predictor = predictor or Mixture(ahead=lag)
+        self.cluster = Cluster(global_batch_size, each, granularity)
+        self.step = 0
+        self.stopping = False
+        self.shape = Shape.of(cost or Proportional(), global_batch_size, workers)
+        used = self.predictor if self.policy.uses_costs else None
+        self._forecaster = Forecaster(used, self.shape, gate or Gate())
+        self._known = self._forecaster.init()
+        self._linear = self.shape.marginal() == LINE
+        self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
+        self._drivers: tuple[float, ...] = ()
+        self._unknown: tuple[float | None, ...] = (None,) * workers
+        self._policy_state: Any
+        self._plans: dict[int, tuple[Sizes, tuple[float | None, ...]]]
+        self._begin_planning()
+        self._order: GlobalOrder | None = None
+        self._order_begins = 0
+        self._record: RunRecord | None = None
+
+    @property
+    def workers(self) -> int:
+        """N."""
+        return self.cluster.workers
+
+    def order(self, num_samples: int, seed: int) -> GlobalOrder:
+        """The order of `num_samples` samples that this cluster can run.
+
+        A short last step with fewer samples than workers would leave somebody without work: it
+        is dropped, with a warning.
+
+        Raises:
+            ValueError: A data set smaller than one global batch.
+        """
+        full, rest = divmod(num_samples, self.cluster.total)
+        if full == 1 and self.workers > 1:
+            logger.warning(
+                "an epoch of %d samples has one full step of %d: its first step is never learned "
+                "from, nor is a short one, so that batches stay even; make epochs longer, by "
+                "repeating the data say",
+                num_samples,
+                self.cluster.total,
+            )
+        drop = 0 < rest < self.workers
+        if drop:
+            logger.warning(
+                "%d of %d samples are dropped each epoch: the last step would have fewer samples "
+                "than the %d workers",
+                rest,
+                num_samples,
+                self.workers,
+            )
+        return GlobalOrder(num_samples, self.cluster.total, seed=seed, drop_last=drop)
+
+    def follow(self, order: GlobalOrder) -> None:
+        """Plans for `order`'s steps, short ones included; a new one begins at the running step."""
+        if order != self._order:
+            self._order, self._order_begins = order, self.step
+
+    def draw(self, step: int) -> Indices:
+        """This worker's samples of global step `step`, int64, shape ``(sizes(step)[rank],)``."""
+        if self._order is None:
+            raise LookupError("no order to draw from: call follow() first")
+        step_of_order = step - self._order_begins
+        if self.workers == 1:  # nothing to plan, so nothing to wait for
+            return self._order.indices(step_of_order)
+        return self._order.slice(step_of_order, self.rank, self.sizes(step))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Moves to a fresh epoch: where the last one ended, or ahead to `epoch` of the order.
+
+        The rest of an epoch that was stopped half-way is skipped.
+        """
+        if self._order is not None:
+            per_epoch = self._order.steps_per_epoch
+            done = -((self._order_begins - self.step) // per_epoch)
+            self.skip_to(self._order_begins + max(done, epoch) * per_epoch)
+
+    def introduction(self) -> list[int]:
+        """What never changes of this worker, as integers for `meet`: its curve, its memory."""
+        prior = self.shape.prior
+        most = prior.limits().maximum if isinstance(prior, Profile) else None
+        return Introduction(self.shape.marginal(), most).pack()
+
+    def meet(self, introductions: Sequence[Sequence[int]]) -> None:
+        """Learns the shapes of all workers' costs and the ends of their memories.
+
+        Args:
+            introductions: By rank, the same on every worker; filled up at the end to one length
+                where a gather needs that. Before the first step.
+
+        Raises:
+            ValueError: No plan fits into the memories.
+        """
+        peers = tuple(map(Introduction.unpack, introductions))
+        self._peers = tuple(peer.pieces for peer in peers)
+        old = self.cluster
+        limits = tuple(_within(*pair) for pair in zip(old.limits, peers, strict=True))
+        if limits != old.limits:
+            self.cluster = Cluster(old.total, limits, old.granularity)
+            self._begin_planning()
+
+    def record_to(self, record: RunRecord | None) -> None:
+        """Writes every received step to `record` (rank 0 gives one, others None)."""
+        self._record = record
+
+    def sizes(self, step: int) -> Sizes:
+        """The plan of global step `step`; known up to ``lag - 1`` steps ahead.
+
+        Raises:
+            LookupError: The step lies too far ahead: its plan is still to be decided.
+        """
+        if step not in self._plans:
+            raise LookupError(
+                f"plans are known for steps {self.step} to {self.step + self.lag - 1}, not for "
+                f"step {step}: a plan serves the step {self.lag} after the one it follows"
+            )
+        return self._scaled(step, self._plans[step][0])
+
+    def report(
+        self,
+        busy_seconds: float,
+        *,
+        held: bool = False,
+        stop: bool = False,
+        drivers: tuple[float, ...] = (),
+    ) -> Message:
+        """Measures and predicts: what this worker tells its peers about the running step.
+
+        Args:
+            busy_seconds: Seconds alone in this step; anything unusable is sanitised here, so
+                that it never reaches a peer.
+            held: True for a step that is not like others (the first of an epoch, a retrace).
+            stop: True asks all workers to stop after this step.
+            drivers: Driving factors of the *next* step, known now.
+        """
+        if not self._linear and self._peers[self.rank] == LINE:
+            raise LookupError(f"no peer knows the shape of {self.shape.prior!r}: call meet() first")
+        samples = self.sizes(self.step)[self.rank]
+        before = self._drivers or drivers  # before the first step nobody has looked
+        self._drivers = drivers
+        short = self._total(self.step) != self.cluster.total  # its overhead weighs more
+        self._known, admitted = self._forecaster.learn(
+            self._known, samples, busy_seconds, before, held=held or short
+        )
+        slope, overhead = quantise(*self._forecaster.predict(self._known, drivers, self.lag))
+        busy_ns = round(busy_seconds * 1e9) if believable(busy_seconds) else 0
+        plan = checksum(self._policy_state.sizes)
+        return Message(slope, overhead, busy_ns, plan, stop=stop, held=not admitted)
+
+    def receive(self, messages: Sequence[Message], wall_seconds: float) -> None:
+        """Allocates: from all messages of the running step to the plan of ``step + lag``.
+
+        Args:
+            messages: By rank, the same on every worker.
+            wall_seconds: From barrier to barrier, for the record.
+
+        Raises:
+            DisagreementError: A worker has computed another plan.
+        """
+        self._check_plans(messages)
+        held = tuple(rank for rank, message in enumerate(messages) if message.held)
+        busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
+        costs = tuple(map(curve, messages, self._peers))
+        ends = self._order is not None and self.step + 1 == self.epoch_ends()
+        observation = Observation(self.step, self.sizes(self.step), busy, held, costs, ends)
+        self._write(observation, wall_seconds)
+        self._policy_state = self.policy.update(self._policy_state, self.cluster, observation)
+        self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
+        self.stopping = any(message.stop for message in messages)
+        self.step += 1
+
+    def skip_to(self, step: int) -> None:
+        """Jumps ahead to global step `step`, keeping the latest plan and all that was learned."""
+        if step > self.step:
+            latest = self._plans[self.step + self.lag - 1]
+            self.step = step
+            self._plans = dict.fromkeys(range(step, step + self.lag), latest)
+
+    def epoch_ends(self) -> int:
+        """The global step at which the running epoch of the order ends."""
+        if self._order is None:
+            raise LookupError("no order, so no epochs: call follow() first")
+        per_epoch = self._order.steps_per_epoch
+        done = (self.step - self._order_begins) // per_epoch
+        return self._order_begins + (done + 1) * per_epoch
+
+    def state(self) -> BalancerState:
+        """What `restore` needs, plain values that pickle."""
+        return BalancerState(
+            self.step,
+            self._order.key if self._order else None,
+            self._order_begins,
+            tuple(self._plans[step][0] for step in range(self.step, self.step + self.lag)),
+            self.rank,
+            self.predictor,
+            (self._policy_state, self._known, self._drivers),
+        )
+
+    def restore(self, state: BalancerState) -> None:
+        """Goes on where `state` was taken, also with a longer lag; before the first step.
+
+        The place in the order holds for any number of workers; the plan for as many as there
+        were; what was learned of a worker's speed only for that worker, by the same predictor.
+        """
+        self.step = state.step
+        self._order = GlobalOrder(*state.order) if state.order else None
+        self._order_begins = state.order_begins
+        policy, known, drivers = state.learned
+        plans = [(self._policy_state.sizes, self._unknown)]
+        if len(state.plans[0]) == self.workers and sum(state.plans[0]) == self.cluster.total:
+            self._policy_state = policy
+            plans = [(sizes, self._unknown) for sizes in state.plans]
+        if state.rank == self.rank and state.predictor == self.predictor:
+            self._known, self._drivers = known, drivers
+        self._plans = {state.step + i: plans[min(i, len(plans) - 1)] for i in range(self.lag)}
+
+    def _begin_planning(self) -> None:
+        self._policy_state = self.policy.init(self.cluster)
+        first = (self._policy_state.sizes, self._unknown)
+        self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
+
+    def _check_plans(self, messages: Sequence[Message]) -> None:
+        for rank, message in enumerate(messages):
+            if message.checksum != messages[0].checksum:
+                raise DisagreementError(
+                    f"at step {self.step} worker {rank} has another plan than worker 0 "
+                    f"(checksums {message.checksum} and {messages[0].checksum}; here the plan is "
+                    f"{self._policy_state.sizes}): run the same lbbsp and Python on all workers"
+                )
+
+    def _adopt(self, step: int, sizes: Sizes, costs: Sequence[Cost | None]) -> None:
+        predicted = tuple(
+            None if cost is None else float(cost(x)) for cost, x in zip(costs, sizes, strict=True)
+        )
+        self._plans[step] = (sizes, predicted)
+        del self._plans[step - self.lag]
+
+    def _scaled(self, step: int, sizes: Sizes) -> Sizes:
+        """Rule 6: at a short step minima relax to 1 and the plan shrinks in proportion."""
+        total = self._total(step)
+        if total == self.cluster.total:
+            return sizes
+        limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.cluster.limits)
+        return Cluster(total, limits).plan([Proportional(max(size, 1)) for size in sizes])
+
+    def _total(self, step: int) -> int:
+        """X_k: the samples of global step `step`."""
+        if self._order is None:
+            return self.cluster.total
+        return self._order.size(step - self._order_begins)
+
+    def _write(self, seen: Observation, wall_seconds: float) -> None:
+        if self._record is None:
+            return
+        short = self._total(seen.step) != self.cluster.total
+        self._record.step(
+            seen.step,
+            sizes=seen.sizes,
+            busy_seconds=seen.busy_seconds,
+            predicted_seconds=self._unknown if short else self._plans[seen.step][1],
+            wall_seconds=wall_seconds,
+            held=seen.held,
+            short=short,
+        )
+
+
+def _within(limits: Limits, peer: Introduction) -> Limits:
+    """A worker's limits, within its memory."""
+    known = [most for most in (limits.maximum, peer.most) if most is not None]
+    return Limits(limits.minimum, min(known, default=None))

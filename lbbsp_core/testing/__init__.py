@@ -1,0 +1,3 @@
+"""Contracts that every predictor, policy and synchroniser keeps, and fakes: ours, and yours."""
+
+from lbbsp_core.testing.contracts import *  # noqa: F403

@@ -1,0 +1,43 @@
+"""A small all-gather of integers, for what does not happen every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core.runtime.protocol import pack, unpack
+from lbbsp_tf import compat
+
+
+class IntegerGather:
+    """All workers' integers by rank: a collective that every worker must call.
+
+    Args:
+        strategy: The workers' strategy.
+        rank: This worker.
+        workers: N.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int, workers: int) -> None:
+        self._strategy = strategy
+        self._rank = rank
+        self._workers = workers
+        rows = tf.TensorSpec([None, None], tf.float32)
+        self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
+
+    def __call__(self, values: Sequence[int]) -> list[list[int]]:
+        """Returns shape ``(workers, len(values))``; values are in [0, 2^48)."""
+        slots = np.zeros((self._workers, 2 * len(values)), np.float32)
+        slots[self._rank] = pack(values)
+        rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
+        return [unpack(row) for row in rows.numpy()]
+
+    def _sum_over_workers(self, slots: tf.Tensor) -> tf.Tensor:
+        def replica(slots: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            # An identity made here sits on the replica's device, which all_reduce asks for.
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(slots))
+
+        return self._strategy.run(replica, args=(slots,))

@@ -1,0 +1,359 @@
+"""The command line: parsing, errors, exit statuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+import lbbsp_core.cli
+from lbbsp_core import Profile
+from lbbsp_core.cli import demo as demo_module
+from lbbsp_core.cli import launch as launch_module
+from lbbsp_core.cli.app import application
+from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
+from lbbsp_core.cli.progress import Progress, RecordTail
+from lbbsp_core.runtime.record import RunRecord
+
+
+def run(*arguments):
+    return CliRunner().invoke(application(), [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """What `launch` was asked for, instead of launching it."""
+    asked = []
+
+    def job(command, **options):
+        asked.append((command, options))
+        return 7
+
+    monkeypatch.setattr(launch_module, "launch_job", job)
+    return asked
+
+
+# lbbsp launch
+
+
+def test_launch_hands_everything_on(jobs):
+    result = run(
+        "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
+        "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9, "train.py",
+    )  # fmt: skip
+    assert result.exit_code == 7
+    assert jobs == [
+        (
+            ["train.py"],
+            {
+                "workers": 3,
+                "framework": "tensorflow",
+                "servers": None,
+                "speeds": [1.0, 1.0, 0.5],
+                "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
+                "run_dir": Path("here"),
+                "timeout": 9.0,
+            },
+        )
+    ]
+
+
+def test_launch_leaves_out_what_is_not_given(jobs):
+    assert run("launch", "-n", 2, "train.py").exit_code == 7
+    [(_, options)] = jobs
+    assert options["speeds"] is options["run_dir"] is options["timeout"] is None
+    assert options["speeds_at"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-n", "5", "--speeds", "fast"],
+        ["--help"],
+        ["--", "-x", "--", "y z", ""],
+        ["-v", "plain", "--timeout=1", "--run-dir", "there"],
+    ],
+)
+def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
+    run("launch", "-n", 1, "train.py", *arguments)
+    [(command, _)] = jobs
+    assert command == ["train.py", *arguments]
+
+
+def test_launch_runs_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "open(f'{sys.argv[1]}/{rank}', 'w').write(json.dumps(sys.argv[2:]))\n"
+        "sys.exit(5 if rank == 1 and '--fail' in sys.argv else 0)\n"
+    )
+    command = [sys.executable, "-c", "from lbbsp_core.cli import main; main()", "launch", "-n", "2"]
+    arguments = ["-n", "--", "--speeds", "x y"]
+    done = subprocess.run([*command, script, tmp_path, *arguments], timeout=60)
+    assert done.returncode == 0
+    assert [json.loads((tmp_path / rank).read_text()) for rank in "01"] == [arguments] * 2
+    failed = subprocess.run([*command, script, tmp_path, "--fail"], timeout=60, capture_output=True)
+    assert failed.returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--speeds", "1,fast"], ["--speeds", "'1,fast'", "1,1,0.5"]),
+        (["--speeds", ""], ["--speeds", "''", "1,1,0.5"]),
+        (["--speeds-at", "0.5,1"], ["--speeds-at", "'0.5,1'", "30:0.5,1,1"]),
+        (["--speeds-at", "soon:0.5,1"], ["--speeds-at", "'soon:0.5,1'", "30:0.5,1,1"]),
+        (["--speeds-at", "30:"], ["--speeds-at", "''", "30:0.5,1,1"]),
+        (["--speeds", "1,1,1"], ["speeds", "= 2", "got 3"]),
+        (["--speeds", "1,0"], ["speeds", "positive", "0.0"]),
+        (["--speeds", "1,nan"], ["speeds", "nan"]),
+        (["--speeds-at", "30:1,1"], ["speeds_at", "give speeds"]),
+        (["--framework", "abacus"], ["framework", "'abacus'", "tensorflow"]),
+        (["--timeout", "-1"], ["timeout", "-1"]),
+    ],
+)
+def test_launch_names_the_value_and_the_cure(arguments, words):
+    result = run("launch", "-n", 2, *arguments, "never_started.py")
+    assert result.exit_code == 2
+    for word in words:
+        assert word in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [["launch", "x.py"], ["launch", "-n", "2"], ["lunch"]])
+def test_usage_errors_exit_with_2(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_parsing():
+    assert parse_speeds(" 1, .5 ,2e-1") == [1.0, 0.5, 0.2]
+    assert parse_speeds_at([]) == []
+    with pytest.raises(typer.BadParameter):
+        parse_speeds("1;2")
+
+
+# lbbsp
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, capsys, missing):
+    monkeypatch.setattr(lbbsp_core.cli, "find_spec", lambda name: None if name == missing else 1)
+    with pytest.raises(SystemExit) as end:
+        lbbsp_core.cli.main()
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "pip install 'lbbsp[cli]'" in line
+
+
+def test_the_command_line_imports_no_framework():
+    code = (
+        "import sys; import lbbsp_core.cli.app as app; app.application();"
+        "print([m for m in ('tensorflow', 'keras', 'sklearn', 'matplotlib', 'lbbsp_tf') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+# lbbsp demo
+
+
+def pretend(seconds_a_sample, status=0):
+    """A `launch` that leaves behind what the demo's workers would."""
+
+    def job(command, *, workers, speeds, run_dir, **options):
+        if status:
+            return status
+        policy = command[command.index("--policy") + 1]
+        sizes = [4] * workers if policy == "even" else [6, 2]
+        record = RunRecord(
+            run_dir / "run.jsonl", {"workers": workers, "global_batch_size": sum(sizes)}
+        )
+        for k in range(int(command[command.index("--steps") + 1])):
+            busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
+            record.step(
+                k,
+                sizes=sizes,
+                busy_seconds=busy,
+                predicted_seconds=[None] * workers,
+                wall_seconds=max(busy) + 0.01,
+            )
+        record.close()
+        np.savez(run_dir / "final.npz", accuracy=0.97, weights_0=np.array([[-2.0, 1.0]]))
+        options["output"](0, "a word from a worker")
+        return 0
+
+    return job
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    monkeypatch.setattr(demo_module, "find_spec", lambda name: 1)
+
+
+def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, complete):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(demo_module, "launch", pretend([0.01, 0.03]))
+    folder, copy = tmp_path / "out", tmp_path / "deep" / "figures.json"
+    result = run(
+        "demo", "--workers", 2, "--speeds", "1,0.33", "--steps", 20, "--run-dir", folder,
+        "--json", copy,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    figures = json.loads((folder / "summary.json").read_text())
+    assert figures["speedup"] == pytest.approx(0.13 / 0.07)
+    assert figures["efficiency"] == pytest.approx(1)
+    assert figures["max_weight_difference"] == 0
+    assert json.loads(copy.read_text()) == figures
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("bsp", "lbbsp"):
+        assert (folder / name / "run.jsonl").exists()
+        assert (folder / name / "output.log").read_text() == "[0] a word from a worker\n"
+    assert "1.86 x faster" in result.output
+
+
+def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
+    monkeypatch.setattr(demo_module, "launch", pretend([], status=137))
+    stale = tmp_path / "bsp" / "run.jsonl"
+    stale.parent.mkdir()
+    stale.write_text("of an older run\n")
+    result = run("demo", "--run-dir", tmp_path)
+    assert result.exit_code == 137
+    assert "plain BSP run failed" in result.output
+    assert "output.log" in result.output
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "cure"),
+    [("tensorflow", "lbbsp[tf-cpu]"), ("sklearn", "lbbsp[demo]"), ("matplotlib", "lbbsp[demo]")],
+)
+def test_demo_says_what_to_install(monkeypatch, tmp_path, missing, cure):
+    monkeypatch.setattr(demo_module, "find_spec", lambda name: None if name == missing else 1)
+    result = run("demo", "--run-dir", tmp_path)
+    assert result.exit_code == 2
+    [line] = result.output.splitlines()
+    assert f"pip install '{cure}'" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--framework", "abacus"], ["--framework", "'abacus'", "tensorflow"]),
+        (["--speeds", "x"], ["--speeds", "'x'"]),
+        (["--workers", "2", "--speeds", "1,1,1"], ["--speeds", "2 workers", "got 3"]),
+        (["--speeds", "1,0,1"], ["speeds", "positive", "0.0"]),
+        (["--workers", "1"], ["--workers", "2"]),
+    ],
+)
+def test_demo_names_the_value_and_the_cure(tmp_path, complete, arguments, words):
+    result = run("demo", "--run-dir", tmp_path, *arguments)
+    assert result.exit_code == 2
+    for word in words:
+        assert word in result.output
+
+
+def test_progress_follows_a_record_that_grows(tmp_path):
+    path = tmp_path / "run.jsonl"
+    progress = Progress("LB-BSP", 20, path)
+
+    def shown():
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(progress)
+        return capture.get()
+
+    assert "starting" in shown()
+    line = {"step": 0, "sizes": [3, 5], "wall_seconds": 0.25}
+    path.write_text('{"schema": 1}\n' + json.dumps(line) + '\n{"step": 1, "si')
+    assert "step 1/20" in shown()
+    assert "250 ms" in shown()
+    assert "3 + 5" in shown()
+
+
+def test_a_tail_reads_whole_lines_once(tmp_path):
+    path = tmp_path / "run.jsonl"
+    tail = RecordTail(path)
+    assert tail.read() == []
+    path.write_text('{"a": 1}\n{"b": ')
+    assert tail.read() == [{"a": 1}]
+    with path.open("a") as stream:
+        stream.write("2}\n")
+    assert tail.read() == [{"b": 2}]
+    assert tail.read() == []
+
+
+# lbbsp profile
+
+
+@pytest.fixture
+def step_script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import sys, time\n"
+        "def step(batch_size):\n"
+        "    if batch_size > 5:\n"
+        "        raise MemoryError\n"
+        "    time.sleep(0.002 * (batch_size + len(sys.argv)))\n"
+    )
+    return path
+
+
+def test_profile_writes_what_it_prints(tmp_path, step_script):
+    pytest.importorskip("matplotlib")
+    out, figures, picture = (tmp_path / name for name in ("gpu.json", "copy.json", "curve.png"))
+    done = run(
+        "profile", step_script, "--json", figures, "-o", out, "--plot", picture,
+        "--max-batch", 64, "--repeats", 2, "--", "--own",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    assert json.loads(figures.read_text()) == document
+    assert document["out_of_memory_at"] == 6
+    assert [point["batch"] for point in document["points"]] == [1, 2, 3, 4, 5]
+    assert Profile.load(out).limits().maximum == 5
+    assert "out of memory at 6" in done.output
+    assert f"{document['best']} (best)" in done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile_writes_to_profile_json_where_nothing_is_said(tmp_path, step_script, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("profile", step_script, "--max-batch", 2).exit_code == 0
+    assert json.loads((tmp_path / "profile.json").read_text())["out_of_memory_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.py"], ["none.py", "no such file"]),
+        (["TRAIN:other"], ["defines no function other"]),
+        (["TRAIN", "--max-batch", "0"], ["max_batch", "0"]),
+        (["TRAIN", "--timeout", "-1"], ["timeout", "-1"]),
+        ([], ["SCRIPT.py"]),
+    ],
+)
+def test_profile_names_the_value_and_the_cure(step_script, arguments, words):
+    own = [argument.replace("TRAIN", str(step_script)) for argument in arguments]
+    done = run("profile", *own)
+    assert done.exit_code == 2
+    for word in words:
+        assert word in done.output.replace("\n", "")
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("command", ["demo", "evaluate", "launch", "profile", "simulate"])
+def test_every_command_helps(command):
+    done = run(command, "--help")
+    assert done.exit_code == 0
+    assert "Usage" in done.output

@@ -1,0 +1,330 @@
+"""The launcher's pure parts: no process is started here."""
+
+import json
+import math
+from pathlib import Path
+from random import Random
+from signal import SIGCONT
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core.launch import dutycycle, launch
+from lbbsp_core.launch.cgroup import CgroupV1, CgroupV2, controllers, remove_leftovers
+from lbbsp_core.launch.cluster import environments, free_ports
+from lbbsp_core.launch.cpu_shares import MAX_LOAD, MAX_SHARE, period_us, quota_us, schedule
+from lbbsp_core.launch.dutycycle import windows
+from lbbsp_core.processes.child import Exited
+
+steady = settings(derandomize=True, deadline=None, max_examples=100)
+some_speeds = st.lists(st.floats(0.2, 20.0), min_size=1, max_size=8)
+some_cores = st.floats(1.0, 64.0)
+
+
+@steady
+@given(some_speeds, some_cores)
+def test_quotas_are_proportional_to_speeds_and_leave_the_machine_air(speeds, cores):
+    plan = schedule(speeds, [], workers=len(speeds), cores=cores)
+    quotas = [quota_us(share, plan.period_us) / plan.period_us for share in plan.stages[0].shares]
+    for speed, quota in zip(speeds, quotas, strict=True):
+        assert quota / quotas[0] == pytest.approx(speed / speeds[0], rel=2e-3)
+    assert max(quotas) <= MAX_SHARE * 1.001
+    assert sum(quotas) <= MAX_LOAD * cores * 1.001
+    busiest = max(max(quotas) / MAX_SHARE, sum(quotas) / (MAX_LOAD * cores))
+    assert busiest == pytest.approx(1.0, rel=2e-3)  # and no slower than that
+
+
+@steady
+@given(some_speeds, some_cores)
+def test_period_is_short_and_every_quota_one_the_kernel_takes(speeds, cores):
+    plan = schedule(speeds, [], workers=len(speeds), cores=cores)
+    smallest = min(plan.stages[0].shares)
+    assert 10_000 <= plan.period_us <= 1_000_000
+    assert quota_us(smallest, plan.period_us) >= 1_000
+    if smallest >= 0.1:
+        assert plan.period_us <= 10_000
+    if plan.period_us > 10_000:  # grown only as far as it must
+        assert smallest * (plan.period_us - 1) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("share", "period"),
+    [(0.95, 10_000), (0.2, 10_000), (0.1, 10_000), (0.08, 12_500), (0.05, 20_000)],
+)
+def test_period(share, period):
+    assert period_us(share) == period
+
+
+def test_slowing_one_worker_leaves_the_others_as_they_were():
+    plan = schedule([1, 1, 1], [(20, [1, 1, 1]), (10, [0.5, 1, 1])], workers=3, cores=2)
+    assert [stage.seconds for stage in plan.stages] == [0, 10, 20]
+    assert plan.stages[0].shares == pytest.approx((0.6, 0.6, 0.6))
+    assert plan.stages[1].shares == pytest.approx((0.3, 0.6, 0.6))
+
+
+def test_a_later_stage_may_not_exceed_the_machine_either():
+    plan = schedule([0.1, 0.1], [(1, [1, 1])], workers=2, cores=1)
+    assert plan.stages[1].shares == pytest.approx((0.45, 0.45))
+    assert plan.stages[0].shares == pytest.approx((0.045, 0.045))
+
+
+@steady
+@given(some_speeds, st.integers(1, 8), st.integers(0, 996))
+def test_duty_cycle_runs_no_more_workers_at_once_than_there_are_cores(speeds, cores, tick):
+    phase = tick / 997
+    shares = schedule(speeds, [], workers=len(speeds), cores=cores).stages[0].shares
+    assert sum(window.contains(phase) for window in windows(shares)) <= cores
+    for window in windows(shares):
+        edge = window.next_edge(phase)
+        assert 0 <= edge <= 1
+        if edge > 1e-9:  # else it depends on rounding
+            assert window.contains(phase + edge / 2) == window.contains(phase)
+            assert window.contains(phase + edge + 1e-9) != window.contains(phase)
+
+
+@steady
+@given(some_speeds)
+def test_duty_cycle_windows_have_the_shares_as_lengths(speeds):
+    shares = schedule(speeds, [], workers=len(speeds), cores=4).stages[0].shares
+    grid = [(i + 0.5) / 2000 for i in range(2000)]
+    for window, share in zip(windows(shares), shares, strict=True):
+        assert sum(map(window.contains, grid)) / 2000 == pytest.approx(share, abs=2e-3)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.15, 0.4])
+def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, late):
+    """Three workers on two cores; each look at the clock comes up to ``late`` cycles too late."""
+    random, ran, runs = Random(7), [0.0] * 3, dict.fromkeys(range(3), True)
+    monkeypatch.setattr(dutycycle, "_send", lambda rank, what: runs.update({rank: what == SIGCONT}))
+    cycle, clock = dutycycle.DutyCycle([0.475, 0.19, 0.95]), 100.0
+    for rank in range(3):
+        cycle.attach(rank, rank)
+
+    def run(cycles):
+        nonlocal clock
+        ran[:], end = [0.0] * 3, clock + cycles
+        while clock < end:
+            passed = cycle.switch(clock) + random.random() * late
+            clock += passed
+            for rank in runs:
+                ran[rank] += passed * runs[rank] / cycles
+
+    run(1)  # nothing is owed at first
+    for shares in [0.475, 0.19, 0.95], [0.2375, 0.475, 0.9]:
+        cycle.apply(shares)
+        run(400)
+        assert ran == pytest.approx(shares, abs=0.01)
+
+
+def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
+    sent = []
+    monkeypatch.setattr(dutycycle, "_send", lambda rank, what: sent.append(what == SIGCONT))
+    cycle = dutycycle.DutyCycle([0.5])
+    cycle.attach(0, 0)
+    cycle.switch(10.0)
+    cycle.switch(30.0)  # twenty cycles late
+    assert sent == [False], "it ran too long"
+    pauses = [cycle.switch(30.0 + quarter / 4) for quarter in range(1, 8)]
+    assert sent == [False]
+    cycle.switch(32.0)
+    assert sent == [False, True], "one cycle is all that it owed, half a cycle is its share"
+    assert all(0 < pause <= 1 for pause in pauses)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([1, 1], r"one value per worker = 3, got 2 .*give 3 speeds"),
+        ([1, 1, 0], r"got 0.0 for worker 2: give"),
+        ([1, -2, 1], r"got -2.0 for worker 1"),
+        ([math.nan, 1, 1], r"got nan for worker 0"),
+        ([1, math.inf, 1], r"got inf for worker 1"),
+        ([1, 1, 1e-5], r"bring the speeds closer together"),
+    ],
+)
+def test_impossible_speeds(speeds, said):
+    with pytest.raises(ValueError, match=said):
+        launch(["x.py"], workers=3, speeds=speeds)
+    with pytest.raises(ValueError, match=said):
+        launch(["x.py"], workers=3, speeds=[1, 1, 1], speeds_at=[(3, speeds)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": 0}, r"workers must be an integer >= 1, got 0"),
+        ({"timeout": 0}, r"timeout must be a positive .* got 0"),
+        ({"timeout": math.nan}, r"timeout .* got nan"),
+        ({"framework": "torch"}, r"one of mxnet, tensorflow, got 'torch'"),
+        ({"speeds_at": [(1, [1, 1])]}, r"needs the speeds at the start"),
+        ({"speeds": [1, 1], "speeds_at": [(-1, [1, 1])]}, r"got -1"),
+        ({"speeds": [1, 1], "speeds_at": [(math.nan, [1, 1])]}, r"got nan"),
+        ({"speeds": [1, 1], "emulation": "magic"}, r"one of auto, .* got 'magic'"),
+    ],
+)
+def test_impossible_arguments(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        launch(["x.py"], **{"workers": 2, **arguments})
+
+
+@pytest.mark.parametrize("command", [[], "train.py"])
+def test_command_must_be_a_list(command):
+    with pytest.raises(ValueError, match="command must be a script and its arguments"):
+        launch(command, workers=1)
+
+
+def test_ports_differ_and_are_free():
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert all(1024 <= port < 65536 for port in ports)
+
+
+def test_each_worker_has_its_tf_config():
+    configs = [
+        json.loads(each["TF_CONFIG"])
+        for each in environments("tensorflow", 3, emulated=False, run_dir=None).workers
+    ]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
+    hosts = configs[0]["cluster"]["worker"]
+    assert len(set(hosts)) == 3
+    assert all(host.startswith("127.0.0.1:") for host in hosts)
+
+
+def test_tensorflow_with_servers_gets_a_chief_that_workers_and_servers_serve(monkeypatch):
+    monkeypatch.setenv("HERE", "kept")
+    made = environments("tensorflow", 3, emulated=False, run_dir=Path("there"), servers=2)
+    assert [helper.name for helper in made.helpers] == ["server 0", "server 1"]
+    assert {made.serve, *(helper.command for helper in made.helpers)} == {("-m", "lbbsp_tf.server")}
+    servers = [helper.environment for helper in made.helpers]
+    everybody = [*made.workers, *servers, made.coordinator]
+    configs = [json.loads(each["TF_CONFIG"]) for each in everybody]
+    assert [tuple(config["task"].values()) for config in configs] == [
+        ("worker", 0),
+        ("worker", 1),
+        ("worker", 2),
+        ("ps", 0),
+        ("ps", 1),
+        ("chief", 0),
+    ]
+    cluster = configs[0]["cluster"]
+    assert all(config["cluster"] == cluster for config in configs)
+    assert {kind: len(hosts) for kind, hosts in cluster.items()} == {
+        "worker": 3,
+        "ps": 2,
+        "chief": 1,
+    }
+    assert len({host for hosts in cluster.values() for host in hosts}) == 6
+    assert {(each["HERE"], Path(each["LBBSP_RUN_DIR"]).name) for each in everybody} == {
+        ("kept", "there")
+    }
+
+
+def test_without_servers_every_worker_runs_the_script():
+    for framework in ("tensorflow", "mxnet"):
+        made = environments(framework, 2, emulated=False, run_dir=None)
+        assert (made.coordinator, made.serve) == (None, ())
+    assert environments("tensorflow", 2, emulated=False, run_dir=None).helpers == []
+
+
+def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports():
+    made = environments("mxnet", 3, emulated=False, run_dir=None, servers=2)
+    assert [helper.name for helper in made.helpers] == ["scheduler", "server 0", "server 1"]
+    assert all(helper.command == ("-m", "lbbsp_mx.server") for helper in made.helpers)
+    roles = [helper.environment["DMLC_ROLE"] for helper in made.helpers]
+    assert roles == ["scheduler", "server", "server"]
+    assert [worker["DMLC_ROLE"] for worker in made.workers] == ["worker"] * 3
+    ports = [int(worker["PORT"]) for worker in made.workers]
+    assert ports == sorted(set(ports))
+    everybody = [*made.workers, *(helper.environment for helper in made.helpers)]
+    for name, value in (("NUM_WORKER", "3"), ("NUM_SERVER", "2"), ("PS_ROOT_URI", "127.0.0.1")):
+        assert {each[f"DMLC_{name}"] for each in everybody} == {value}
+    assert len({each["DMLC_PS_ROOT_PORT"] for each in everybody}) == 1
+    assert not any("PORT" in helper.environment for helper in made.helpers)
+    one = environments("mxnet", 1, emulated=False, run_dir=None)
+    assert [helper.name for helper in one.helpers] == ["scheduler", "server 0"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "servers", "said"),
+    [
+        ("mxnet", 0, "servers must be an integer >= 1, got 0: start at least one$"),
+        ("mxnet", 1.5, "servers must be an integer >= 1, got 1.5"),
+        ("tensorflow", 0, "integer >= 1, got 0: start at least one, or leave it out to train in"),
+        ("tensorflow", -1, "servers must be an integer >= 1, got -1"),
+    ],
+)
+def test_impossible_servers(framework, servers, said):
+    with pytest.raises(ValueError, match=said):
+        launch(["x.py"], workers=2, framework=framework, servers=servers)
+
+
+def test_emulated_workers_compute_in_one_thread_and_without_gpu(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("TF_CONFIG", "of another cluster")
+    (slow,) = environments("tensorflow", 1, emulated=True, run_dir=Path("here")).workers
+    (free,) = environments("tensorflow", 1, emulated=False, run_dir=None).workers
+    assert slow["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert slow["TF_NUM_INTRAOP_THREADS"] == slow["MKL_NUM_THREADS"] == "1"
+    assert slow["OMP_NUM_THREADS"] == "7"  # the user's own setting stays
+    assert slow["TF_CONFIG"] != "of another cluster"
+    assert slow["LBBSP_RUN_DIR"] == str(Path.cwd() / "here")
+    assert not {"CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "LBBSP_RUN_DIR"} & set(free)
+    assert free["TF_CPP_MIN_LOG_LEVEL"] == slow["TF_CPP_MIN_LOG_LEVEL"] == "2"
+
+
+def test_the_users_choice_of_gpus_stays(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (slow,) = environments("tensorflow", 1, emulated=True, run_dir=None).workers
+    assert slow["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_finding_the_cpu_controller(tmp_path):
+    (tmp_path / "v1" / "job").mkdir(parents=True)
+    (tmp_path / "v2").mkdir()
+    mounts = (
+        f"tmpfs /tmp tmpfs rw 0 0\ncgroup {tmp_path}/set cgroup rw,cpuset 0 0\n"
+        f"cgroup {tmp_path}/v1 cgroup rw,relatime,cpu,cpuacct 0 0\n"
+        f"cgroup2 {tmp_path}/v2 cgroup2 rw 0 0\n"
+    )
+    found = controllers(mounts, "4:cpuset:/other\n3:cpu,cpuacct:/job\n0::/out/of/sight\n")
+    assert found == [
+        (1, tmp_path / "v1", tmp_path / "v1" / "job"),
+        (2, tmp_path / "v2", tmp_path / "v2"),
+    ]
+
+
+def test_quota_files_of_both_versions(tmp_path):
+    one, two = CgroupV1(tmp_path, 2, 5_000), CgroupV2(tmp_path, 2, 8_000)
+    one.create([0.95, 0.4])
+    two.create([0.5, 0.125])
+    one.apply([0.2, 0.4])
+    two.release(0)
+    two.apply([0.25, 0.25])  # never again for worker 0
+    assert (one.cgroups()[0] / "cpu.cfs_period_us").read_text() == "5000"
+    assert [(g / "cpu.cfs_quota_us").read_text() for g in one.cgroups()] == ["1000", "2000"]
+    assert [(g / "cpu.max").read_text() for g in two.cgroups()] == ["max 8000", "2000 8000"]
+    one.release(0)
+    assert (one.cgroups()[0] / "cpu.cfs_quota_us").read_text() == "-1"
+
+
+def test_leftovers_of_dead_launchers_only(tmp_path):
+    dead, alive = tmp_path / "lbbsp-99999999-0a-0", tmp_path / "lbbsp-1-0a-0"
+    busy, other = tmp_path / "lbbsp-99999999-0b-0", tmp_path / "lbbsp-service"
+    for group in (dead, alive, busy, other):
+        group.mkdir()
+    (busy / "something").touch()
+    remove_leftovers(tmp_path)
+    assert not dead.exists()
+    assert alive.exists() and busy.exists() and other.exists()  # noqa: PT018
+
+
+def test_how_a_worker_ended_in_words_and_as_a_status():
+    assert str(Exited(2, 3, "worker 2")) == "worker 2 failed with exit status 3"
+    assert str(Exited(1, -9, "worker 1")) == "worker 1 was ended by SIGKILL"
+    assert (Exited(0, 3, "worker 0").status, Exited(0, -9, "worker 0").status) == (3, 137)

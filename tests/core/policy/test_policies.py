@@ -1,0 +1,372 @@
+"""Every policy keeps the contract; then what is its own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    Affine,
+    Balancer,
+    Cluster,
+    Cost,
+    EpochBalanced,
+    Even,
+    FixedShares,
+    LastValue,
+    LeaderStraggler,
+    Limits,
+    LoadBalanced,
+    Measurement,
+    Observation,
+    Policy,
+    Proportional,
+    ProportionalControl,
+)
+from lbbsp_core.testing.contracts import check_plan, check_policy, exchange_in_process
+
+POLICIES: list[Policy] = [
+    Even(),
+    LoadBalanced(),
+    LoadBalanced(min_gain=0.0),
+    LoadBalanced(min_gain=0.3, interval=4),
+    EpochBalanced(),
+    ProportionalControl(),
+    ProportionalControl(dead_band=0.0, interval=1, drop=0.01),
+    LeaderStraggler(),
+    LeaderStraggler(delta=3, window=1),
+    LeaderStraggler(delta=1000, window=1, longest=2),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_contract(policy: Policy) -> None:
+    assert isinstance(policy, Policy)
+    check_policy(policy)
+
+
+def test_contract_of_fixed_shares() -> None:
+    check_policy(
+        FixedShares((4.0, 1.0, 2.0)),
+        Cluster(70, (Limits(),) * 3),
+        Cluster(70, (Limits(1, 30), Limits(12), Limits())),
+        Cluster(70, (Limits(),) * 3, granularity=8),
+    )
+
+
+def three(total: int = 120, **options: Any) -> Cluster:
+    return Cluster(total, (Limits(),) * 3, **options)
+
+
+def seen(speeds: Sequence[float | None], step: int = 0) -> Observation:
+    """A step in which each worker predicts its speed, or does not know it."""
+    costs = tuple(None if speed is None else Proportional(speed) for speed in speeds)
+    unknown = tuple(rank for rank, cost in enumerate(costs) if cost is None)
+    return Observation(step, (40, 40, 40), (1.0,) * len(speeds), unknown, costs)
+
+
+# Cluster
+
+
+def test_a_cluster_without_a_plan_names_value_and_cure() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"global_batch_size must be at least workers \* minimum = 8, got 6: raise it, or lo",
+    ):
+        Cluster(6, (Limits(4), Limits(4)))
+    with pytest.raises(ValueError, match=r"sum of maxima = 80, got 100: lower"):
+        LoadBalanced().init(Cluster(100, (Limits(1, 40), Limits(1, 40))))
+    with pytest.raises(ValueError, match="granularity"):
+        LoadBalanced().init(Cluster(16, (Limits(),) * 3, granularity=8))
+
+
+def test_a_cluster_plans_by_the_costs() -> None:
+    assert three().plan([Proportional(1.0), Proportional(2.0), Proportional(3.0)]) == (20, 40, 60)
+    check_plan((20, 40, 60), three())
+
+
+# Even and FixedShares
+
+
+@given(st.integers(1, 9), st.integers(0, 200))
+def test_even_sizes_differ_by_one_at_most(workers: int, more: int) -> None:
+    sizes = Even().init(Cluster(workers + more, (Limits(),) * workers)).sizes
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True), "lower ranks take the remainder"
+
+
+def test_even_within_limits_and_granularity() -> None:
+    assert Even().init(Cluster(60, (Limits(1, 10), Limits(), Limits()))).sizes == (10, 25, 25)
+    assert sorted(Even().init(three(64, granularity=16)).sizes) == [16, 16, 32]
+
+
+def test_even_and_fixed_shares_never_change() -> None:
+    for policy in (Even(), FixedShares((1.0, 1.0, 4.0))):
+        state = policy.init(three())
+        assert policy.update(state, three(), seen([1.0, 5.0, 9.0])) == state
+
+
+def test_fixed_shares_are_proportional() -> None:
+    assert FixedShares((1.0, 2.0, 3.0)).init(three()).sizes == (20, 40, 60)
+    assert FixedShares([1, 1, 4]) == FixedShares((1.0, 1.0, 4.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_fixed_shares_out_of_range(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"FixedShares\.shares must be finite and > 0, got"):
+        FixedShares((1.0, bad))
+
+
+def test_fixed_shares_of_another_number_of_workers() -> None:
+    with pytest.raises(ValueError, match="must name one share a worker, got none"):
+        FixedShares(())
+    with pytest.raises(ValueError, match="one share for each of the 3 workers, got 2"):
+        FixedShares((1.0, 2.0)).init(three())
+
+
+def test_fixed_shares_by_cores_and_by_flops() -> None:
+    assert FixedShares.by_cores([9, 12, 18]).init(three(78)).sizes == (18, 24, 36)
+    assert FixedShares.by_flops([65e12, 65e12, 130e12]).init(three(80)).sizes == (20, 20, 40)
+    with pytest.raises(ValueError, match="cores must be finite and > 0, got 0"):
+        FixedShares.by_cores([4, 0])
+    with pytest.raises(ValueError, match="flops_per_second must be finite and > 0, got -1"):
+        FixedShares.by_flops([-1.0])
+
+
+# LoadBalanced
+
+
+def decide(policy: LoadBalanced, *observations: Observation) -> list[tuple[int, ...]]:
+    state, sizes = policy.init(three()), []
+    for observation in observations:
+        state = policy.update(state, three(), observation)
+        sizes.append(state.sizes)
+    return sizes
+
+
+def test_load_balanced_is_even_until_all_are_measured() -> None:
+    sizes = decide(LoadBalanced(), seen([None] * 3), seen([1.0, None, 3.0]), seen([1.0, 2.0, 3.0]))
+    assert sizes == [(40, 40, 40), (40, 40, 40), (20, 40, 60)]
+
+
+def test_load_balanced_keeps_its_plan_where_an_estimate_is_missing() -> None:
+    sizes = decide(LoadBalanced(), seen([1.0, 2.0, 3.0]), seen([9.0, None, 9.0]))
+    assert sizes[1] == sizes[0] == (20, 40, 60)
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=3, max_size=3))
+def test_the_papers_mode_takes_every_better_plan(speeds: list[float]) -> None:
+    costs = [Proportional(speed) for speed in speeds]
+    (sizes,) = decide(LoadBalanced(min_gain=0.0), seen(speeds))
+    best = three().plan(costs)
+    assert slowest(costs, sizes) == slowest(costs, best)
+
+
+def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
+    return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
+
+
+def test_a_change_must_gain_enough() -> None:
+    """From even to best: 40 / 1.0 becomes 36 / 0.9 = 40 / 1.0, ten in a hundred less."""
+    observation = seen([0.9, 1.05, 1.05])
+    costs = [Proportional(0.9), Proportional(1.05), Proportional(1.05)]
+    gain = 1 - slowest(costs, (36, 42, 42)) / slowest(costs, (40, 40, 40))
+    assert gain == pytest.approx(0.1)
+    assert decide(LoadBalanced(min_gain=0.09), observation) == [(36, 42, 42)]
+    assert decide(LoadBalanced(min_gain=0.11), observation) == [(40, 40, 40)]
+
+
+def test_noise_moves_nothing_by_default() -> None:
+    source = random.Random(0)
+    observations = [seen([source.uniform(9.85, 10.15) for _ in range(3)]) for _ in range(50)]
+    assert set(decide(LoadBalanced(), *observations)) == {(40, 40, 40)}
+    assert len(set(decide(LoadBalanced(min_gain=0.0), *observations))) > 1
+
+
+def test_an_interval_decides_every_so_many_steps() -> None:
+    speeds = [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 1.0, 4.0], [4.0, 1.0, 1.0]]
+    observations = [seen(row, step) for step, row in enumerate(speeds)]
+    assert decide(LoadBalanced(interval=2), *observations) == [
+        (40, 40, 40),
+        (60, 40, 20),
+        (60, 40, 20),
+        (80, 20, 20),
+    ]
+
+
+def test_overheads_count() -> None:
+    costs = (Affine(10.0, 1.0), Proportional(1.0))
+    observation = Observation(0, (15, 15), (1.0, 1.0), (), costs)
+    cluster = Cluster(30, (Limits(), Limits()))
+    state = LoadBalanced().update(LoadBalanced().init(cluster), cluster, observation)
+    assert state.sizes == (10, 20)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """The paper's GPU curve: flat until it is saturated, then a line."""
+
+    floor: float
+    overhead: float
+    slope: float
+
+    def __call__(self, x: Any) -> Any:
+        return max(self.floor, self.overhead + self.slope * x)
+
+    def work(self, x: float) -> float:
+        return x
+
+    def at_speed(self, samples_per_second: float) -> Piecewise:
+        return self
+
+    def segments(self) -> tuple[tuple[int, float, float], ...]:
+        knee = math.ceil((self.floor - self.overhead) / self.slope)
+        return ((0, self.floor, 0.0), (knee, self(knee), self.slope))
+
+
+def test_gpus_of_2018_finish_together_below_their_memory() -> None:
+    """Equal at 10 + 60 = 30 + 40 with 60 and 20 samples; with 50 at most, 10 + 50 < 30 + 2 * 30."""
+    costs = (Piecewise(32.0, 10.0, 1.0), Piecewise(40.0, 30.0, 2.0))
+    observation = Observation(0, (40, 40), (1.0, 1.0), (), costs)
+    for most, expected in ((None, (60, 20)), (50, (50, 30))):
+        cluster = Cluster(80, (Limits(1, most), Limits()))
+        policy = LoadBalanced(min_gain=0.0)
+        sizes = policy.update(policy.init(cluster), cluster, observation).sizes
+        assert sizes == expected
+    small = Cluster(20, (Limits(), Limits()))
+    sizes = LoadBalanced(min_gain=0.0).update(LoadBalanced().init(small), small, observation).sizes
+    assert slowest(costs, sizes) == 40.0  # nobody is saturated: the slower floor, and no less
+
+
+@pytest.mark.parametrize("options", [{"min_gain": -0.1}, {"min_gain": 1.0}, {"min_gain": math.nan}])
+def test_min_gain_out_of_range(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"min_gain must be in \[0, 1\), got"):
+        LoadBalanced(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval", [0, -1, 1.5])
+def test_interval_out_of_range(interval: Any) -> None:
+    with pytest.raises(ValueError, match=r"interval must be an integer >= 1, got"):
+        LoadBalanced(interval=interval)
+
+
+def test_who_needs_no_costs_gets_none_predicted() -> None:
+    """Prediction takes time in every step."""
+
+    class Unwanted(LastValue):
+        def update(self, state: Any, measurement: Measurement) -> Any:
+            raise AssertionError("nobody asked")
+
+    both = [
+        Balancer(
+            rank=rank,
+            workers=2,
+            global_batch_size=8,
+            policy=FixedShares((3.0, 1.0)),
+            predictor=Unwanted(),
+        )
+        for rank in (0, 1)
+    ]
+    assert {message.picoseconds_per_sample for message in exchange_in_process(both, [1, 2])} == {0}
+
+
+# The contract itself: each of these breaks it in one way.
+
+
+class State(NamedTuple):
+    sizes: tuple[int, ...]
+    memory: list[int]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Even, but for what a subclass breaks."""
+
+    uses_costs: ClassVar[bool] = True
+
+    weight: float = 1.0
+
+    def init(self, cluster: Cluster) -> State:
+        return State(Even().init(cluster).sizes, [])
+
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        return state
+
+
+class Losing(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        first, *rest = state.sizes
+        return State((first - 1, *rest), [])
+
+
+class Careless(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        total = cluster.total - cluster.workers + 1
+        return State((total, *(1,) * (cluster.workers - 1)), [])
+
+
+class Floating(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        return State(tuple(float(size) for size in state.sizes), [])  # type: ignore[misc]
+
+
+class InPlace(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        state.memory.append(observation.step)
+        return state
+
+
+class Dicing(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        speeds = [random.random() + 0.1 for _ in range(cluster.workers)]
+        return State(cluster.plan([Proportional(speed) for speed in speeds]), [])
+
+
+class Trusting(Broken):
+    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+        return State(cluster.plan(observation.costs), [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Losing(), "must sum to 64"),
+        (Careless(), "must keep Limits"),
+        (Floating(), "must be a tuple of Python's int"),
+        (InPlace(), "update changed the state"),
+        (Dicing(), "must decide the same"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_contract_finds_what_is_broken(broken: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_policy(broken)
+
+
+def test_the_contract_finds_who_trusts_in_costs() -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        check_policy(Trusting())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((8, 8), "must have 3 sizes"),
+        ((8, 8, 9), "must sum to 24"),
+        ((2, 6, 16), "in multiples of 8"),
+        ((0, 8, 16), r"must keep Limits\(minimum=1"),
+        ((8, 0, 16), "must keep"),
+        ([8, 8, 8], "must be a tuple"),
+    ],
+)
+def test_check_plan(sizes: Any, message: str) -> None:
+    check_plan((8, 8, 8), three(24, granularity=8))
+    with pytest.raises(AssertionError, match=message):
+        check_plan(sizes, three(24, granularity=8))

@@ -1,0 +1,800 @@
+"""Driving factors: exact on a fake machine, plausible on this one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import ResourceSampler
+from lbbsp_core.launch.cgroup import open_groups
+from lbbsp_core.resources import polling as feeds
+from lbbsp_core.resources.base import NAMES, Factor, Meter
+from lbbsp_core.resources.host import Host
+from lbbsp_core.resources.linux import PAGE, Others
+from lbbsp_core.resources.sampler import DEFAULT, DEFAULT_GPU
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+V2 = "30 1 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = (
+    "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "36 31 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+
+
+class Machine:
+    """A fake one: a tree of files, and clocks that stand still."""
+
+    def __init__(self, root: Path, cores: tuple[int, ...] = (1, 2)) -> None:
+        self.root, self.seconds, self.own, self.switches = root, 100.0, 10.0, 0
+        self.ticks = {core: [0] * 8 for core in range(4)}
+        self.memory(total=1000, available=750)
+        self.write("proc/self/statm", "9000 25 3 1 0 40 0")
+        self.loadavg(1)
+        self.write("proc/self/cgroup", "")
+        self.write("proc/self/mountinfo", "24 1 254:0 / / rw - ext4 /dev/root rw\n")
+        self.host = Host(
+            root=root,
+            linux=True,
+            clock=lambda: self.seconds,
+            process_seconds=lambda: self.own,
+            involuntary_switches=lambda: self.switches,
+            cores=frozenset(cores),
+            environ={},
+        )
+        self.work(0)
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def work(self, core: int, **ticks: int) -> None:
+        """Let ticks pass on a core, by kind."""
+        kinds = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+        for kind, number in ticks.items():
+            self.ticks[core][kinds.index(kind)] += number
+        rows = [f"cpu{core} {' '.join(map(str, row))} 0 0" for core, row in self.ticks.items()]
+        total = " ".join(str(sum(column)) for column in zip(*self.ticks.values(), strict=True))
+        self.write("proc/stat", "\n".join([f"cpu  {total} 0 0", *rows, "intr 5 0 1", "ctxt 9", ""]))
+
+    def loadavg(self, runnable: int) -> None:
+        self.write("proc/loadavg", f"0.31 0.25 0.21 {runnable}/412 9031\n")
+
+    def memory(self, total: int, available: int) -> None:
+        self.write(
+            "proc/meminfo",
+            f"MemTotal: {total} kB\nMemFree: 7 kB\nMemAvailable:   {available} kB\nCached: 1 kB\n",
+        )
+
+    def groups(self, mounts: str, memberships: str) -> None:
+        self.write("proc/self/mountinfo", mounts)
+        self.write("proc/self/cgroup", memberships)
+
+    def sampler(self, *names: str) -> ResourceSampler:
+        return ResourceSampler(names, host=self.host)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the tests that install a fake one."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# Names
+
+
+def test_names_are_fixed_and_in_order(machine: Machine) -> None:
+    assert machine.sampler("runnable", "cpu_own_percent").names == ("runnable", "cpu_own_percent")
+    assert machine.sampler().sample() == ()
+    assert set(ResourceSampler.available) == set(NAMES) >= {*DEFAULT, *DEFAULT_GPU}
+
+
+def test_the_default_is_what_the_machine_tells(machine: Machine) -> None:
+    bare = tuple(name for name in DEFAULT if name != "throttled_percent")
+    assert ResourceSampler(host=machine.host).names == bare
+    machine.groups(V2, "0::/job\n")
+    machine.write("sys/fs/cgroup/job/cpu.stat", "nr_throttled 0\nthrottled_usec 0\n")
+    assert ResourceSampler(host=machine.host).names == DEFAULT
+
+
+def test_an_unknown_name_is_told_its_nearest(machine: Machine) -> None:
+    with pytest.raises(ValueError, match=r"no driving factor 'cpu_others'.*'cpu_other_percent'"):
+        machine.sampler("runnable", "cpu_others")
+    with pytest.raises(ValueError, match="no driving factor 'zzz'"):
+        machine.sampler("zzz")
+    with pytest.raises(ValueError, match="hold a name twice"):
+        machine.sampler("runnable", "runnable")
+    with pytest.raises(ValueError, match="gpu must be >= 0, got -1"):
+        ResourceSampler(("runnable",), gpu=-1)
+    assert ResourceSampler("runnable", host=machine.host).names == ("runnable",)
+
+
+# CPU
+
+
+def test_others_are_what_is_not_ours_on_our_cores(machine: Machine) -> None:
+    sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
+    assert sampler.sample() == (0, 0, 0)
+    machine.seconds += 2.0
+    machine.own += 0.5
+    machine.work(1, user=30, nice=20, system=10, irq=5, softirq=5, idle=99, iowait=44, steal=10)
+    machine.work(2, user=80, steal=30)
+    machine.work(0, user=200, steal=200)  # not ours
+    # 1.5 s busy, 0.5 s ours, 0.4 s stolen, in 2 s
+    assert sampler.sample() == pytest.approx((50.0, 25.0, 20.0))
+
+
+def test_cpu_time_is_bounded_by_our_cores(machine: Machine) -> None:
+    sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
+    machine.seconds += 1.0
+    machine.own += 7.0
+    machine.work(1, user=5000, steal=5000)
+    assert sampler.sample() == (200.0, 200.0, 200.0)
+
+
+def test_steps_shorter_than_five_ticks_keep_the_value(machine: Machine) -> None:
+    sampler = machine.sampler("cpu_other_percent")
+    for expected in (0, 0, 50, 50, 50, 0):
+        machine.seconds += 0.02
+        machine.work(1, user=int(machine.seconds < 100.07))
+        assert sampler.sample() == (pytest.approx(expected),)
+
+
+def test_a_counter_that_starts_again_keeps_the_value(machine: Machine) -> None:
+    sampler = machine.sampler("cpu_other_percent", "steal_percent")
+    machine.seconds += 1.0
+    machine.work(1, user=50, steal=20)
+    assert sampler.sample() == pytest.approx((50.0, 20.0))
+    machine.seconds += 1.0
+    machine.work(1, user=-40, steal=-15)
+    assert sampler.sample()[1] == pytest.approx(20.0)
+    machine.seconds += 1.0
+    machine.work(1, user=10, steal=10)
+    assert sampler.sample() == pytest.approx((10.0, 10.0))
+
+
+def test_a_core_that_goes_away(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = machine.sampler("cpu_other_percent")
+    machine.seconds += 1.0
+    machine.work(1, user=50)
+    assert sampler.sample() == (50.0,)
+    del machine.ticks[1]
+    for _ in range(3):
+        machine.seconds += 1.0
+        machine.work(2, user=5)
+        assert sampler.sample() == (50.0,)
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60))
+def test_rounding_to_ticks_neither_adds_nor_loses(steps: list[tuple[int, int]]) -> None:
+    """Milliseconds of us and of others, one core; the kernel tells whole ticks of the sum."""
+    others, ours, theirs = Others(cores=1), 0, 0
+    others.seconds(0.0, 0.0)
+    for own_ms, other_ms in steps:
+        ours, theirs = ours + own_ms, theirs + other_ms
+        told = others.seconds((ours + theirs) // 10 / 100, ours / 1000)
+        assert abs(told - theirs / 1000) <= 0.01 + 1e-9
+
+
+def test_threads_of_ours_elsewhere_do_not_hide_others_for_ever() -> None:
+    others = Others(cores=1)
+    others.seconds(0.0, 0.0)
+    assert others.seconds(1.0, 50.0) == 0.0  # 49 s were on cores that are not counted
+    assert others.seconds(2.0, 50.0) == pytest.approx(0.98)  # but for two ticks
+
+
+# Switches, runnable, pressure
+
+
+def test_switches_are_per_second(machine: Machine) -> None:
+    machine.switches = 1000
+    sampler = machine.sampler("involuntary_switches_per_second")
+    for switches, seconds, expected in ((7, 0.25, 28), (0, 0.5, 0), (10**9, 0.5, 10**6)):
+        machine.switches += switches
+        machine.seconds += seconds
+        assert sampler.sample() == (expected,)
+
+
+def test_intervals_that_are_empty_or_go_backwards(machine: Machine) -> None:
+    sampler = machine.sampler("involuntary_switches_per_second")
+    for switches, seconds, expected in ((10, 1.0, 10), (5, 0.0, 10), (5, 1.0, 10), (8, -5.0, 10)):
+        machine.switches += switches
+        machine.seconds += seconds
+        assert sampler.sample() == (expected,)
+    machine.seconds += 2.0
+    machine.switches += 6
+    assert sampler.sample() == (3,)
+
+
+def test_runnable_is_of_now(machine: Machine) -> None:
+    sampler = machine.sampler("runnable")
+    for runnable in (3, 1, 250):
+        machine.loadavg(runnable)
+        assert sampler.sample() == (runnable,)
+
+
+def test_pressure_of_the_machine_or_our_cgroup(machine: Machine) -> None:
+    text = "some avg10=9.99 avg60=0.0 avg300=0.0 total={}\nfull avg10=0 avg60=0 avg300=0 total=7\n"
+    machine.write("proc/pressure/cpu", text.format(1_000_000))
+    of_machine = machine.sampler("cpu_pressure_percent")
+    machine.groups(V2, "0::/job\n")
+    machine.write("sys/fs/cgroup/job/cpu.pressure", text.format(5_000_000))
+    of_group = machine.sampler("cpu_pressure_percent")
+    machine.seconds += 2.0
+    machine.write("proc/pressure/cpu", text.format(1_500_000))
+    machine.write("sys/fs/cgroup/job/cpu.pressure", text.format(6_000_000))
+    assert of_machine.sample() == (25.0,)
+    assert of_group.sample() == (50.0,)
+
+
+def test_pressure_where_our_path_is_out_of_sight(machine: Machine) -> None:
+    machine.groups(V2, "0::/docker/a1\n")  # a bind mount, no namespace: the mount is our cgroup
+    machine.write("sys/fs/cgroup/cpu.pressure", "some avg10=0 total=0\n")
+    sampler = machine.sampler("cpu_pressure_percent")
+    machine.seconds += 1.0
+    machine.write("sys/fs/cgroup/cpu.pressure", "some avg10=0 total=250000\n")
+    assert sampler.sample() == (25.0,)
+
+
+# Memory
+
+
+def test_memory_of_the_machine(machine: Machine) -> None:
+    sampler = machine.sampler("memory_percent", "memory_own_percent")
+    assert sampler.sample() == pytest.approx((25.0, 100 * 25 * PAGE / 1024_000))
+    machine.memory(total=1000, available=100)
+    machine.seconds += 0.4
+    assert sampler.sample()[0] == 25.0, "it is read twice a second"
+    machine.seconds += 0.4
+    assert sampler.sample()[0] == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_under_the_lowest_limit(machine: Machine, version: int) -> None:
+    machine.memory(total=10_000, available=9000)
+    if version == 2:
+        machine.groups(V2, "0::/pod/job\n")
+        mount, limit, used, cache = "", "memory.max", "memory.current", "inactive_file"
+        none = "max"
+    else:
+        machine.groups(V1, "7:memory:/pod/job\n4:cpu,cpuacct:/\n0::/\n")
+        mount, none, cache = "memory/", str(2**63 - 4096), "total_inactive_file"
+        limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+    for group, most, bytes_used in (
+        ("pod", 512_000, 400_000),
+        ("pod/job", 900_000, 100_000),
+        ("", none, 1),
+    ):
+        place = f"sys/fs/cgroup/{mount}{group}"
+        machine.write(f"{place}/{limit}", f"{most}\n")
+        machine.write(f"{place}/{used}", f"{bytes_used}\n")
+        machine.write(f"{place}/memory.stat", f"inactive_file 1\nanon 5\n{cache} 16000\n")
+    if version == 2:
+        machine.write("sys/fs/cgroup/pod/memory.stat", "anon 5\ninactive_file 16000\nfile 3\n")
+    sampler = machine.sampler("memory_percent", "memory_own_percent")
+    assert sampler.sample() == pytest.approx((75.0, 100 * 25 * PAGE / 512_000))
+
+
+def test_the_fuller_of_machine_and_cgroup(machine: Machine) -> None:
+    machine.groups(V2, "0::/job\n")
+    machine.write("sys/fs/cgroup/job/memory.max", "512000")
+    machine.write("sys/fs/cgroup/job/memory.current", "51200")
+    machine.write("sys/fs/cgroup/job/memory.stat", "inactive_file 0\n")
+    assert machine.sampler("memory_percent").sample() == pytest.approx((25.0,))
+
+
+# Throttling
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_throttling_of_our_cgroup_and_those_above(machine: Machine, version: int) -> None:
+    if version == 2:
+        machine.groups(V2, "0::/pod/job\n")
+        mount, line = "", "usage_usec 9\nnr_periods 7\nnr_throttled {}\nthrottled_usec {}\n"
+    else:
+        machine.groups(V1, "7:memory:/elsewhere\n4:cpu,cpuacct:/pod/job\n0::/\n")
+        mount, line = "cpu,cpuacct/", "nr_periods 7\nnr_throttled {}\nthrottled_time {}000\n"
+    place = f"sys/fs/cgroup/{mount}pod"
+    machine.write(f"{place}/job/cpu.stat", line.format(4, 900_000))
+    machine.write(f"{place}/cpu.stat", line.format(1, 100_000))
+    machine.write(f"{place}/other/cpu.stat", line.format(1, 100_000))
+    sampler = machine.sampler("throttled_percent", "throttled_periods_per_second")
+    machine.seconds += 2.0
+    machine.write(f"{place}/job/cpu.stat", line.format(10, 1_300_000))
+    machine.write(f"{place}/cpu.stat", line.format(3, 200_000))
+    machine.write(f"{place}/other/cpu.stat", line.format(100, 9_000_000))
+    assert sampler.sample() == pytest.approx((25.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "memberships", "place"),
+    [
+        (V2, "0::/../../other\n", "sys/fs/cgroup"),  # a namespace shows its own root only
+        (V2.replace(" / /sys", " /docker/a1 /sys"), "0::/docker/a1/job\n", "sys/fs/cgroup/job"),
+        (V2.replace(" / /sys", " /docker/a1 /sys"), "0::/docker/a1\n", "sys/fs/cgroup"),
+        (V2.replace("/sys/fs/cgroup", "/a\\040b"), "0::/x y:z\n", "a b/x y:z"),
+    ],
+)
+def test_where_a_container_sees_its_cgroup(
+    machine: Machine, mounts: str, memberships: str, place: str
+) -> None:
+    machine.groups(mounts, memberships)
+    machine.write(f"{place}/cpu.stat", "nr_throttled 3\nthrottled_usec 0\n")
+    sampler = machine.sampler("throttled_periods_per_second")
+    machine.seconds += 1.0
+    machine.write(f"{place}/cpu.stat", "nr_throttled 5\nthrottled_usec 0\n")
+    assert sampler.sample() == (2.0,)
+
+
+# What goes wrong
+
+
+def test_what_vanishes_keeps_its_value_and_says_so_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = machine.sampler("runnable", "involuntary_switches_per_second")
+    machine.loadavg(5)
+    assert sampler.sample() == (5, 0)
+    machine.write("proc/loadavg", "")
+    for _ in range(3):
+        machine.seconds += 1.0
+        machine.switches += 9
+        assert sampler.sample() == (5, 9)
+    machine.loadavg(2)
+    assert sampler.sample()[0] == 2, "it is back"
+
+    def gone(*_: object) -> bytes:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(os, "pread", gone)
+    assert sampler.sample()[0] == 2
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        "runnable cannot be read any more"
+    ]
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host = Host(root=tmp_path, linux=True, environ={})
+    with ResourceSampler(tuple(NAMES), host=host) as sampler:
+        time.sleep(0.01)
+        values = dict(zip(sampler.names, sampler.sample(), strict=True))
+    told = {"involuntary_switches_per_second"}
+    assert {name for name, value in values.items() if value} <= told
+    assert len(caplog.records) == 6, "each source once"
+    with ResourceSampler(host=host) as sampler:
+        assert sampler.names == ()
+
+
+def test_garbled_files_are_as_good_as_none(machine: Machine) -> None:
+    for path in ("stat", "loadavg", "meminfo", "self/cgroup", "self/mountinfo"):
+        machine.write(f"proc/{path}", "what\nis this\n")
+    with machine.sampler(*NAMES) as sampler:
+        assert set(sampler.sample()) == {0.0}
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats(), st.floats()), max_size=12))
+def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]]) -> None:
+    factors = (Factor("runnable", 50.0), Factor("steal_percent", 200.0, 100.0))
+    meter = Meter(factors, (0.0, (math.nan, math.nan)), ["runnable", "steal_percent"])
+    for seconds, level, total in readings:
+        values = meter.values((seconds, (level, total)))
+        assert 0 <= values["runnable"] <= 50
+        assert 0 <= values["steal_percent"] <= 200
+
+
+# Other platforms
+
+
+def test_psutil_where_there_is_no_proc(machine: Machine) -> None:
+    host = Host(linux=False, environ={})
+    with ResourceSampler(tuple(NAMES), host=host) as sampler:
+        end = time.process_time() + 0.1
+        while time.process_time() < end:
+            pass
+        values = dict(zip(sampler.names, sampler.sample(), strict=True))
+    resident = 100 * psutil.Process().memory_info().rss / psutil.virtual_memory().total
+    assert values["memory_own_percent"] == pytest.approx(resident, rel=0.2)
+    assert 0 < values["memory_percent"] < 100
+    assert 0 < values["cpu_own_percent"] <= 100.0 * (os.cpu_count() or 1)
+    assert values["throttled_percent"] == 0.0
+    with ResourceSampler(host=host) as sampler:
+        assert sampler.names == ("cpu_other_percent", "runnable", "memory_percent")
+
+
+def test_others_by_psutil(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = namedtuple("times", "user nice system idle")
+    now = [times(1.0, 2.0, 3.0, 50.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda: now[0])
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    host = replace(machine.host, linux=False)
+    with ResourceSampler(("cpu_other_percent", "cpu_own_percent"), host=host) as sampler:
+        machine.seconds += 2.0
+        machine.own += 0.5
+        now[0] = times(1.25, 2.5, 3.75, 52.5)
+        assert sampler.sample() == pytest.approx((50.0, 25.0))
+
+
+# GPU
+
+
+class FakeNvml:
+    """The part of pynvml that is used, with as many devices as asked for."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, devices: int, mig: bool = False) -> None:
+        self.devices, self.mig, self.opened, self.reads = devices, mig, 0, 0
+        self.use = [10 * index for index in range(devices)]
+        self.threads: set[str] = set()
+        self.read_seconds = 0.0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.devices:
+            raise self.NVMLError("Driver Not Loaded")
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index >= self.devices:
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return int(uuid.removeprefix("GPU-").removeprefix("MIG-"))
+
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:  # noqa: N802
+        if self.mig:
+            raise self.NVMLError("Not Supported")
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.read_seconds)
+        self.reads += 1
+        return SimpleNamespace(gpu=self.use[device], memory=99)
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=200, used=50 + device, free=150 - device)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeNvml]]:
+    made = []
+
+    def install(devices: int, mig: bool = False) -> FakeNvml:
+        made.append(FakeNvml(devices, mig))
+        monkeypatch.setitem(sys.modules, "pynvml", made[-1])  # type: ignore[arg-type]
+        return made[-1]
+
+    yield install
+    assert [fake.opened for fake in made] == [0] * len(made), "every nvmlInit has its shutdown"
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "device"),
+    [(None, 0, 0), (None, 2, 2), ("3,1", 0, 3), ("3, 1", 1, 1), ("GPU-2", 0, 2), ("0,MIG-1", 1, 1)],
+)
+def test_the_gpu_that_cuda_would_take(
+    nvml: Callable[..., FakeNvml], visible: str | None, index: int, device: int
+) -> None:
+    nvml(4)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with ResourceSampler(DEFAULT_GPU, gpu=index, host=Host(environ=environ)) as sampler:
+        assert sampler.sample() == (10.0 * device, 100 * (50 + device) / 200)
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible"), [(0, "0"), (1, ""), (1, "-1"), (1, "5"), (1, "none")]
+)
+def test_no_gpu_is_no_error(
+    nvml: Callable[..., FakeNvml], machine: Machine, devices: int, visible: str
+) -> None:
+    nvml(devices)
+    host = Host(environ={"CUDA_VISIBLE_DEVICES": visible})
+    with ResourceSampler(DEFAULT_GPU, host=host) as sampler:
+        assert sampler.sample() == (0.0, 0.0)
+    with ResourceSampler(host=host) as sampler:
+        assert not {*DEFAULT_GPU} & {*sampler.names}
+
+
+def test_a_gpu_joins_the_default(nvml: Callable[..., FakeNvml]) -> None:
+    nvml(2)
+    with ResourceSampler(host=Host(environ={"CUDA_VISIBLE_DEVICES": "1"})) as sampler:
+        assert sampler.names[-2:] == DEFAULT_GPU
+        assert sampler.sample()[-2:] == (10.0, 25.5)
+
+
+def test_a_part_of_a_gpu_tells_its_memory_only(nvml: Callable[..., FakeNvml]) -> None:
+    nvml(1, mig=True)
+    with ResourceSampler(DEFAULT_GPU, host=Host(environ={})) as sampler:
+        assert sampler.sample() == (0.0, 25.0)
+
+
+def test_a_driver_that_hangs_does_not_hold_up_a_sample(nvml: Callable[..., FakeNvml]) -> None:
+    fake = nvml(1)
+    asked = threading.Event()
+    with ResourceSampler(("gpu_percent",), host=Host(environ={})) as sampler:
+        released = threading.Event()
+        fake.nvmlDeviceGetMemoryInfo = lambda _: (  # type: ignore[method-assign]
+            asked.set(),
+            released.wait(60),
+            SimpleNamespace(total=2, used=1),
+        )[2]
+        assert asked.wait(60)
+        fake.use[0] = 70
+        assert sampler.sample() == (0.0,), "the driver is still being asked"
+        released.set()
+        deadline = time.monotonic() + 60
+        while sampler.sample() != (70.0,) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sampler.sample() == (70.0,)
+    reads = fake.reads
+    time.sleep(3 * feeds.PERIOD_SECONDS)
+    assert fake.reads == reads, "nobody asks after close"
+
+
+# Slow sources, threads, forks, files
+
+
+class Slow:
+    """A source that takes a fake second."""
+
+    factors = (Factor("runnable", 1e5),)
+    shortest = 0.0
+
+    def __init__(self, machine: Machine, seconds: float) -> None:
+        self.machine, self.seconds = machine, seconds
+
+    def read(self) -> tuple[float, ...]:
+        self.machine.seconds += self.seconds
+        return (1.0,)
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_slowest_go_to_the_background(machine: Machine) -> None:
+    clock = machine.host.clock
+    made = [feeds.Feed(Slow(machine, us / 1e6), clock, ()) for us in (50, 1000, 20, 29, 2)]
+    here, background = feeds.split(made)
+    assert [round(feed.cost * 1e6) for feed in here] == [2, 20, 29]
+    assert [round(feed.cost * 1e6) for feed in background] == [50, 1000]
+
+
+def test_the_background_keeps_reading(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "BUDGET_SECONDS", -1.0)
+    with machine.sampler("runnable") as sampler:
+        machine.loadavg(77)
+        deadline = time.monotonic() + 60
+        while sampler.sample() != (77,) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sampler.sample() == (77,)
+        assert [t.name for t in threading.enumerate()].count("lbbsp-drivers") == 1
+    assert "lbbsp-drivers" not in [t.name for t in threading.enumerate()]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_after_close_the_last_sample_stays(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = machine.sampler("involuntary_switches_per_second", "runnable")
+    sampler.close()
+    machine.seconds += 1.0
+    machine.switches += 5
+    machine.loadavg(9)
+    assert sampler.sample() == (0.0, 1.0)
+    assert not caplog.records
+    sampler.close()
+
+
+@linux
+def test_files_and_threads_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "BUDGET_SECONDS", 30e-6)  # some of each kind
+    before, threads = open_files(), threading.active_count()
+    for _ in range(5):
+        with ResourceSampler(tuple(NAMES)) as sampler:
+            sampler.sample()
+            assert open_files() > before
+        sampler.close()
+        last = sampler.sample()
+        assert sampler.sample() == last, "after close it stays as it is"
+    for _ in range(5):
+        ResourceSampler(tuple(NAMES)).sample()  # forgotten
+    assert (open_files(), threading.active_count()) == (before, threads)
+
+
+def test_many_threads_may_sample(machine: Machine) -> None:
+    found: list[tuple[float, ...]] = []
+    with machine.sampler("runnable", "memory_percent") as sampler:
+        threads = [
+            threading.Thread(target=lambda: found.extend(sampler.sample() for _ in range(50)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [(1.0, 25.0)] * 200
+
+
+FORK = """
+import os, sys, time
+from lbbsp_core import ResourceSampler
+from lbbsp_core.resources import polling
+polling.BUDGET_SECONDS = float(sys.argv[1])
+ballast = bytearray(b"x") * 200_000_000
+sampler = ResourceSampler(("memory_own_percent", "cpu_own_percent"))
+parent = sampler.sample()[0]
+child = os.fork()
+if not child:
+    del ballast
+    end = time.process_time() + 0.2
+    while time.process_time() < end: pass
+    files = len(os.listdir("/proc/self/fd"))
+    sampler.sample()
+    assert len(os.listdir("/proc/self/fd")) == files, "the parent's files are closed"
+    end = time.process_time() + 0.6
+    while time.process_time() < end: pass
+    time.sleep(0.2)
+    memory, cpu = sampler.sample()
+    sampler.close()
+    os._exit(0 if 0 < memory < parent / 2 and cpu > 0 else 1)
+assert os.waitpid(child, 0)[1] == 0
+sampler.close()
+"""
+
+
+@linux
+@pytest.mark.parametrize("budget", ["1", "0"])
+def test_a_forked_child_samples_itself(budget: str) -> None:
+    subprocess.run([sys.executable, "-c", FORK, budget], check=True, timeout=120)
+
+
+# This machine, which has other things to do at times
+
+
+def measured(check: Callable[[], None]) -> Callable[[], None]:
+    """A test of what a clock says: what holds is seen in one of a few attempts."""
+
+    @functools.wraps(check)
+    def attempts() -> None:
+        for _ in range(4):
+            with contextlib.suppress(AssertionError):
+                return check()
+        return check()
+
+    return attempts
+
+
+BURN = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print("ready", flush=True)
+while sys.stdin.readline():
+    start, end = time.process_time(), time.process_time() + float(sys.argv[2])
+    while time.process_time() < end: pass
+    print(time.process_time() - start, flush=True)
+"""
+
+WATCH = """
+import os, subprocess, sys, time
+from lbbsp_core import ResourceSampler
+core = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {core})
+burner = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(core), "0.6"], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def burn():
+    burner.stdin.write("go\\n"); burner.stdin.flush()
+    return float(burner.stdout.readline())
+def busy():
+    line = next(l for l in open("/proc/stat") if l.startswith(f"cpu{core} ")).split()
+    return sum(int(line[k]) for k in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+burner.stdout.readline()
+with ResourceSampler(("cpu_other_percent", "involuntary_switches_per_second")) as sampler:
+    for burned in (0.0, None):
+        sampler.sample()
+        start, own, all_before = time.perf_counter(), time.process_time(), busy()
+        if burned is None:
+            burned = burn()
+        else:
+            time.sleep(0.5)
+        own, all_after = time.process_time() - own, busy()
+        percent, switches = sampler.sample()
+        seconds = time.perf_counter() - start
+        print(percent * seconds / 100, burned, all_after - all_before - own, seconds)
+burner.stdin.close(); burner.wait()
+"""
+
+
+@linux
+@measured
+def test_a_neighbour_on_our_core_is_seen() -> None:
+    """Seconds of others, as sampled: at least the burner's, and no more than the core was busy."""
+    command = [sys.executable, "-c", WATCH, BURN]
+    out = subprocess.run(command, check=True, timeout=200, capture_output=True, text=True).stdout
+    (idle, _, idle_busy, _), (seen, burned, busy, seconds) = (
+        tuple(map(float, line.split())) for line in out.splitlines()
+    )
+    assert burned == pytest.approx(0.6, rel=0.2)
+    assert idle == pytest.approx(idle_busy, abs=0.06)
+    assert 0.8 * burned <= seen <= seconds
+    assert seen == pytest.approx(busy, rel=0.2)
+
+
+SPIN = """
+import os, sys, time
+from lbbsp_core import ResourceSampler
+with open(sys.argv[1] + "/cgroup.procs", "w") as procs:
+    procs.write(str(os.getpid()))
+with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as sampler:
+    start = time.perf_counter()
+    while time.perf_counter() < start + 1.0: pass
+    own, start = time.process_time(), time.perf_counter()
+    sampler.sample()
+    while time.perf_counter() < start + 1.0: pass
+    print(100 * (time.process_time() - own) / (time.perf_counter() - start), *sampler.sample())
+"""
+
+
+@linux
+@measured
+def test_a_quota_is_seen() -> None:
+    """What a spinning process cannot have of one core it is throttled for, period by period."""
+    groups = open_groups([0.05], period_us=100_000)
+    if groups is None:
+        pytest.skip("this machine lets us make no cgroup")
+    try:
+        command = [sys.executable, "-c", SPIN, str(groups.cgroups()[0])]
+        out = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True)
+    finally:
+        groups.close()
+    own, throttled, periods = map(float, out.stdout.split())
+    assert own == pytest.approx(5.0, abs=4.0)
+    assert 50.0 < throttled < 100.0
+    assert periods == pytest.approx(10.0, abs=2.5)
+
+
+@linux
+@measured
+def test_own_cpu_time_and_switches_of_this_process() -> None:
+    names = ("cpu_own_percent", "memory_own_percent", "memory_percent", "runnable")
+    with ResourceSampler(names) as sampler:
+        start, cpu = time.perf_counter(), time.process_time()
+        while time.process_time() < cpu + 0.3:
+            pass
+        own, own_memory, memory, runnable = sampler.sample()
+        share = (time.process_time() - cpu) / (time.perf_counter() - start)
+    cores = len(os.sched_getaffinity(0))
+    assert own == pytest.approx(min(100 * share, 100 * cores), rel=0.2)
+    assert 0 < own_memory < 100
+    assert 0 < memory <= 100
+    assert runnable >= 1

@@ -1,0 +1,629 @@
+"""The loop: N balancers in one process, exchanging as a framework's all-reduce does."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    Affine,
+    Balancer,
+    Cluster,
+    Cost,
+    DisagreementError,
+    Even,
+    FixedShares,
+    Gate,
+    GlobalOrder,
+    LastValue,
+    Limits,
+    LoadBalanced,
+    Measurement,
+    Message,
+    Profile,
+    Proportional,
+    RunRecord,
+    Saturating,
+    Shape,
+    read_run,
+)
+from lbbsp_core.testing.contracts import check_plan, exchange_in_process
+
+BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
+EXACT = LoadBalanced(min_gain=0.0)
+KNOWN = Shape(Proportional(), most=0)  # no overhead, whatever the times say
+
+Sizes = tuple[int, ...]
+
+
+def team(workers: int, total: int, **options: Any) -> list[Balancer]:
+    """One balancer for each worker."""
+    return [
+        Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
+        for rank in range(workers)
+    ]
+
+
+def plan(balancers: Sequence[Balancer], step: int | None = None) -> Sizes:
+    """The plan of a step (the running one), the same on all workers."""
+    step = balancers[0].step if step is None else step
+    (sizes,) = {balancer.sizes(step) for balancer in balancers}
+    return sizes
+
+
+def run(
+    balancers: Sequence[Balancer], costs: Sequence[Callable[[int], float]], steps: int = 1
+) -> list[Sizes]:
+    """Steps in which worker i is busy for ``costs[i](x_i)``; returns the plans they ran with."""
+    plans = []
+    for _ in range(steps):
+        plans.append(plan(balancers))
+        exchange_in_process(balancers, [cost(x) for cost, x in zip(costs, plans[-1], strict=True)])
+    return plans
+
+
+def speeds(*samples_per_second: float) -> list[Cost]:
+    return [Proportional(speed) for speed in samples_per_second]
+
+
+# Agreement
+
+
+def busy_times(workers: int) -> st.SearchStrategy[list[list[float]]]:
+    values = st.one_of(st.floats(1e-3, 10.0), st.floats(), st.sampled_from(BAD))
+    step = st.lists(values, min_size=workers, max_size=workers)
+    return st.lists(step, min_size=1, max_size=12)
+
+
+@st.composite
+def teams(draw: st.DrawFn) -> list[Balancer]:
+    workers, granularity = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    limits = [
+        Limits(draw(st.integers(1, 4)), draw(st.sampled_from([None, 60, 64])))
+        for _ in range(workers)
+    ]
+    return team(
+        workers,
+        granularity * draw(st.integers(20, 25)),
+        limits=[Limits(bounds.minimum) if workers == 1 else bounds for bounds in limits],
+        granularity=granularity,
+        lag=draw(st.integers(1, 3)),
+        policy=LoadBalanced(draw(st.sampled_from([0.0, 0.02]))),
+        cost=draw(st.sampled_from([Proportional(), Affine(0.01, 0.002)])),
+    )
+
+
+@settings(max_examples=40)
+@given(teams(), st.data())
+def test_all_agree_on_legal_plans_whatever_is_measured(
+    balancers: list[Balancer], data: st.DataObject
+) -> None:
+    workers = len(balancers)
+    for busy in data.draw(busy_times(workers)):
+        exchange_in_process(balancers, busy)
+        for ahead in range(balancers[0].lag):
+            check_plan(plan(balancers, balancers[0].step + ahead), balancers[0].cluster)
+
+
+@settings(max_examples=15)
+@given(st.floats(), st.floats())
+@example(5e-324, 1e308)
+@example(1e-12, 1e11)
+def test_no_busy_time_breaks_the_loop(first: float, second: float) -> None:
+    balancers = team(2, 16)
+    for busy in (first, second, 0.5, 0.25, 0.25, 0.25):
+        exchange_in_process(balancers, [busy, 0.25])
+    assert plan(balancers) in {(8, 8)} | {(x, 16 - x) for x in range(1, 16)}
+    (message, _) = exchange_in_process(balancers, [0.25, 0.25])
+    assert message.picoseconds_per_sample > 0, "an estimate, whatever came before"
+
+
+# Convergence
+
+
+@pytest.mark.parametrize("costs", [speeds(10, 20, 30), speeds(100, 7, 55), speeds(1, 1, 1)])
+def test_constant_speeds_are_balanced_after_one_step(costs: list[Cost]) -> None:
+    balancers = team(3, 120, policy=EXACT)
+    plans = run(balancers, costs, steps=6)
+    best = Cluster(120, (Limits(),) * 3).plan(costs)
+    assert plans[0] == (40, 40, 40)
+    assert plans[1:] == [best] * 5
+
+
+def test_by_default_within_min_gain_of_the_optimum() -> None:
+    costs = speeds(31, 29, 17, 23)
+    balancers = team(4, 1000)
+    sizes = run(balancers, costs, steps=5)[-1]
+    best = Cluster(1000, (Limits(),) * 4).plan(costs)
+    assert slowest(costs, sizes) <= slowest(costs, best) / (1 - 0.02)
+
+
+def test_an_overhead_does_not_bend_the_speed() -> None:
+    """With the right shape the first measurement tells all, at any batch size."""
+    shape = Affine(8.0, 1.0)
+    costs = [shape.at_speed(speed) for speed in (10.0, 20.0, 50.0)]
+    balancers = team(3, 256, policy=EXACT, cost=shape)
+    plans = run(balancers, costs, steps=4)
+    best = Cluster(256, (Limits(),) * 3).plan(costs)
+    assert plans[1:] == [best] * 3
+
+
+def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
+    return max(cost(x) for cost, x in zip(costs, sizes, strict=True))
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("after", [(0.3, 0.7, 0.7), (0.7, 0.3, 0.7)])
+def test_swapped_speeds_are_rebalanced_within_six_steps(lag: int, after: tuple[float, ...]) -> None:
+    balancers = team(3, 340, lag=lag)
+    before = run(balancers, speeds(70, 70, 30), steps=10)[-1]
+    assert before == pytest.approx((140, 140, 60), rel=0.03)
+    begin = balancers[0].step
+    run(balancers, [Proportional(100 * share) for share in after], steps=6)
+    best = [340 * share / sum(after) for share in after]
+    assert plan(balancers, begin + 6) == pytest.approx(best, rel=0.10)
+
+
+# Bad measurements
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_bad_busy_time_changes_no_plan(bad: float, steps: int) -> None:
+    costs = speeds(10, 20, 30)
+    balancers = team(3, 60, policy=EXACT, predictor=LastValue())
+    run(balancers, costs, steps=3)
+    for _ in range(steps):
+        good = [cost(x) for cost, x in zip(costs, plan(balancers), strict=True)]
+        messages = exchange_in_process(balancers, [good[0], bad, good[2]])
+        assert [message.held for message in messages] == [False, True, False]
+        assert messages[1].picoseconds_per_sample == 5 * 10**10, "the last good estimate"
+        assert plan(balancers) == (10, 20, 30)
+    assert run(balancers, costs, steps=2) == [(10, 20, 30)] * 2
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_peers_still_follow_their_own_speeds(bad: float) -> None:
+    balancers = team(3, 60, policy=EXACT, predictor=LastValue())
+    run(balancers, speeds(10, 20, 30), steps=2)
+    run(balancers, [Proportional(20.0), lambda x: bad, Proportional(20.0)], steps=1)
+    assert plan(balancers) == (20, 20, 20)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_nobody_moves_before_all_are_known(bad: float) -> None:
+    balancers = team(2, 60, predictor=LastValue())
+    assert run(balancers, [lambda x: bad, Proportional(9.0)], steps=4) == [(30, 30)] * 4
+    run(balancers, speeds(1, 2), steps=1)
+    assert plan(balancers) == (20, 40)
+
+
+def test_held_steps_are_not_learned_from() -> None:
+    balancers = team(2, 60, predictor=LastValue())
+    run(balancers, speeds(10, 20), steps=2)
+    messages = exchange_in_process(balancers, [2.2, 1.1], held=[0, 1])
+    assert all(message.held for message in messages)
+    assert [message.busy_nanoseconds for message in messages] == [2_200_000_000, 1_100_000_000]
+    assert plan(balancers) == (20, 40)
+
+
+def test_an_outlier_is_held_until_it_is_the_new_level() -> None:
+    gate = Gate(factor=5.0, patience=3)
+    balancers = team(2, 60, gate=gate, predictor=LastValue(), policy=EXACT)
+    run(balancers, speeds(10, 10), steps=2)
+    paused = speeds(1, 10)
+    assert run(balancers, paused, steps=3) == [(30, 30)] * 3
+    assert plan(balancers) != (30, 30)
+
+
+# Drivers
+
+
+class Noting(LastValue):
+    """Keeps all measurements as its state."""
+
+    def init(self) -> tuple[Measurement, ...]:
+        return ()
+
+    def update(self, state: Any, measurement: Measurement) -> tuple[Measurement, ...]:
+        return (*state, measurement)
+
+    def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        return 1.0
+
+
+def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None:
+    (alone,) = team(1, 60, predictor=Noting())
+    for step in range(4):
+        known = (float(step + 1),)
+        exchange_in_process([alone], [1.0 + step], held={0} if step == 2 else (), drivers=[known])
+    learned = [(m.busy_seconds, m.drivers) for m in alone._known.predictor]
+    # Before the first step nobody has looked: the first look stands in. Step 2 was held.
+    assert learned == [(1.0, (1.0,)), (2.0, (1.0,)), (4.0, (3.0,))]
+
+
+# Shape
+
+
+def test_an_overhead_is_learned_and_makes_the_plan_exact() -> None:
+    """Times of Affine(40, 1) seconds look like a falling speed as x falls; not to these two."""
+    balancers = team(2, 200, policy=EXACT, predictor=LastValue())
+    costs = [Affine(0.2, 0.01), Affine(0.2, 0.03)]
+    plans = run(balancers, costs, steps=12)
+    ideal = Cluster(200, (Limits(),) * 2).plan(costs)
+    assert plans[0] == (100, 100)
+    assert abs(plans[-1][0] - ideal[0]) <= 1
+    assert 0 < balancers[0]._known.shape.overhead <= 50  # X / 2N
+
+
+def test_every_form_of_cost_is_planned_for_exactly() -> None:
+    forms: list[Cost] = [
+        Proportional(100.0),
+        Saturating(0.2, 0.05, 0.004),
+        Profile([8, 16, 64], [0.06, 0.07, 0.5]),
+        Profile([16, 32], [0.3, 0.3]),
+    ]
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=4,
+            global_batch_size=240,
+            policy=EXACT,
+            predictor=LastValue(),
+            cost=Shape(form.at_speed(7.0), most=form.work(0)),
+        )
+        for rank, form in enumerate(forms)
+    ]
+    plans = run(balancers, forms, steps=8)
+    best = Cluster(240, (Limits(),) * 4).plan(forms)
+    slowest = max(cost(x) for cost, x in zip(forms, best, strict=True))
+    for sizes in plans[3:]:
+        assert max(cost(x) for cost, x in zip(forms, sizes, strict=True)) <= slowest * 1.001
+
+
+@given(
+    st.lists(st.integers(1, 4000), min_size=2, max_size=12),
+    st.lists(st.floats(0.0, 0.02), min_size=12, max_size=12),
+)
+def test_any_profile_survives_its_introduction(steps: list[int], rises: list[float]) -> None:
+    """Slopes and starts are rounded on the way; the curve must not fall by that."""
+    batches = np.cumsum(steps).tolist()
+    seconds = (0.05 + np.cumsum([rise**3 for rise in rises[: len(steps)]])).tolist()
+    balancers = team(2, 4096, cost=Profile(batches, seconds), predictor=LastValue())
+    run(balancers, speeds(1000, 900), steps=2)
+
+
+def test_a_profile_with_a_nearly_flat_piece_is_planned_for() -> None:
+    profile = Profile([1, 1024, 4096], [0.05, 0.05001, 0.19])
+    balancers = team(2, 4096, cost=profile, predictor=LastValue())
+    assert sum(run(balancers, speeds(1000, 900), steps=2)[-1]) == 4096
+
+
+def test_epochs_of_one_full_step_are_said_to_stay_even(caplog: pytest.LogCaptureFixture) -> None:
+    balancer = Balancer(rank=0, workers=2, global_batch_size=8)
+    balancer.order(16, seed=0)
+    assert not caplog.records
+    balancer.order(12, seed=0)
+    assert "12 samples has one full step of 8" in caplog.text
+
+
+def test_a_profile_brings_the_end_of_its_memory() -> None:
+    profile = Profile([8, 16], [0.1, 0.2], out_of_memory_at=21)
+    _, large = team(2, 60, limits=[Limits(2), Limits(2, 50)], policy=EXACT)
+    small = Balancer(
+        rank=0,
+        workers=2,
+        global_batch_size=60,
+        limits=[Limits(2), Limits(2, 50)],
+        policy=EXACT,
+        cost=profile,
+    )
+    introductions = [small.introduction(), large.introduction()]
+    for balancer in (small, large):
+        balancer.meet(introductions)
+    assert set(run([small, large], speeds(1000, 10), steps=6)) == {(20, 40)}
+    small.meet(introductions)  # a second fit changes nothing
+    assert plan([small, large]) == (20, 40)
+
+
+def test_memories_that_cannot_hold_the_global_batch() -> None:
+    balancer = Balancer(rank=0, workers=2, global_batch_size=60, cost=Profile([8], [0.1], 20))
+    with pytest.raises(ValueError, match="38"):
+        balancer.meet([balancer.introduction()] * 2)
+
+
+def test_a_shape_that_no_peer_knows_is_refused() -> None:
+    balancer = Balancer(rank=0, workers=2, global_batch_size=8, cost=Saturating(1.0, 0.1, 0.1))
+    with pytest.raises(LookupError, match=r"Saturating.*call meet\(\) first"):
+        balancer.report(0.1)
+
+
+# Lag
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_plan_decided_after_a_step_serves_lag_steps_later(lag: int) -> None:
+    balancers = team(2, 60, lag=lag, policy=EXACT, predictor=LastValue(), cost=KNOWN)
+    script = [(10, 20), (20, 10), (30, 40), (12, 24), (36, 12), (20, 20), (40, 20)]
+    for step, (first, second) in enumerate(script):
+        assert balancers[0].step == step
+        run(balancers, speeds(first, second))
+        best = Cluster(60, (Limits(),) * 2).plan(speeds(first, second))
+        assert plan(balancers, step + lag) == best
+    begin = len(script)
+    served = [plan(balancers, begin + ahead) for ahead in range(lag)]
+    decided = [Cluster(60, (Limits(),) * 2).plan(speeds(*pair)) for pair in script[-lag:]]
+    assert served == decided
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_plans_are_known_lag_minus_one_steps_ahead(lag: int) -> None:
+    balancers = team(2, 60, lag=lag)
+    run(balancers, speeds(1, 2), steps=4)
+    for step in (3, 4 + lag):
+        with pytest.raises(
+            LookupError, match=rf"known for steps 4 to {3 + lag}, not for .* {step}"
+        ):
+            balancers[0].sizes(step)
+
+
+@dataclass(frozen=True)
+class Spy:
+    """Predicts the last speed, and keeps what it was asked in its state's list."""
+
+    def init(self) -> list[Any]:
+        return []
+
+    def update(self, state: list[Any], measurement: Measurement) -> list[Any]:
+        return [*state, measurement]
+
+    def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        asked.append((drivers, horizon))
+        return state[-1].samples_per_second if state else math.nan
+
+
+asked: list[tuple[tuple[float, ...], int]] = []
+
+
+def test_predictors_look_as_far_ahead_as_the_plan_serves() -> None:
+    asked.clear()
+    balancer = Balancer(rank=0, workers=2, global_batch_size=60, predictor=Spy(), lag=3)
+    message = balancer.report(2.0, drivers=(12.0, 40.0))
+    assert asked == [((12.0, 40.0), 3)]
+    assert message == Message(round(1e12 / 15), 0, 2 * 10**9, balancer.report(math.nan).checksum)
+
+
+def test_lag_must_be_at_least_one() -> None:
+    with pytest.raises(ValueError, match=r"lag must be >= 1, got 0"):
+        team(2, 60, lag=0)
+
+
+# Stopping and disagreeing
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_one_wish_to_stop_reaches_all_at_the_same_step(who: int) -> None:
+    balancers = team(3, 60)
+    run(balancers, speeds(1, 2, 3), steps=2)
+    assert not any(balancer.stopping for balancer in balancers)
+    exchange_in_process(balancers, [0.1] * 3, stop=[who])
+    assert all(balancer.stopping for balancer in balancers)
+    assert {balancer.step for balancer in balancers} == {3}
+    exchange_in_process(balancers, [0.1] * 3)
+    assert not any(balancer.stopping for balancer in balancers)
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_another_plan_on_one_worker_stops_all(who: int) -> None:
+    balancers = team(3, 60)
+    run(balancers, speeds(1, 2, 3), steps=2)
+    messages = [balancer.report(0.1) for balancer in balancers]
+    messages[who] = replace(messages[who], checksum=messages[who].checksum ^ 1)
+    for balancer in balancers:
+        with pytest.raises(DisagreementError, match=r"at step 2 worker \d has another plan .* run"):
+            balancer.receive(messages, 0.1)
+
+
+def test_workers_of_other_options_are_found_out() -> None:
+    balancers = [*team(2, 60)[:1], *team(2, 60, policy=FixedShares((1.0, 2.0)))[1:]]
+    with pytest.raises(DisagreementError, match=r"worker 1 has another plan than worker 0"):
+        exchange_in_process(balancers, [0.1, 0.1])
+
+
+# The order, short steps, skipping
+
+
+def follow(balancers: Iterable[Balancer], num_samples: int, seed: int = 0) -> GlobalOrder:
+    (order,) = {balancer.order(num_samples, seed) for balancer in balancers}
+    for balancer in balancers:
+        balancer.follow(order)
+    return order
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None:
+    balancers = team(3, 16, lag=lag, policy=EXACT, predictor=LastValue())
+    order = follow(balancers, 16 * 4 + 5)
+    random = np.random.default_rng(0)
+    for epoch in range(3):
+        drawn: list[int] = []
+        for step in range(epoch * 5, epoch * 5 + 5):
+            parts = [balancer.draw(step) for balancer in balancers]
+            assert tuple(len(part) for part in parts) == plan(balancers)
+            drawn += np.concatenate(parts).tolist()
+            run(balancers, speeds(*random.uniform(10, 40, size=3)))
+        assert sorted(drawn) == list(range(order.num_samples))
+
+
+def test_a_short_step_relaxes_minima_and_scales_the_rest() -> None:
+    limits = (Limits(8), Limits(8), Limits(8, 50))
+    balancers = team(3, 120, limits=limits, granularity=4, policy=EXACT)
+    follow(balancers, 132)
+    run(balancers, speeds(10, 20, 30))
+    assert plan(balancers) == (2, 5, 5), "of (24, 48, 48)"
+    run(balancers, speeds(10, 20, 30))
+    assert plan(balancers) == (24, 48, 48)
+
+
+@given(st.integers(2, 5), st.integers(0, 40), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
+def test_short_steps_are_legal(workers: int, rest: int, busy: list[float]) -> None:
+    total = 41
+    balancers = team(workers, total, limits=Limits(3, 38), policy=EXACT)
+    order = follow(balancers, total + rest)
+    exchange_in_process(balancers, busy[:workers])
+    if order.steps_per_epoch == 2:
+        assert sum(plan(balancers)) == rest
+        assert all(1 <= size <= 38 for size in plan(balancers))
+    else:
+        assert rest < workers
+    exchange_in_process(balancers, busy[:workers])
+    assert sum(plan(balancers, 2)) == total
+
+
+def test_fewer_samples_than_workers_are_dropped_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    balancer = team(4, 20)[0]
+    with caplog.at_level(logging.WARNING):
+        assert balancer.order(43, seed=0).steps_per_epoch == 2
+    assert len(caplog.records) == 1
+    assert caplog.messages[0].startswith("3 of 43 samples are dropped each epoch")
+    caplog.clear()
+    assert balancer.order(44, seed=0).steps_per_epoch == 3
+    assert balancer.order(40, seed=0).steps_per_epoch == 2
+    assert not caplog.records
+
+
+def test_drawing_needs_an_order() -> None:
+    with pytest.raises(LookupError, match=r"call follow\(\) first"):
+        team(2, 8)[0].draw(0)
+    with pytest.raises(ValueError, match="num_samples = 7 < global_batch_size = 8"):
+        team(2, 8)[0].order(7, seed=0)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_skipping_keeps_the_latest_plan(lag: int) -> None:
+    balancers = team(2, 60, lag=lag, policy=EXACT)
+    run(balancers, speeds(1, 2), steps=2)
+    for balancer in balancers:
+        balancer.skip_to(40)
+    for ahead in range(lag):
+        assert plan(balancers, 40 + ahead) == (20, 40)
+    with pytest.raises(LookupError):
+        balancers[0].sizes(2)
+    run(balancers, speeds(2, 1), steps=1)
+    assert balancers[0].step == 41
+    for balancer in balancers:
+        balancer.skip_to(3)
+    assert {balancer.step for balancer in balancers} == {41}, "never back"
+
+
+def test_an_epoch_begins_where_the_last_one_ended_or_ahead() -> None:
+    balancer = team(2, 10)[0]
+    balancer.begin_epoch(3)
+    assert balancer.step == 0, "no order, no epochs"
+    balancer.follow(balancer.order(40, seed=0))
+    balancer.begin_epoch(0)
+    assert balancer.step == 0
+    balancer.skip_to(5)
+    balancer.begin_epoch(1)
+    assert balancer.step == 8, "the rest of an epoch that was stopped is skipped"
+    balancer.begin_epoch(1)
+    assert balancer.step == 8
+    balancer.begin_epoch(5)
+    assert balancer.step == 20
+
+
+def test_an_order_begins_at_the_running_step() -> None:
+    balancers = team(2, 10)
+    follow(balancers, 40)
+    run(balancers, speeds(1, 1), steps=4)
+    order = follow(balancers, 30, seed=1)
+    drawn = np.concatenate([balancer.draw(4) for balancer in balancers])
+    assert drawn.tolist() == order.indices(0).tolist()
+    balancers[0].begin_epoch(1)
+    assert balancers[0].step == 7
+
+
+def test_one_worker_alone_draws_any_step() -> None:
+    (balancer,) = team(1, 10)
+    order = follow([balancer], 25)
+    assert [len(balancer.draw(step)) for step in (0, 2, 5)] == [10, 5, 5]
+    assert balancer.draw(4).tolist() == order.indices(4).tolist()
+
+
+# Options
+
+
+def test_limits_and_granularity_are_kept() -> None:
+    limits = [Limits(8), Limits(8, 48), Limits(16)]
+    balancers = team(3, 128, limits=limits, granularity=8, policy=EXACT)
+    plans = run(balancers, speeds(1, 100, 10), steps=4)
+    for sizes in plans:
+        check_plan(sizes, balancers[0].cluster)
+    assert plans[-1] == (8, 48, 72)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"total": 2}, r"workers \* minimum = 3, got 2: raise it, or lower Limits\.minimum"),
+        ({"limits": Limits(30)}, r"workers \* minimum = 90, got 60"),
+        ({"limits": Limits(1, 19)}, r"sum of maxima = 57, got 60: lower the global batch size"),
+        ({"limits": [Limits()] * 2}, r"one for each of the 3 workers, got 2"),
+        ({"granularity": 32}, r"granularity = 32.*lower granularity, widen the Limits"),
+        ({"granularity": 0}, r"granularity must be .* >= 1, got 0"),
+        ({"policy": FixedShares((1.0, 2.0))}, r"one share for each of the 3 workers, got 2"),
+    ],
+)
+def test_options_without_a_plan_name_value_and_cure(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        team(**{"workers": 3, "total": 60, **options})
+
+
+@pytest.mark.parametrize(("rank", "workers"), [(3, 3), (-1, 3), (0, 0)])
+def test_a_rank_that_is_no_worker(rank: int, workers: int) -> None:
+    with pytest.raises(ValueError, match=rf"rank must be in \[0, {workers}\), got {rank}"):
+        Balancer(rank=rank, workers=workers, global_batch_size=60)
+
+
+def test_even_stays_even() -> None:
+    balancers = team(3, 60, policy=Even())
+    assert run(balancers, speeds(1, 2, 3), steps=4) == [(20, 20, 20)] * 4
+
+
+# The record
+
+
+def test_the_record_of_a_run(tmp_path: Path) -> None:
+    balancers = team(2, 12, policy=EXACT)
+    follow(balancers, 27)
+    record = RunRecord(tmp_path / "run.jsonl", {"workers": 2})
+    balancers[0].record_to(record)
+    run(balancers, speeds(10, 20))
+    exchange_in_process(balancers, [0.4, math.nan], wall_seconds=0.5)
+    run(balancers, speeds(10, 20))
+    record.close()
+    first, second, third = read_run(tmp_path).steps
+    assert first == {
+        "step": 0,
+        "sizes": [6, 6],
+        "busy_seconds": [0.6, 0.3],
+        "predicted_seconds": [None, None],
+        "wall_seconds": 0.6,
+        "held": [],
+    }
+    assert (second["sizes"], second["held"], second["wall_seconds"]) == ([4, 8], [1], 0.5)
+    assert second["busy_seconds"] == [0.4, 0.0]
+    assert second["predicted_seconds"] == pytest.approx([0.4, 0.4])
+    assert (third["sizes"], third["short"]) == ([1, 2], True)
+    assert third["predicted_seconds"] == [None, None]

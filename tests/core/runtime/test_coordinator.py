@@ -1,0 +1,252 @@
+"""The coordinator of real workers against the simulator's engine: the same decisions."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    ASP,
+    BSP,
+    DSSP,
+    SSP,
+    Affine,
+    ElasticBSP,
+    EpochBalanced,
+    Even,
+    FixedShares,
+    Limits,
+    LoadBalanced,
+    Synchroniser,
+)
+from lbbsp_core.policy import Cluster
+from lbbsp_core.runtime.coordinator import Coordinator, Pushed
+from lbbsp_core.sim import schedule
+
+SCHEMES = [BSP(), SSP(0), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4, warmup=1), ElasticBSP(1)]
+
+
+@dataclass
+class Server:
+    """A model on a server and workers in virtual time, who do as `Coordinator` says.
+
+    Each gradient is a number, its worker's; the model is the list of its updates.
+    """
+
+    synchroniser: Synchroniser
+    seconds: np.ndarray
+
+    def run(self) -> list[Pushed]:
+        workers, iterations = self.seconds.shape
+        self.now = 0.0
+        cluster = Cluster(8 * workers, (Limits(),) * workers)
+        self.coordinator = Coordinator(self.synchroniser, cluster, Even(), lambda: self.now)
+        self.coordinator._began = 0.0
+        self.model: list[list[int]] = []
+        self.sum: list[int] = []
+        begun, seen = [1] * workers, [0] * workers
+        events = [(float(self.seconds[worker, 0]), worker) for worker in range(workers)]
+        heapq.heapify(events)
+        while events:
+            self.now, worker = heapq.heappop(events)
+            self._push(worker, seen[worker])
+            while released := [
+                w for w in range(workers) if begun[w] < self.coordinator.released[w]
+            ]:
+                other = released[0]
+                begun[other] += 1
+                if begun[other] > iterations:
+                    self._apply(self.coordinator.finish(other))
+                    continue
+                seen[other] = len(self.model)
+                end = self.now + float(self.seconds[other, begun[other] - 1])
+                heapq.heappush(events, (end, other))
+        return self.coordinator.log(0, 10**6)
+
+    def _push(self, worker: int, seen: int) -> None:
+        if self.coordinator.push(worker, 8, 1.0, seen=seen):
+            self.sum.append(worker)
+        else:
+            self.model.append([worker])
+        self._apply(self.coordinator.entered(worker))
+
+    def _apply(self, last: bool) -> None:
+        if last:
+            self.model.append(sorted(self.sum))
+            self.sum = []
+            self.coordinator.applied()
+
+
+def duration_tables() -> st.SearchStrategy[np.ndarray]:
+    """Seconds of 2 to 4 workers, 1 to 8 iterations each; hardly two ends at the same time."""
+
+    def table(seed: int) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        shape = random.integers(2, 5), random.integers(1, 9)
+        return random.uniform(0.5, 1.5, shape) * random.choice([1.0, 3.0], (shape[0], 1))
+
+    return st.integers(0, 10**6).map(table)
+
+
+@pytest.mark.parametrize("synchroniser", SCHEMES, ids=repr)
+@given(seconds=duration_tables())
+def test_it_decides_as_the_simulator_does(synchroniser: Any, seconds: np.ndarray) -> None:
+    server = Server(synchroniser, seconds)
+    log = server.run()
+    played = schedule(synchroniser, seconds)
+    by_time = np.argsort(played.push, kind="stable")
+    expected = [(int(played.worker[i]), int(played.iteration[i])) for i in by_time]
+    assert [(line.worker, line.iteration) for line in log] == expected
+    assert [line.seconds for line in log] == pytest.approx(played.push[by_time].tolist())
+    groups: list[list[int]] = [[] for _ in range(played.updates)]
+    for worker, update in zip(played.worker, played.update, strict=True):
+        if update >= 0:
+            groups[update].append(int(worker))
+    assert server.model == [sorted(group) for group in groups]
+    if not isinstance(synchroniser, BSP | ElasticBSP):
+        assert [line.staleness for line in log] == played.staleness[by_time].tolist()
+
+
+@given(seconds=duration_tables())
+def test_nobody_is_further_ahead_than_the_scheme_allows(seconds: np.ndarray) -> None:
+    def lead(synchroniser: Synchroniser) -> int:
+        return max(line.lead for line in Server(synchroniser, seconds).run())
+
+    assert lead(BSP()) == lead(SSP(0)) == 0
+    assert lead(SSP(2)) <= 2
+    assert lead(DSSP(1, 3)) <= 3
+    assert lead(ElasticBSP(4, warmup=1)) < 4
+
+
+def test_leads_are_reached() -> None:
+    seconds = np.array([[1.0] * 12, [3.1] * 12])
+    leads = {
+        repr(s): max(line.lead for line in Server(s, seconds).run())
+        for s in (SSP(2), DSSP(1, 3), ElasticBSP(4, warmup=1), ASP())
+    }
+    assert list(leads.values()) == [2, 3, 2, 8]
+
+
+def coordinator(synchroniser: Synchroniser, policy: Any = None, workers: int = 2) -> Coordinator:
+    return Coordinator(synchroniser, Cluster(16, (Limits(),) * workers), policy or Even())
+
+
+def test_samples_are_dealt_out_once_up_to_the_limit() -> None:
+    dealing = coordinator(ASP())
+    claims = [dealing.claim(worker, 37) for worker in (0, 1, 1, 0, 1, 0)]
+    assert claims == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 37), (37, 37)]
+    assert dealing.claim(1, 74) == (37, 45), "the next epoch"
+
+
+def test_the_sum_waits_for_the_gradient_that_is_still_on_its_way() -> None:
+    """Worker 1 decides the barrier; worker 0's gradient arrives after that."""
+    bsp = coordinator(BSP())
+    assert bsp.push(0, 8, 1.0)
+    assert bsp.push(1, 8, 1.0)
+    assert not bsp.entered(1)
+    assert bsp.released == [1, 1]
+    assert bsp.entered(0)
+    assert bsp.released == [1, 1], "the model is still to be updated"
+    bsp.applied()
+    assert bsp.released == [2, 2]
+    with pytest.raises(ValueError, match="no sum was to be applied"):
+        bsp.applied()
+
+
+def test_a_push_alone_releases_when_it_is_in_the_model() -> None:
+    ssp = coordinator(SSP(0))
+    assert not ssp.push(0, 8, 1.0)
+    assert not ssp.entered(0)
+    assert not ssp.push(1, 8, 1.0)
+    assert ssp.released == [1, 1]
+    ssp.entered(1)
+    assert ssp.released == [2, 2]
+
+
+def test_who_leaves_holds_nobody_back_and_updates_for_those_who_wait() -> None:
+    bsp = coordinator(BSP())
+    assert bsp.push(0, 8, 1.0)
+    assert not bsp.entered(0)
+    assert bsp.finish(1), "worker 1 applies what worker 0 has pushed"
+    bsp.applied()
+    assert bsp.released == [2, 1]
+    assert bsp.present == {0}
+    assert not bsp.finish(1), "once is enough"
+
+
+def test_the_log_forgets_what_has_been_read() -> None:
+    asp = coordinator(ASP())
+    for push in range(5):
+        asp.push(push % 2, 8, 0.5, seen=asp.updates)
+        asp.entered(push % 2)
+    assert [line.iteration for line in asp.log(0, 2)] == [0, 0]
+    assert [line.iteration for line in asp.log(3, 9)] == [1, 2]
+    assert [line.iteration for line in asp.log(0, 9)] == [1, 2], "the first three are gone"
+    assert asp.pushes == 5
+
+
+def test_batches_follow_the_predicted_speeds_once_all_have_pushed() -> None:
+    balanced = coordinator(ASP(), LoadBalanced(min_gain=0.0))
+    for worker in (0, 0, 0):
+        balanced.push(worker, 8, 0.08, Affine(0.0, 0.01))
+        balanced.entered(worker)
+    assert balanced.rounds.sizes == (8, 8), "worker 1 has said nothing yet"
+    balanced.push(1, 8, 0.24, Affine(0.0, 0.03))
+    balanced.entered(1)
+    assert balanced.rounds.sizes == (12, 4)
+    assert balanced.claim(0, 100) == (0, 12)
+
+
+def test_a_round_does_not_wait_for_those_who_have_left() -> None:
+    balanced = coordinator(ASP(), LoadBalanced(min_gain=0.0), workers=3)
+    costs = [Affine(0.0, 0.01), Affine(0.0, 0.03), Affine(0.0, 0.03)]
+    for worker, cost in enumerate(costs):
+        balanced.push(worker, 5, 1.0, cost)
+    before = balanced.rounds.sizes
+    balanced.finish(2)
+    balanced.push(0, 5, 1.0, Affine(0.0, 0.04))
+    assert balanced.rounds.sizes == before
+    balanced.push(1, 5, 1.0, costs[1])
+    assert balanced.rounds.sizes != before
+
+
+@pytest.mark.parametrize("policy", [Even(), FixedShares([3, 1]), LoadBalanced()])
+@pytest.mark.parametrize("synchroniser", SCHEMES, ids=repr)
+def test_it_travels_to_a_server(synchroniser: Synchroniser, policy: Any) -> None:
+    """MXNet sends optimizers, and what they hold, in pickle's oldest protocol."""
+    sent = pickle.loads(pickle.dumps(coordinator(synchroniser, policy), 0))
+    assert sent.claim(0, 100) == coordinator(synchroniser, policy).claim(0, 100)
+
+
+def test_a_policy_that_needs_common_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="EpochBalanced compares what all workers took"):
+        coordinator(ASP(), EpochBalanced())
+
+
+def test_time_begins_with_the_first_iteration() -> None:
+    """Else ElasticBSP takes the first interval of the first worker for nothing."""
+    now = [5.0]
+    cluster = Cluster(16, (Limits(),) * 2)
+    elastic = Coordinator(ElasticBSP(15, warmup=1), cluster, Even(), lambda: now[0])
+    for worker in (0, 1):
+        elastic.claim(worker, 1000)
+    for worker, now[0] in (0, 15.0), (1, 16.0):
+        elastic.push(worker, 8, 10.0)
+        if elastic.entered(worker):
+            elastic.applied()
+    assert [line.seconds for line in elastic.log(0, 9)] == [10.0, 11.0]
+
+
+def test_without_a_reader_there_is_no_log() -> None:
+    silent = Coordinator(ASP(), Cluster(16, (Limits(),) * 2), Even(), logs=False)
+    for _ in range(3):
+        silent.push(0, 8, 1.0)
+        silent.entered(0)
+    assert (silent.pushes, silent.log(0, 9)) == (3, [])

@@ -1,0 +1,154 @@
+"""What plugins share: options, agreement before the first step, going on after a restart."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from lbbsp_core import Balancer, DisagreementError, Even, LoadBalanced, read_run
+from lbbsp_core.policy import FixedState
+from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.protocol import checksum
+
+X = 12
+
+
+def balancer(rank=0, workers=2, **options):
+    return Balancer(rank=rank, workers=workers, global_batch_size=X, **options)
+
+
+def gathers(*others):
+    """A gather in which the other workers say what `others` make of this worker's values."""
+    return lambda values: [list(values), *(other(list(values)) for other in others)]
+
+
+def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
+    assert handshake.choose_policy(None, None, None) == LoadBalanced()
+    assert handshake.choose_policy(None, 3, 0.1) == LoadBalanced(min_gain=0.1, interval=3)
+    assert handshake.choose_policy(Even(), None, None) == Even()
+    with pytest.raises(ValueError, match=r"\['min_gain'\] belong to the default policy"):
+        handshake.choose_policy(Even(), None, 0.1)
+
+
+def test_agreement_introduces_the_workers():
+    mine = balancer()
+    rows = handshake.agree(mine, mine.order(50, seed=1), gathers(lambda v: v), {"epochs": 2})
+    assert rows == [mine.introduction()] * 2
+
+
+@pytest.mark.parametrize("name", ["workers", "global_batch_size", "seed", "epochs", "sample order"])
+def test_a_worker_that_differs_is_named(name):
+    mine = balancer()
+    order = mine.order(50, seed=1)
+    names = ["workers", "global_batch_size", "lag", "number of samples", "seed", "epochs",
+             "steps run so far", "lbbsp version", "policy", "sample order"]  # fmt: skip
+
+    def other(values):
+        return [v + (i == names.index(name)) for i, v in enumerate(values)]
+
+    with pytest.raises(DisagreementError, match=f"disagree on {name}: worker 0 has .*, worker 1"):
+        handshake.agree(mine, order, gathers(other), {"epochs": 2})
+
+
+@pytest.mark.parametrize("path", ["run.jsonl", "folder"])
+def test_the_record_begins_with_the_facts(tmp_path, path):
+    mine = balancer()
+    facts = handshake.header(mine, mine.order(50, seed=1), "none", {"none": "1.2"})
+    handshake.open_record(tmp_path / path, facts).close()
+    header = read_run(tmp_path / path).header
+    assert (header["workers"], header["num_samples"], header["seed"]) == (2, 50, 1)
+    assert header["versions"]["none"] == "1.2"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A plan that changes every step."""
+
+    uses_costs = True
+
+    def init(self, cluster):
+        return FixedState((6, 6))
+
+    def update(self, state, cluster, observation):
+        return FixedState(((4, 8), (9, 3), (1, 11))[observation.step % 3])
+
+
+def run(balancers, steps):
+    """Sizes of each step, and what the workers drew."""
+    sizes, drawn = [], []
+    for _ in range(steps):
+        step = balancers[0].step
+        sizes.append(balancers[0].sizes(step))
+        drawn.append([one.draw(step).tolist() for one in balancers])
+        messages = [one.report(0.1 * (2 + one.rank)) for one in balancers]
+        for one in balancers:
+            one.receive(messages, 0.3)
+    return sizes, drawn
+
+
+def pair(lag=1, samples=50):
+    both = [balancer(rank, policy=Turns(), lag=lag) for rank in (0, 1)]
+    for one in both:
+        one.follow(one.order(samples, seed=4))
+    return both
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 5, 7])
+def test_a_restored_run_goes_on_as_if_unbroken(at):
+    whole, first, second = pair(), pair(), pair()
+    expected = [part[at:] for part in run(whole, 12)]
+    run(first, at)
+    for one, other in zip(first, second, strict=True):
+        other.restore(one.state())
+        other.follow(other.order(50, seed=4))
+    found = run(second, 12 - at)
+    assert list(found) == expected
+    assert [repr(one.state()) for one in whole] == [repr(one.state()) for one in second]
+
+
+def test_the_plan_in_force_is_restored_with_its_policy():
+    first, fresh = pair(), pair()[0]
+    run(first, 3)
+    fresh.restore(first[0].state())
+    assert fresh.report(0.2).checksum == checksum((1, 11))
+
+
+def test_a_longer_lag_keeps_the_plans_that_are_decided():
+    first, second = pair(lag=2, samples=600), pair(lag=4, samples=600)
+    run(first, 3)
+    before = [first[0].sizes(step) for step in (3, 4)]
+    for one, other in zip(first, second, strict=True):
+        other.restore(one.state())
+    assert [second[0].sizes(step) for step in (3, 4, 5, 6)] == [*before, before[1], before[1]]
+    run(second, 4)
+
+
+def test_the_place_survives_another_number_of_workers():
+    first = pair()
+    run(first, 3)
+    alone = Balancer(rank=0, workers=3, global_batch_size=X)
+    alone.restore(first[1].state())
+    assert (alone.step, alone.sizes(3)) == (3, (4, 4, 4))
+    assert alone.draw(3).tolist() == alone.order(50, seed=4).indices(3)[:4].tolist()
+
+
+def test_what_was_learned_of_one_worker_is_not_another_ones():
+    first = pair()
+    run(first, 5)
+    fresh = [balancer(rank, policy=Turns()) for rank in (0, 1)]
+    for one in fresh:
+        one.restore(first[0].state())
+    speeds = [one.report(float("nan")).picoseconds_per_sample for one in fresh]
+    assert speeds[0] > 0
+    assert speeds[1] == 0
+
+
+@pytest.mark.parametrize(("step", "end"), [(0, 5), (4, 5), (5, 10), (9, 10)])
+def test_the_end_of_the_running_epoch(step, end):
+    one = pair()[0]
+    one.skip_to(step)
+    assert one.epoch_ends() == end
+
+
+def test_no_epochs_without_an_order():
+    with pytest.raises(LookupError, match=r"call follow\(\) first"):
+        balancer().epoch_ends()

@@ -1,0 +1,136 @@
+"""The exchange: integers that every framework's float32 all-reduce carries exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import Balancer, DisagreementError, Message
+from lbbsp_core.runtime.protocol import (
+    WIDTH,
+    Introduction,
+    checksum,
+    compare_facts,
+    decode,
+    encode,
+    fingerprint,
+    pack,
+    unpack,
+)
+from lbbsp_core.testing.contracts import exchange_in_process
+
+LARGEST = 2**48 - 1
+EDGES = [0, 1, 2**24 - 1, 2**24, 2**24 + 1, 2**47, LARGEST - 1, LARGEST]
+
+integers = st.one_of(st.sampled_from(EDGES), st.integers(0, LARGEST))
+messages = st.builds(
+    Message, integers, integers, integers, st.integers(0, 2**24 - 1), st.booleans(), st.booleans()
+)
+
+
+@given(st.lists(integers, max_size=8))
+def test_integers_are_exact_through_float32(values: list[int]) -> None:
+    row = pack(values)
+    assert row.dtype == np.float32
+    assert row.shape == (2 * len(values),)
+    assert unpack(row) == values
+
+
+@pytest.mark.parametrize("value", EDGES)
+def test_the_edges_of_the_range(value: int) -> None:
+    assert unpack(pack([value])) == [value]
+
+
+def test_what_lies_outside_is_clamped() -> None:
+    assert unpack(pack([-1, LARGEST + 1, 10**30])) == [0, LARGEST, LARGEST]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), *[st.integers(0, 10**9)] * 2), min_size=1),
+    st.one_of(st.none(), st.integers(1, 10**6)),
+    st.integers(0, 9),
+)
+def test_introductions_cross_in_millionths_of_a_sample(
+    pieces: list[tuple[int, int, int]], most: int | None, filled_up: int
+) -> None:
+    shape = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in pieces)
+    introduction = Introduction(shape, most)
+    row = unpack(pack([*introduction.pack(), *[0] * filled_up]))
+    assert Introduction.unpack(row) == introduction
+
+
+@given(messages)
+def test_messages_are_exact_through_float32(message: Message) -> None:
+    row = encode(message)
+    assert (row.shape, row.dtype) == ((WIDTH,), np.float32)
+    assert decode(row) == message
+    assert decode(row.tolist()) == message
+
+
+@given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_a_sum_of_one_hot_slots_is_an_exact_gather(sent: list[Message], random: object) -> None:
+    """In whatever order an all-reduce adds, and in float32."""
+    slots = np.zeros((len(sent), len(sent), WIDTH), np.float32)
+    for rank, message in enumerate(sent):
+        slots[rank, rank] = encode(message)
+    order = list(range(len(sent)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    total = np.zeros((len(sent), WIDTH), np.float32)
+    for rank in order:
+        total += slots[rank]
+    assert [decode(row) for row in total] == sent
+
+
+def test_flags_are_apart() -> None:
+    plain = Message(1, 2, 3, 4)
+    for stop in (False, True):
+        for held in (False, True):
+            message = decode(encode(replace(plain, stop=stop, held=held)))
+            assert (message.stop, message.held) == (stop, held)
+
+
+def test_checksums_are_24_bits_of_the_whole_plan() -> None:
+    plans = [(a, b, 100 - a - b) for a in range(30) for b in range(30)]
+    sums = [checksum(plan) for plan in plans]
+    assert all(0 <= value < 2**24 for value in sums)
+    assert len(set(sums)) >= len(plans) - 1
+    assert checksum([1, 2]) == checksum((1, 2))
+    assert checksum((1, 2)) != checksum((2, 1))
+
+
+def test_fingerprints_fit_and_differ() -> None:
+    assert fingerprint("seed 0") != fingerprint("seed 1")
+    assert 0 <= fingerprint("any text") < 2**31
+
+
+def test_facts_that_agree() -> None:
+    compare_facts(["workers", "seed"], [[2, 7], [2, 7]])
+    compare_facts([], [[], []])
+    compare_facts(["workers"], [np.array([2]), [2.0]])  # type: ignore[list-item]
+
+
+def test_a_disagreement_names_fact_ranks_and_values() -> None:
+    with pytest.raises(
+        DisagreementError,
+        match=r"disagree on seed: worker 0 has 7, worker 2 has 8; .* the same seed",
+    ):
+        compare_facts(["workers", "seed"], [[3, 7], [3, 7], [3, 8]])
+
+
+def test_a_disagreement_shows_what_a_fingerprint_stands_for() -> None:
+    rows = [[fingerprint("0.1.0")], [fingerprint("0.2.0")]]
+    with pytest.raises(DisagreementError, match=r"version: .* \(here: 0\.2\.0\)"):
+        compare_facts(["version"], rows, {"version": "0.2.0"})
+
+
+def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
+    balancers = [Balancer(rank=rank, workers=3, global_batch_size=30) for rank in range(3)]
+    seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], held=[1], stop=[2])
+    assert [message.busy_nanoseconds for message in seen] == [10**8, 2 * 10**8, 4 * 10**8]
+    assert [message.held for message in seen] == [False, True, False]
+    assert [message.stop for message in seen] == [False, False, True]
+    assert [balancer.step for balancer in balancers] == [1, 1, 1]

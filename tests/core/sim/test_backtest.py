@@ -1,0 +1,182 @@
+"""`evaluate`: the scores by hand, the command, and the figures on real traces."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lbbsp_core import Ema, LastValue, Measurement, Narx
+from lbbsp_core.cli.evaluate import evaluate as command
+from lbbsp_core.sim import Series, Trace, TraceError, read_trace
+from lbbsp_core.sim.backtest import DEFAULT, contenders, evaluate
+
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
+NAMES = [
+    "last", "ema0.2", "ema0.5", "arima", "rnn", "lstm", "narx", "narx-without-drivers", "mixture",
+]  # fmt: skip
+
+
+def trace_of(*speeds: list[float], name: str = "made.csv") -> Trace:
+    return Trace(
+        Path(name),
+        ("index",),
+        tuple(
+            Series(
+                worker,
+                np.arange(len(own)),
+                tuple(Measurement(v, 1.0, (float(k),)) for k, v in enumerate(own)),
+            )
+            for worker, own in enumerate(speeds)
+        ),
+    )
+
+
+class Seen(NamedTuple):
+    count: int
+
+
+class Spy:
+    """Forecasts how much it knew: 1000 measurements learned + the driver, + horizon / 10."""
+
+    def init(self) -> Seen:
+        return Seen(0)
+
+    def update(self, state: Seen, measurement: Measurement) -> Seen:
+        return Seen(state.count + 1)
+
+    def predict(self, state: Seen, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
+        return 1000 * state.count + drivers[0] + horizon / 10
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3])
+def test_forecasts_know_what_is_known_before_the_iteration_and_no_more(horizon: int) -> None:
+    result = evaluate([trace_of([1.0] * 20)], predictors={"spy": Spy()}, horizon=horizon)
+    (forecasts,) = result.forecasts["made.csv"]["spy"]
+    assert np.isnan(forecasts[: horizon - 1]).all()
+    for k in range(horizon - 1, 20):
+        known = k - horizon + 1
+        assert forecasts[k] == pytest.approx(1001 * known + horizon / 10)
+
+
+def test_scores_by_hand_the_first_fifth_left_out() -> None:
+    speeds = [5.0, 7.0, 900.0, *[10.0, 20.0] * 6]
+    score = evaluate([trace_of(speeds)], predictors={"last": LastValue()}).scores["made.csv"][
+        "last"
+    ]
+    errors = np.array([890.0, *[10.0] * 11])
+    assert score.rmse == pytest.approx(math.sqrt(np.mean(errors**2)) / 15)
+    relative = errors / np.array([10, 20] * 6)
+    assert score.mape == pytest.approx(relative.mean())
+    assert 0 < score.update_us < score.p999_us
+
+
+def test_workers_are_averaged_and_traces_geometrically() -> None:
+    steady, alternating = [10.0] * 20, [10.0, 30.0] * 10
+    result = evaluate(
+        [trace_of(steady, alternating), trace_of(alternating, name="other.csv")],
+        predictors={"last": LastValue()},
+    )
+    assert result.scores["made.csv"]["last"].rmse == pytest.approx((0 + 1) / 2)
+    assert result.scores["other.csv"]["last"].rmse == pytest.approx(1)
+    assert result.geometric_mean_rmse("last") == pytest.approx(math.sqrt(0.5))
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    traces = [trace_of([1.0] * 20, name=name) for name in ("a/x.csv", "b/x.csv", "y.csv")]
+    result = evaluate(traces, predictors={"last": LastValue()})
+    assert list(result.scores) == [str(Path("a/x.csv")), str(Path("b/x.csv")), "y.csv"]
+
+
+def test_bad_calls_name_the_cure() -> None:
+    with pytest.raises(ValueError, match="at least one trace"):
+        evaluate([])
+    with pytest.raises(ValueError, match="horizon must be >= 1"):
+        evaluate([trace_of([1.0] * 20)], horizon=0)
+    with pytest.raises(TraceError, match=r"made.csv: worker 0 has 11 steps, at least 12"):
+        evaluate([trace_of([1.0] * 11)])
+
+
+def test_contenders_have_the_names_that_stay() -> None:
+    pytest.importorskip("statsmodels")
+    assert list(contenders()) == NAMES
+    assert contenders(2)["narx"] == Narx(ahead=2)
+    assert DEFAULT in NAMES
+
+
+def test_without_statsmodels_arima_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(contenders()) == [name for name in NAMES if name != "arima"]
+
+
+# The command
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    cheap = {"last": LastValue(), DEFAULT: Ema(0.5)}
+    monkeypatch.setattr("lbbsp_core.cli.evaluate.contenders", lambda horizon: cheap)
+    app = typer.Typer()
+    app.command()(command)
+    return app
+
+
+def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path, app: typer.Typer) -> None:
+    lines = [f"0,{k},32,{0.5 + k % 3}" for k in (1, 0, *range(2, 30), 40)]
+    (tmp_path / "a[b].csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(lines))
+    files = [str(tmp_path / name) for name in ("a[b].csv", "out.json", "out.png")]
+    result = CliRunner().invoke(
+        app, [files[0], "--horizon", "2", "--json", files[1], "--plot", files[2]]
+    )
+    assert result.exit_code == 0, result.output
+    for text in ("RMSE", "geometric mean", "last", f"{DEFAULT} (default)", "sorted by step"):
+        assert text in result.output.replace("\n", " ")
+    figures: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    assert figures["default"] == DEFAULT
+    assert set(figures["traces"]["a[b].csv"]["last"]) == {
+        "rmse", "mape", "update_us", "predict_us", "p999_us",
+    }  # fmt: skip
+    assert figures["geometric_mean_rmse"]["last"] == pytest.approx(
+        figures["traces"]["a[b].csv"]["last"]["rmse"]
+    )
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_command_ends_with_2_and_one_line_on_a_bad_trace(tmp_path: Path, app: typer.Typer) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("worker,step,samples,busy_seconds\n0,0,32,soon\n")
+    result = CliRunner().invoke(app, [str(path)])
+    assert result.exit_code == 2
+    assert "line 2, column 'busy_seconds'" in result.output
+    assert "Traceback" not in result.output
+
+
+# Real contention
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces in {TRACES}")
+def test_narx_wins_where_neighbours_come_and_go() -> None:
+    trace = read_trace(TRACES / "contention_bursty.csv")
+    names = ("last", "ema0.5", "rnn", "narx", "narx-without-drivers", "mixture")
+    predictors = {name: contenders()[name] for name in names}
+    scores = evaluate([trace], predictors=predictors).scores["contention_bursty.csv"]
+    assert scores["narx"].rmse < 0.9 * scores["narx-without-drivers"].rmse
+    assert scores["narx"].rmse < 0.9 * min(scores[n].rmse for n in ("last", "ema0.5", "rnn"))
+    assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces in {TRACES}")
+@pytest.mark.parametrize("horizon", [1, 2, 3])
+def test_default_is_near_the_best_at_every_horizon(horizon: int) -> None:
+    trace = read_trace(TRACES / "contention_coarse.csv")
+    names = ("last", "ema0.2", "ema0.5", "narx", "narx-without-drivers", "mixture")
+    predictors = {name: contenders(horizon)[name] for name in names}
+    result = evaluate([trace], predictors=predictors, horizon=horizon)
+    scores = result.scores["contention_coarse.csv"]
+    assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())

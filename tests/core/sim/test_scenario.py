@@ -1,0 +1,308 @@
+"""Scenarios and recorded runs, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from lbbsp_core import Affine, Limits, Profile, RunRecord
+from lbbsp_core.cli.app import application
+from lbbsp_core.sim import (
+    PRESETS,
+    Lognormal,
+    ParameterServer,
+    Preemption,
+    RingAllReduce,
+    Scenario,
+    load_scenario,
+    read_scenario,
+    recorded,
+)
+from lbbsp_core.sim.experiment import arena_of, chosen_runs, compete
+
+FILE = """
+steps = 30
+workers = 4
+cores = "6/6/4/32"
+samples_per_second = 4.0
+[noise]
+kind = "lognormal"
+sigma = 0.2
+[communication]
+kind = "parameter-server"
+bytes = 1e6
+bytes_per_second = 1e8
+"""
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(application(), ["simulate", *map(str, arguments)])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+# Scenarios
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_can_be_run(name: str) -> None:
+    scenario = load_scenario(name)
+    small = read_scenario({**PRESETS[name], "steps": 10}, name)
+    assert (scenario.name, small.cluster().workers, small.cluster().steps) == (name, 4, 10)
+    rows = [r.row for r in compete([arena_of(small)], chosen_runs(["bsp", "fixed"], ["last"]))]
+    assert [row.scenario for row in rows] == [name] * 2
+    assert all(row.total_seconds > 0 and row.trace is None for row in rows)
+
+
+def test_a_file_says_all(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(FILE)
+    scenario = load_scenario(str(tmp_path / "mine.toml"))
+    assert scenario.name == "mine"
+    assert scenario.cores == (6.0, 6.0, 4.0, 32.0)
+    assert scenario.noise == Lognormal(0.2)
+    assert scenario.communication == ParameterServer(bytes=1e6, bytes_per_second=1e8)
+    assert (scenario.size, scenario.total, scenario.steps) == (4, 256, 30)
+    assert [round(1 / curve(1)) for curve in scenario.curves()] == [24, 24, 16, 128]
+    arena = arena_of(scenario)
+    assert arena.together.communication_seconds == pytest.approx(0.08)
+    assert arena.alone.communication_seconds == pytest.approx(0.02)
+
+
+def test_lists_repeat_and_batches_grow_with_the_workers() -> None:
+    scenario = Scenario("s", speeds=(1.0, 0.5), global_batch_size=100)
+    assert (scenario.size, scenario.sized(6).size, scenario.sized(6).total) == (2, 6, 300)
+    assert [curve(64) for curve in scenario.sized(5).curves()] == [1.0, 2.0, 1.0, 2.0, 1.0]
+    assert Scenario("s").sized(10).total == 640
+    assert Scenario("s", overhead_seconds=0.5).curves() == [Affine(0.5, 1 / 64)] * 4
+    spot = {"preemption": {"mean_up_seconds": 9.0, "mean_down_seconds": 1.0}}
+    assert read_scenario(spot, "s").preemption == Preemption(9.0, 1.0)
+
+
+def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path: Path) -> None:
+    gpus = [Profile([8, 64], [0.05, 0.09], 200), Profile([8, 64], [0.1, 0.4])]
+    for number, gpu in enumerate(gpus):
+        gpu.save(tmp_path / f"gpu{number}.json")
+    (tmp_path / "s.toml").write_text('profiles = ["gpu0.json", "gpu1.json"]\nsteps = 10\n')
+    scenario = load_scenario(str(tmp_path / "s.toml"))
+    assert scenario.curves() == gpus
+    assert scenario.limits() == [Limits(1, 199), Limits()]
+    runs = chosen_runs(["bsp", "lbbsp-every"], ["last"], syncs=["bsp", "asp"])
+    bsp, lbbsp, *_ = [r.row for r in compete([arena_of(scenario)], runs)]
+    assert bsp.efficiency < 0.5
+    assert lbbsp.efficiency > 0.7  # all but the first step
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"worker": 3}, "there is no key 'worker': did you mean 'workers'"),
+        ({"noise": {"kind": "lognormall"}}, "no noise.kind 'lognormall': did you mean 'lognormal'"),
+        ({"noise": {"kind": "pareto", "alfa": 2}}, "no key of noise 'alfa': did you mean 'alpha'"),
+        ({"noise": {"kind": "constant", "x": 2}}, "there is no key of noise 'x'"),
+        ({"noise": {"sigma": 2}}, "noise must say its kind: one of constant"),
+        ({"noise": 3}, r"noise must be a table, got 3: write \[noise\]"),
+        ({"communication": {"kind": "ring"}}, "communication: .*missing 2 required"),
+        ({"preemption": {"mean_up": 1}}, "did you mean 'mean_up_seconds'"),
+        ({"speeds": [1], "cores": [1]}, "speeds and cores exclude each other"),
+        ({"speeds": []}, "speeds must be a list with at least one entry"),
+        ({"cores": "12/x"}, "cores must be a list"),
+        ({"speeds": [0.0]}, "speeds must be finite and > 0, got 0.0"),
+        ({"serial_share": 0.1}, "serial_share is about cores"),
+        ({"steps": 0}, "steps must be a whole number >= 1, got 0"),
+        ({"workers": True}, "workers must be a whole number >= 0, got True"),
+        ({"workers": "x"}, "the scenario|invalid literal"),
+        ({"samples_per_second": -1}, "samples_per_second must be finite and > 0"),
+    ],
+)
+def test_bad_scenarios(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_scenario(table, "s")
+
+
+def test_bad_files_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no scenario 'lognorml': did you mean 'lognormal'"):
+        load_scenario("lognorml")
+    with pytest.raises(ValueError, match=r"none\.toml: .*No such file"):
+        load_scenario(str(tmp_path / "none.toml"))
+    (tmp_path / "torn.toml").write_text("steps = [")
+    with pytest.raises(ValueError, match=r"torn\.toml: "):
+        load_scenario(str(tmp_path / "torn.toml"))
+
+
+def test_ring_and_asynchrony_do_not_go_together() -> None:
+    scenario = Scenario("s", steps=10, communication=RingAllReduce(1e6, 1e8))
+    arena = arena_of(scenario)
+    assert [r.row.sync for r in compete([arena], chosen_runs(["bsp"], ["last"]))] == ["bsp"]
+    with pytest.raises(ValueError, match="ends when its last worker has arrived"):
+        list(compete([arena], chosen_runs(["bsp"], ["last"], syncs=["asp"])))
+
+
+def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
+    everything = chosen_runs(None, ["last"], syncs=["bsp", "asp"])
+    assert [run.policy for run in everything if run.sync == "asp"] == [
+        "bsp", "fixed", "lbbsp", "lbbsp-every",
+    ]  # fmt: skip
+    assert len(everything) == 7 + 4
+    with pytest.raises(ValueError, match="sync asp and policy dbs do not go together: dbs compar"):
+        chosen_runs(["dbs"], ["last"], syncs=["asp"])
+    with pytest.raises(ValueError, match="no sync is named: choose from bsp, ssp"):
+        chosen_runs(["bsp"], ["last"], syncs=[])
+
+
+# Recorded runs
+
+
+def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8, 8)) -> float:
+    """A plain BSP run in the format of the record; its median step."""
+    random = np.random.default_rng(0)
+    record = RunRecord(folder / "run.jsonl", {"workers": 3, "policy": "Even()"})
+    walls = []
+    for step in range(steps):
+        slow = np.exp(random.normal(0, 0.2, 3)) * (1.0, 1.5, 3.0)
+        busy = 0.01 * np.array(sizes) * slow
+        first = step % 20 == 0
+        wall = float(busy.max() + random.uniform(0.004, 0.008) + 2.0 * first)
+        record.step(
+            step, sizes=sizes, busy_seconds=(busy + first).tolist(), predicted_seconds=[None] * 3,
+            wall_seconds=wall, held=[0, 1, 2] if first else [], short=step == 59,
+        )  # fmt: skip
+        if not first and step != 59:
+            walls.append(wall)
+    record.close()
+    return float(np.median(walls))
+
+
+def test_a_recorded_run_is_reproduced_within_a_tenth_and_lbbsp_gains(tmp_path: Path) -> None:
+    measured = record_run(tmp_path)
+    run_of = recorded(tmp_path)
+    assert run_of.step_seconds == pytest.approx(measured)
+    assert run_of.cluster.steps == 60 - 3 - 1
+    assert run_of.cluster.global_batch_size == 24
+    assert run_of.cluster.notes == ("steps left out because they were held or short: 4",)
+    result = run("--from-run", tmp_path, "--policies", "bsp,lbbsp", "--predictors", "last",
+                 "--json", tmp_path / "out.json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    bsp, lbbsp = rows_of(tmp_path / "out.json")
+    assert bsp["total_seconds"] / 56 == pytest.approx(measured, rel=0.1)
+    assert bsp["trace"] == tmp_path.name
+    assert lbbsp["total_seconds"] < 0.8 * bsp["total_seconds"]
+    assert "s a step as recorded" in result.output
+
+
+def test_records_that_tell_too_little(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read as a run record"):
+        recorded(tmp_path / "nothing")
+    record_run(tmp_path / "short", steps=5)
+    with pytest.raises(ValueError, match="only 4 of 5 steps are whole, at least 5"):
+        recorded(tmp_path / "short")
+    record = RunRecord(tmp_path / "changing" / "run.jsonl", {})
+    for step in range(9):
+        record.step(step, sizes=(8 - step % 2, 8 + step % 2), busy_seconds=(1.0, 1.0),
+                    predicted_seconds=(None, None), wall_seconds=1.0)  # fmt: skip
+    record.close()
+    assert "no plain BSP run" in recorded(tmp_path / "changing").cluster.notes[0]
+    alone = RunRecord(tmp_path / "alone" / "run.jsonl", {})
+    for step in range(9):
+        alone.step(step, sizes=(8,), busy_seconds=(1.0,), predicted_seconds=(None,), wall_seconds=1)
+    alone.close()
+    with pytest.raises(ValueError, match="a single worker has nobody to wait for"):
+        recorded(tmp_path / "alone")
+
+
+# The command
+
+
+def test_command_with_everything(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "mine.toml").write_text(FILE)
+    result = run(
+        "--scenario", tmp_path / "mine.toml", "--workers", "4,8",
+        "--sync", "bsp,ssp:2,elasticbsp:4",
+        "--policies", "bsp,lbbsp", "--target-accuracy", "0.8", "--learning-rate", "1",
+        "--json", tmp_path / "out.json", "--plots", tmp_path / "plots",
+        "--plot", tmp_path / "e.png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for text in ("mine: 4 workers", "mine: 8 workers", "ssp:2", "ema0.5", "accurate"):
+        assert text in result.output
+    rows = rows_of(tmp_path / "out.json")
+    assert len(rows) == 2 * 3 * 2
+    assert set(rows[0]) == {
+        "scenario", "sync", "policy", "predictor", "workers", "total_seconds", "waiting_share",
+        "efficiency", "time_to_accuracy_seconds",
+    }  # fmt: skip
+    assert {row["workers"] for row in rows} == {4, 8}
+    assert all(0 < row["time_to_accuracy_seconds"] < row["total_seconds"] for row in rows)
+    drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert drawn == ["accuracy.png", "scaling.png", "timeline.png", "updates.png"]
+    assert all((tmp_path / "plots" / n).read_bytes()[:4] == b"\x89PNG" for n in drawn)
+
+
+def test_command_takes_options_over_the_scenarios_own(tmp_path: Path) -> None:
+    def total(*options: Any) -> Any:
+        result = run("--scenario", "lognormal", "--policies", "bsp", "--json", tmp_path / "o.json",
+                     "--steps", "20", *options)  # fmt: skip
+        assert result.exit_code == 0, result.output
+        return rows_of(tmp_path / "o.json")[0]["total_seconds"]
+
+    plain = total()
+    assert total("--seed", "0") == plain != total("--seed", "1")
+    assert total("--global-batch-size", "512") == pytest.approx(2 * plain)
+    assert total("--communication", "0.5") == pytest.approx(plain + 10)
+
+
+def test_command_never_reaches_an_accuracy(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    result = run("--scenario", "constant", "--steps", "5", "--policies", "bsp",
+                 "--target-accuracy", "0.999", "--json", tmp_path / "o.json")  # fmt: skip
+    assert result.exit_code == 0
+    assert "never" in result.output
+    assert rows_of(tmp_path / "o.json")[0]["time_to_accuracy_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scenario", "spott"], "no scenario 'spott': did you mean 'spot'"),
+        (["--scenario", "markov", "--sync", "sspp:3"], "no sync 'sspp': did you mean 'ssp'"),
+        (["--scenario", "markov", "--sync", "asp", "--policies", "dbs"], "do not go together"),
+        (["--scenario", "spot", "--policies", "lbbsp"], "with preemption some are away"),
+        (["--scenario", "markov", "--workers", "1"], "--workers must be whole numbers >= 2"),
+        (["--scenario", "markov", "--workers", "x"], "--workers must be whole numbers >= 2"),
+        (["--scenario", "markov", "--target-accuracy", "2"], "target_accuracy must be in (0, 1]"),
+        (["--scenario", "dbs", "--target-accuracy", "1", "--model", "mpl"], "did you mean 'mlp'"),
+        (["--from-run", "/nowhere"], "cannot be read as a run record"),
+        (["--from-run", "/nowhere", "--workers", "4"], "--workers does not go with --from-run"),
+    ],
+)  # fmt: skip
+def test_command_ends_with_2_and_the_cure(options: list[str], message: str) -> None:
+    if "--target-accuracy" in options:
+        pytest.importorskip("sklearn")
+    result = run(*options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_trace_with_fewer_workers_than_asked_for(tmp_path: Path) -> None:
+    rows = [f"{w},{k},6,{1 + w}" for w in range(3) for k in range(8)]
+    (tmp_path / "t.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows) + "\n")
+    few = run(tmp_path / "t.csv", "--workers", "4", "--policies", "bsp")
+    assert few.exit_code == 2
+    assert "4 workers are asked for, but it holds 3: lower workers" in few.output
+    two = run(tmp_path / "t.csv", "--workers", "2", "--policies", "bsp", "--json", tmp_path / "o")
+    assert two.exit_code == 0
+    assert rows_of(tmp_path / "o")[0]["total_seconds"] == 8 * 2.0

@@ -1,0 +1,160 @@
+"""`AsyncTrainer` in one process, where every scheme is plain training."""
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import numpy as np  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from mxnet import gluon, nd  # noqa: E402
+
+from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run  # noqa: E402
+from lbbsp_core.order import SampleStream  # noqa: E402
+
+
+def asynchronous(net, optimizer="adam", **options):
+    options = {"sync": ASP(), "global_batch_size": X, "seed": 5} | options
+    return lbbsp_mx.AsyncTrainer(net.collect_params(), optimizer, **options)
+
+
+@pytest.mark.parametrize("sync", [ASP(), SSP(2), BSP()])
+@pytest.mark.parametrize(
+    ("devices", "loading"), [(1, {}), (2, {}), (1, {"num_workers": 2, "thread_pool": True})]
+)
+def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, loading, tmp_path):
+    expected, stream = network(), SampleStream(SAMPLES, 5)
+    trainer = gluon.Trainer(expected.collect_params(), "adam", kvstore=None)
+    for begin in range(0, 2 * SAMPLES, X):
+        index = stream.take(begin, min(begin + X, 2 * SAMPLES))
+        backward(expected, nd.array(FEATURES[index]), nd.array(LABELS[index]))
+        trainer.step(X)
+
+    net = network(devices)
+    trainer = asynchronous(net, sync=sync, record=tmp_path)
+    sampler = trainer.batch_sampler(SAMPLES, epochs=2)
+    for x, y in gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading):
+        backward(net, x, y, devices)
+        trainer.step(len(x))
+    trainer.finish()
+    for ours, theirs in zip(weights(net), weights(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    pushes = read_run(tmp_path).pushes
+    assert [line["samples"] for line in pushes] == [16] * 6 + [4]
+    assert {(line["worker"], line["staleness"], line["lead"]) for line in pushes} == {(0, 0, 0)}
+
+
+def test_an_epoch_at_a_time():
+    net = network()
+    trainer = asynchronous(net)
+    sampler = trainer.batch_sampler(SAMPLES)
+    for _ in range(3):
+        drawn = []
+        for samples in sampler:
+            drawn += samples
+            backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+            trainer.step(len(samples))
+        assert sorted(drawn) == list(range(SAMPLES))
+
+
+def test_learning_rates_of_single_parameters_hold_on_the_server():
+    net = network()
+    for param in net[0].collect_params().values():
+        param.lr_mult = 0.0
+    before = weights(net)
+    trainer = asynchronous(net, "sgd", optimizer_params={"learning_rate": 0.1})
+    for samples in trainer.batch_sampler(SAMPLES):
+        backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+        trainer.step(len(samples))
+    trainer.finish()
+    moved = [float(np.abs(a - b).max()) for a, b in zip(weights(net), before, strict=True)]
+    assert moved[:2] == [0.0, 0.0]
+    assert min(moved[2:]) > 0
+
+
+def test_a_step_belongs_to_a_batch_that_was_drawn():
+    net = network()
+    trainer = asynchronous(net)
+    with pytest.raises(ValueError, match="once for each batch that was drawn"):
+        trainer.step(X)
+    samples = next(iter(trainer.batch_sampler(SAMPLES)))
+    backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+    with pytest.raises(ValueError, match="got 3: draw batches by"):
+        trainer.step(3)
+    trainer.step(len(samples))
+    with pytest.raises(TypeError, match="do not ask for len"):
+        len(trainer.batch_sampler(SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cost": Profile([1, 8, 16], [0.1, 0.2, 0.9])}, "cost must be a straight line"),
+        ({"policy": EpochBalanced()}, "EpochBalanced compares what all workers took"),
+        ({"limits": Limits(0, 8)}, "Limits.minimum must be >= 1 while training"),
+        ({"limits": [Limits(), Limits()]}, "one for each of the 1 workers, got 2"),
+        ({"global_batch_size": 16, "limits": Limits(1, 8)}, "16"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        asynchronous(network(), **options)
+
+
+def test_parameters_must_be_known_and_dense():
+    net = gluon.nn.Dense(3)
+    net.initialize()
+    with pytest.raises(ValueError, match="must be initialised, with its shape known"):
+        asynchronous(net)
+    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
+    net.initialize()
+    with pytest.raises(ValueError, match="must be dense, with dense gradients"):
+        asynchronous(net)
+
+
+def test_learning_rates_are_the_servers():
+    with pytest.raises(ValueError, match="give it an lr_scheduler, which counts pushes"):
+        asynchronous(network()).set_learning_rate(0.1)
+
+
+def test_a_policy_may_predict():
+    trainer = asynchronous(network(), policy=LoadBalanced())
+    assert len(next(iter(trainer.batch_sampler(SAMPLES)))) == X
+
+
+def test_what_the_servers_cannot_do_is_refused(tmp_path):
+    trainer = asynchronous(network())
+    for call in (trainer.allreduce_grads, lambda: trainer.update(X)):
+        with pytest.raises(ValueError, match="enter the model by step"):
+            call()
+    for call in (trainer.save_states, trainer.load_states):
+        with pytest.raises(ValueError, match="the optimizer's state is on the servers"):
+            call(str(tmp_path / "states"))
+
+
+def test_an_iteration_that_is_left_half_way_does_not_disturb_the_next():
+    net = network()
+    trainer = asynchronous(net)
+    sampler = trainer.batch_sampler(SAMPLES)
+    assert len(next(iter(sampler))) == X, "drawn, and left"
+    sizes = []
+    for samples in sampler:
+        backward(net, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+        trainer.step(len(samples))
+        sizes.append(len(samples))
+    assert sum(sizes) == 2 * SAMPLES - X
+
+
+def test_what_learns_is_settled_at_the_start():
+    net = network()
+    trainer = asynchronous(net)
+    samples = next(iter(trainer.batch_sampler(SAMPLES)))
+    net[0].weight.grad_req = "null"
+    with pytest.raises(ValueError, match="set grad_req before"):
+        trainer.step(len(samples))
+
+
+def test_batch_norm_is_warned_of(caplog):
+    net = gluon.nn.BatchNorm(in_channels=4)
+    net.initialize()
+    asynchronous(net)
+    assert "running moments stay each worker's own" in caplog.text

@@ -1,0 +1,227 @@
+"""In one process: MXNet beside TensorFlow, and training as stock gluon does."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
+from mxnet import autograd, gluon, nd  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+def stock(epochs=2, norm=None, optimizer="adam"):
+    net = network(norm=norm)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+    for epoch in range(epochs):
+        order = np.random.default_rng((5, epoch)).permutation(SAMPLES)
+        for begin in range(0, SAMPLES, X):
+            index = order[begin : begin + X]
+            backward(net, nd.array(FEATURES[index]), nd.array(LABELS[index]))
+            trainer.step(len(index))
+    return net
+
+
+def fit(trainer, net, epochs=2, devices=1, **loading):
+    sampler = trainer.batch_sampler(SAMPLES, seed=5)
+    loader = gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading)
+    assert len(loader) == 4
+    for _ in range(epochs):
+        for x, y in loader:
+            backward(net, x, y, devices)
+            trainer.step(len(x))
+
+
+def ours(net, optimizer="adam", **options):
+    return lbbsp_mx.Trainer(net.collect_params(), optimizer, global_batch_size=X, **options)
+
+
+@pytest.mark.parametrize(
+    ("devices", "kvstore", "loading"),
+    [
+        (1, "dist_sync", {}),
+        (1, "local", {"num_workers": 2, "thread_pool": True}),
+        (1, None, {}),
+        (2, "device", {}),
+        (2, "local", {}),
+    ],
+)
+def test_it_learns_what_stock_gluon_learns_from_the_same_order(devices, kvstore, loading):
+    net = network(devices)
+    fit(ours(net, kvstore=kvstore), net, devices=devices, **loading)
+    for mine, theirs in zip(weights(net), weights(stock()), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_batch_normalisation_alone_is_gluons():
+    net = network(norm=lbbsp_mx.SyncBatchNorm)
+    fit(ours(net, "sgd"), net)
+    whole = stock(norm=gluon.nn.BatchNorm, optimizer="sgd")
+    for mine, theirs in zip(weights(net), weights(whole), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+def test_plain_batch_normalisation_is_warned_about(caplog):
+    ours(network(norm=gluon.nn.BatchNorm))
+    assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
+    caplog.clear()
+    ours(network(norm=lbbsp_mx.SyncBatchNorm))
+    assert "SyncBatchNorm" not in caplog.text
+
+
+def test_it_says_in_one_line_that_there_is_nothing_to_balance(caplog):
+    with caplog.at_level(logging.WARNING):
+        ours(network())
+    assert [r.message for r in caplog.records] == [
+        "lbbsp_mx.Trainer is passive: there is one worker, nothing to balance"
+    ]
+
+
+def test_without_our_sampler_any_batch_is_right():
+    net = network()
+    trainer = ours(net)
+    backward(net, nd.array(FEATURES[:7]), nd.array(LABELS[:7]))
+    trainer.step(7)
+    other = network()
+    reference = gluon.Trainer(other.collect_params(), "adam", kvstore=None)
+    backward(other, nd.array(FEATURES[:7]), nd.array(LABELS[:7]))
+    reference.step(7)
+    for mine, theirs in zip(weights(net), weights(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_mean_loss_in_one_process():
+    net, whole = network(), stock(epochs=1)
+    trainer = ours(net, mean_loss=True)
+    loader = gluon.data.DataLoader(DATA, batch_sampler=trainer.batch_sampler(SAMPLES, seed=5))
+    for x, y in loader:
+        with autograd.record():
+            loss = LOSS(net(x), y).mean()
+        loss.backward()
+        trainer.step(len(x))
+    for mine, theirs in zip(weights(net), weights(whole), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_a_record_is_written(tmp_path):
+    net = network()
+    trainer = ours(net, record=tmp_path)
+    fit(trainer, net)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 4
+    assert '"framework": "mxnet"' in lines[0]
+    assert (trainer.kvstore.rank, trainer.kvstore.num_workers) == (0, 1)
+
+
+def test_gluon_cannot_take_our_name_for_no_store():
+    assert "dist" in lbbsp_mx.kvstore.NAME
+    assert mx.kv.KVStoreBase.kv_registry[lbbsp_mx.kvstore.NAME] is lbbsp_mx.KVStore
+    with pytest.raises(ValueError, match=r"dist_sync needs a cluster, and no DMLC_"):
+        mx.kv.create(lbbsp_mx.kvstore.NAME)
+
+
+def program(text, **environment):
+    clean = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=clean, capture_output=True, text=True, timeout=100
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+TRAIN_BOTH = """
+import numpy as np
+x = mx.nd.ones((4, 2))
+x.attach_grad()
+with mx.autograd.record(): y = (x * x).sum()
+y.backward()
+assert (x.grad.asnumpy() == 2).all()
+import tensorflow as tf
+v = tf.Variable([3.0])
+with tf.GradientTape() as tape: loss = v * v
+assert tape.gradient(loss, v).numpy() == [6.0]
+print("both")
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import lbbsp_mx, tensorflow, mxnet as mx", "import lbbsp_tf, lbbsp_mx; import mxnet as mx"],
+)
+def test_both_frameworks_train_in_one_process_in_either_order(imports):
+    pytest.importorskip("tensorflow")
+    status, said = program(imports + TRAIN_BOTH)
+    assert status == 0, said
+    assert "both" in said
+
+
+def test_after_a_failed_import_it_says_what_to_do():
+    text = "import numpy, sys\nif hasattr(numpy, 'bool'): sys.exit('nothing to fail')\n"
+    text += "try: import mxnet\nexcept AttributeError: import lbbsp_mx\n"
+    status, said = program(text)
+    assert status == 1
+    assert "nothing to fail" in said or "`import lbbsp_mx` before `import mxnet`" in said
+
+
+def test_a_missing_framework_names_the_extra():
+    text = "import sys; sys.modules['mxnet'] = None; import lbbsp_mx"
+    status, said = program(text)
+    assert status == 1
+    assert "pip install 'lbbsp[mx]'" in said
+
+
+CLUSTER = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_NUM_WORKER": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of worker, server, scheduler, got 'boss'"),
+        ({"DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be a port, got 'x'"),
+        ({"DMLC_PS_ROOT_PORT": "70000"}, "must be a port, got '70000'"),
+        ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER must be an integer >= 1, got '0'"),
+        ({"DMLC_NUM_WORKER": "-1"}, "DMLC_NUM_WORKER must be an integer >= 1, got '-1'"),
+        ({"DMLC_PS_ROOT_URI": ""}, "DMLC_PS_ROOT_URI must be set beside DMLC_ROLE"),
+    ],
+)
+def test_a_wrong_cluster_is_named_with_the_cure(monkeypatch, change, said):
+    for name, value in {**CLUSTER, **change}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=said) as raised:
+        lbbsp_mx.check_cluster()
+    assert "or none of them to train on one machine" in str(raised.value)
+
+
+def test_a_right_cluster_and_none_are_fine(monkeypatch):
+    lbbsp_mx.check_cluster()
+    for name, value in CLUSTER.items():
+        monkeypatch.setenv(name, value)
+    lbbsp_mx.check_cluster()
+
+
+def test_a_cluster_that_never_comes_ends_in_bounded_time():
+    text = "import lbbsp_mx; lbbsp_mx.KVStore('dist_sync', start_seconds=1)"
+    status, said = program(text, **CLUSTER, DMLC_NODE_HOST="127.0.0.1")
+    assert status == 1
+    assert "2 workers and 1 servers at 127.0.0.1:9 has come together within 1 s" in said
+
+
+def test_a_server_started_as_a_worker_says_so():
+    clean = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "lbbsp_mx.server"], env=clean, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "DMLC_ROLE must be server or scheduler, got None" in done.stderr
