@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from lbbsp_core.sim import Mlp, Task, digits, read_scenario
-from lbbsp_core.sim.experiment import Goal, Row, arena_of, chosen_runs, compete
+from lbbsp_core.sim.experiment import LearningTarget, Row, arena_of, chosen_runs, run_experiments
 
 SEEDS = 9  # of weather, first weights and order of samples
 
@@ -17,7 +17,7 @@ SEEDS = 9  # of weather, first weights and order of samples
 def rows(table: dict, policies: Sequence[str] | None, **options: object) -> list[Row]:
     scenario = read_scenario({"steps": 1000, **table}, "paper")
     runs = chosen_runs(policies, ["ema0.5"], syncs=options.pop("syncs", ("bsp",)))
-    return [result.row for result in compete([arena_of(scenario)], runs, **options)]
+    return [result.row for result in run_experiments([arena_of(scenario)], runs, **options)]
 
 
 def gains(title: str, table: dict, policies: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ def medians(
     """Of total seconds, gain over BSP, efficiency and seconds to 95 %, row by row."""
     runs = []
     for seed in range(SEEDS):
-        goal = Goal(Task(digits(), Mlp(), 1.0, seed), 0.95)
+        goal = LearningTarget(Task(digits(), Mlp(), 1.0, seed), 0.95)
         own = {"steps": 300, "seed": seed, **table}
         runs.append(rows(own, policies, syncs=syncs, goal=goal))
     for same in zip(*runs, strict=True):

@@ -96,7 +96,7 @@ def real(scheme: str) -> tuple[float, float, list[dict]]:
 
 def simulated(scheme: str, pushes: list[dict]) -> float:
     """Virtual seconds of a scheme, with the speeds of a real run under ASP."""
-    from lbbsp_core.sim import ReplayedCluster, Setting, run_relaxed
+    from lbbsp_core.sim import ReplayedCluster, SimConfig, run_async
 
     mine = [[line for line in pushes if line["worker"] == rank] for rank in range(3)]
     gaps = [
@@ -106,9 +106,9 @@ def simulated(scheme: str, pushes: list[dict]) -> float:
     ]
     speeds = [median(line["samples"] / line["busy_seconds"] for line in own) for own in mine]
     cluster = ReplayedCluster(np.tile(speeds, (STEPS, 1)), (((),) * 3,) * STEPS, X)
-    setting = Setting(X, communication_seconds=max(median(gaps), 0.0))
+    setting = SimConfig(X, communication_seconds=max(median(gaps), 0.0))
     sync, policy = SCHEMES[scheme]
-    return run_relaxed(cluster, setting, sync, policy, LastValue()).total_seconds
+    return run_async(cluster, setting, sync, policy, LastValue()).total_seconds
 
 
 def main() -> None:

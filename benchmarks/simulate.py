@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
-from lbbsp_core.sim import load_scenario, run_arrays, run_oracle, run_relaxed, synchroniser
+from lbbsp_core.sim import load_scenario, run_async, run_oracle, run_vectorised, synchroniser
 from lbbsp_core.sim.experiment import POLICIES, arena_of, chosen_runs
 
 EVENTS = 20_000  # iterations of workers, for each scheme that runs on events
@@ -41,9 +42,8 @@ def main() -> None:
         times = [took, seconds(lambda: run_oracle(arena.cluster, arena.together))[1]]  # noqa: B023
         for run in runs:
             policy = POLICIES[run.policy].build(arena.cluster)
-            times.append(
-                seconds(lambda: run_arrays(arena.cluster, arena.together, policy, run.predictor))[1]  # noqa: B023
-            )
+            planned = partial(run_vectorised, arena.cluster, arena.together, policy, run.predictor)
+            times.append(seconds(planned)[1])
         cells = zip(names, times, strict=True)
         print(f"{workers:>8,}", *(f"{took:>{max(8, len(name))}.2f}" for name, took in cells))
     schemes = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15")
@@ -53,7 +53,7 @@ def main() -> None:
         steps = max(2, EVENTS // workers)
         arena = arena_of(type(scenario)(**{**vars(scenario), "steps": steps}))
         times = [
-            seconds(lambda: run_relaxed(arena.cluster, arena.alone, synchroniser(name)))[1]  # noqa: B023
+            seconds(lambda: run_async(arena.cluster, arena.alone, synchroniser(name)))[1]  # noqa: B023
             for name in schemes
         ]
         print(f"{workers:>8,}", *(f"{1e6 * took / (steps * workers):>14.1f}" for took in times))

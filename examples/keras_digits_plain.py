@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from lbbsp_tf.compat import cure_keras
+from lbbsp_tf.compat import patch_keras
 
-cure_keras()  # without it Keras 3 does not fit under this strategy: keras-team/keras#20585
+patch_keras()  # without it Keras 3 does not fit under this strategy: keras-team/keras#20585
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 images, labels = load_digits(return_X_y=True)
 images = np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))).astype("float32")[..., None] / 16

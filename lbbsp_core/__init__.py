@@ -5,11 +5,11 @@
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
-from lbbsp_core.cost.online import Shape, ShapeState
-from lbbsp_core.measure import BusyTimer, Gate
+from lbbsp_core.cost.online import CostShape, CostShapeState
+from lbbsp_core.measure import BusyTimer, OutlierFilter
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import (
-    Cluster,
+    BatchConstraints,
     EpochBalanced,
     Even,
     FixedShares,
@@ -24,27 +24,27 @@ from lbbsp_core.predict import (
     Clipped,
     Ema,
     Fallback,
-    Held,
+    Filtered,
     LastValue,
     Mixture,
     Narx,
     Predictor,
     Recurrent,
 )
-from lbbsp_core.profiler import Profiling, Search, profile_step
+from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.protocol import DisagreementError, Message
+from lbbsp_core.runtime.protocol import DisagreementError, StepMessage
 from lbbsp_core.runtime.record import RunRecord, read_run
 from lbbsp_core.sync import (
     ASP,
     BSP,
     DSSP,
     SSP,
-    Alignment,
-    Decision,
     ElasticBSP,
+    SyncDecision,
     Synchroniser,
+    ZipLineResult,
     zipline,
 )
 from lbbsp_core.types import Limits, Measurement
@@ -57,47 +57,47 @@ __all__ = [
     "DSSP",
     "SSP",
     "Affine",
-    "Alignment",
     "Arima",
     "Balancer",
+    "BatchConstraints",
+    "BatchSweep",
     "BusyTimer",
     "Clipped",
-    "Cluster",
     "Cost",
-    "Decision",
+    "CostShape",
+    "CostShapeState",
     "DisagreementError",
     "ElasticBSP",
     "Ema",
     "EpochBalanced",
     "Even",
     "Fallback",
+    "Filtered",
     "FixedShares",
-    "Gate",
     "GlobalOrder",
-    "Held",
     "LastValue",
     "LeaderStraggler",
     "Limits",
     "LoadBalanced",
     "Measurement",
-    "Message",
     "Mixture",
     "Narx",
     "Observation",
+    "OutlierFilter",
     "Policy",
     "Predictor",
     "Profile",
-    "Profiling",
+    "ProfileResult",
     "Proportional",
     "ProportionalControl",
     "Recurrent",
     "ResourceSampler",
     "RunRecord",
     "Saturating",
-    "Search",
-    "Shape",
-    "ShapeState",
+    "StepMessage",
+    "SyncDecision",
     "Synchroniser",
+    "ZipLineResult",
     "allocate",
     "profile_step",
     "read_run",

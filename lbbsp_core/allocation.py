@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Cost, Lines
+from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.cost.base import SEGMENT_BYTES, pack
 from lbbsp_core.types import Limits
 
@@ -362,7 +362,7 @@ class _Curves(NamedTuple):
 
 
 def _read(costs: Sequence[Cost]) -> _Curves:
-    if isinstance(costs, Lines) and len(costs):
+    if isinstance(costs, AffineArray) and len(costs):
         return _read_lines(costs)
     packed = _packed(costs)
     counts = np.fromiter(map(len, packed), np.int64, len(packed)) // SEGMENT_BYTES
@@ -392,7 +392,7 @@ def _read(costs: Sequence[Cost]) -> _Curves:
     return _Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
 
 
-def _read_lines(lines: Lines) -> _Curves:
+def _read_lines(lines: AffineArray) -> _Curves:
     seconds, slope = lines.overhead_seconds, lines.seconds_per_sample
     wrong = ~((seconds >= 0) & (seconds <= _LARGEST) & (slope >= 0) & (slope <= _LARGEST))
     if wrong.any():

@@ -62,15 +62,15 @@ class BusyTimer:
         return wall_ns / 1e9
 
 
-class GateState(NamedTuple):
-    """State of a `Gate`: the last speed let through (None at first) and the run of outliers."""
+class OutlierFilterState(NamedTuple):
+    """State of an `OutlierFilter`: the last accepted speed (None at first), outliers in a row."""
 
     speed: float | None = None
     outliers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class OutlierFilter:
     """Keeps bad measurements from a predictor (rule 7).
 
     NaN, infinite, zero and negative ones never pass. One whose speed differs from the last
@@ -83,11 +83,11 @@ class Gate:
         patience: Outliers in a row that make a new level, >= 1.
 
     Example:
-        >>> gate = Gate(factor=5.0, patience=2)
-        >>> state, admitted = gate.admit(gate.init(), Measurement(10, 1.0))
-        >>> state, admitted_pause = gate.admit(state, Measurement(10, 60.0))
-        >>> state, admitted_again = gate.admit(state, Measurement(10, 60.0))
-        >>> admitted, admitted_pause, admitted_again
+        >>> gate = OutlierFilter(factor=5.0, patience=2)
+        >>> state, accepted = gate.accept(gate.init(), Measurement(10, 1.0))
+        >>> state, admitted_pause = gate.accept(state, Measurement(10, 60.0))
+        >>> state, admitted_again = gate.accept(state, Measurement(10, 60.0))
+        >>> accepted, admitted_pause, admitted_again
         (True, False, True)
     """
 
@@ -98,17 +98,19 @@ class Gate:
         require_positive("Gate.factor - 1", self.factor - 1)
         require_positive("Gate.patience", self.patience)
 
-    def init(self) -> GateState:
+    def init(self) -> OutlierFilterState:
         """Nothing seen yet."""
-        return GateState()
+        return OutlierFilterState()
 
-    def admit(self, state: GateState, measurement: Measurement) -> tuple[GateState, bool]:
+    def accept(
+        self, state: OutlierFilterState, measurement: Measurement
+    ) -> tuple[OutlierFilterState, bool]:
         """Returns the next state, and whether a predictor may learn from `measurement`."""
-        if not measurement.usable:
+        if not measurement.is_valid:
             return state, False
         speed = float(measurement.samples_per_second)
         if state.speed is None or 1 / self.factor <= speed / state.speed <= self.factor:
-            return GateState(speed), True
+            return OutlierFilterState(speed), True
         if state.outliers + 1 >= self.patience:
-            return GateState(speed), True
-        return GateState(state.speed, state.outliers + 1), False
+            return OutlierFilterState(speed), True
+        return OutlierFilterState(state.speed, state.outliers + 1), False

@@ -42,13 +42,13 @@ class Measurement:
         return self.samples / self.busy_seconds
 
     @property
-    def usable(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether both values are finite and positive: only such ones may reach a predictor.
 
         Values beyond 1e12, or below its inverse, are no measurements either; a speed made of
         them could overflow.
         """
-        return believable(self.samples) and believable(self.busy_seconds)
+        return is_plausible(self.samples) and is_plausible(self.busy_seconds)
 
     def speed(self) -> float | None:
         """One worker's samples per second, or None where the measurement is not usable.
@@ -57,7 +57,7 @@ class Measurement:
             >>> Measurement(32, 0.5).speed(), Measurement(32, 0.0).speed()
             (64.0, None)
         """
-        return float(self.samples_per_second) if self.usable else None
+        return float(self.samples_per_second) if self.is_valid else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def require_positive(name: str, value: float) -> float:
     return float(value)
 
 
-def believable(value: Any) -> bool:
+def is_plausible(value: Any) -> bool:
     """Whether a value, or all of an array, may be a measurement: finite, > 0, not absurd."""
     if isinstance(value, float | int):  # a tenth of what an array of one costs, in every step
         return 1 / _ABSURD < value < _ABSURD

@@ -12,12 +12,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from lbbsp_core import BusyTimer, Limits, ResourceSampler, Shape, __version__
+from lbbsp_core import BusyTimer, CostShape, Limits, ResourceSampler, __version__
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.order import SampleStream
-from lbbsp_core.policy import Cluster, Even, Policy
+from lbbsp_core.policy import BatchConstraints, Even, Policy
 from lbbsp_core.predict import Mixture, Predictor
-from lbbsp_core.predict.estimator import Forecaster
+from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.env import run_dir
@@ -39,7 +39,7 @@ from lbbsp_mx.server_optimizer import (
     WIDTH,
     Answer,
     Keys,
-    Served,
+    ServerOptimizer,
 )
 
 _LONGEST_PAUSE = 0.005
@@ -110,7 +110,7 @@ class AsyncTrainer(gluon.Trainer):
         global_batch_size: int,
         policy: Policy | None = None,
         predictor: Predictor | None = None,
-        cost: Cost | Shape | None = None,
+        cost: Cost | CostShape | None = None,
         limits: Limits | Sequence[Limits] | None = None,
         granularity: int = 1,
         record: str | Path | None = None,
@@ -132,7 +132,7 @@ class AsyncTrainer(gluon.Trainer):
         self.seed = seed
         self.wait_seconds = wait_seconds
         policy = policy or Even()
-        shape = Shape.of(cost or Proportional(), global_batch_size, self.num_workers)
+        shape = CostShape.of(cost or Proportional(), global_batch_size, self.num_workers)
         if shape.marginal() != LINE:
             raise ValueError(
                 f"cost must be a straight line (Proportional, Affine), got {shape.prior!r}: the "
@@ -140,12 +140,12 @@ class AsyncTrainer(gluon.Trainer):
             )
         self._sync, self._keeps = sync, isinstance(sync, BSP | ElasticBSP)
         used = (predictor or Mixture()) if policy.uses_costs else None
-        self._forecaster = Forecaster(used, shape)
+        self._forecaster = SpeedEstimator(used, shape)
         self._known = self._forecaster.init()
         self._sampler = ResourceSampler(drivers if policy.uses_costs else ())
         self._drivers: tuple[float, ...] = ()
         each = training_limits(limits, self.num_workers)
-        self._cluster = Cluster(global_batch_size, each, granularity)
+        self._cluster = BatchConstraints(global_batch_size, each, granularity)
         self._policy = policy
         shapes = [tuple(param.shape) for param in params]
         self._facts = [f"{__version__} {sync} {self._cluster} {policy}, parameters of {shapes}"]
@@ -156,7 +156,7 @@ class AsyncTrainer(gluon.Trainer):
         self._iterations = 0
         self._seen = 0
         self._left = False
-        self._hold = True
+        self._excluded = True
         self._logged = 0
         self._record: Any = None
         self._record_path = Path(record) if record else run_dir()
@@ -180,9 +180,9 @@ class AsyncTrainer(gluon.Trainer):
         self._compare(len(self._facts) - 1)
         return StreamSampler(self, SampleStream(num_samples, self.seed), epochs)
 
-    def hold(self) -> None:
+    def exclude_step(self) -> None:
         """The running iteration is not like others: nothing is learned from its time."""
-        self._hold = True
+        self._excluded = True
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Pushes this worker's gradient, waits until it may go on, and reads the model.
@@ -299,7 +299,9 @@ class AsyncTrainer(gluon.Trainer):
             optimizer.set_wd_mult({i: p.wd_mult for i, p in enumerate(self._params)})
             logs = self._record_path is not None
             coordinator = Coordinator(self._sync, self._cluster, self._policy, logs=logs)
-            served = Served(optimizer, self._keys, coordinator, fingerprint(self._facts[0]))
+            served = ServerOptimizer(
+                optimizer, self._keys, coordinator, fingerprint(self._facts[0])
+            )
             with self._waiting("for the servers to take the optimizer"):
                 self._native.set_optimizer(served)
         if cluster.in_cluster():
@@ -353,9 +355,9 @@ class AsyncTrainer(gluon.Trainer):
         """Learns from an iteration; the predicted curve of the next one in integers."""
         before, self._drivers = self._drivers, self._sampler.sample()
         self._known, _ = self._forecaster.learn(
-            self._known, samples, busy_seconds, before or self._drivers, held=self._hold
+            self._known, samples, busy_seconds, before or self._drivers, excluded=self._excluded
         )
-        self._hold = False
+        self._excluded = False
         return quantise(*self._forecaster.predict(self._known, self._drivers))
 
     def _update_if(self, last: int, gradients: list[Any]) -> None:
@@ -473,7 +475,7 @@ class StreamSampler(gluon.data.Sampler):
     def __iter__(self) -> Iterator[list[int]]:
         self._limit += self._epochs * self._stream.num_samples
         self._trainer.drop_claims()
-        self._trainer.hold()
+        self._trainer.exclude_step()
         while True:
             begin, end = self._trainer.claim(self._limit)
             if begin >= end:

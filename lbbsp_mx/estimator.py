@@ -42,7 +42,7 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """What came before, validation for one, is no part of the first step."""
-        estimator.trainer.hold()
+        estimator.trainer.exclude_step()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         """Steps by what was drawn, and returns whether all stop here.

@@ -1,4 +1,4 @@
-"""Knowing when arrays are there that something else is about to change: `Ready`."""
+"""Knowing when arrays are there that something else is about to change: `Fence`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 
 
-class Ready:
+class Fence:
     """Notes arrays as they are queued to be now, and waits for that, whatever follows.
 
     MXNet waits for an array's *last* write, and a gradient's is its sum over workers, which is

@@ -13,7 +13,7 @@ from typing import Any
 import mxnet as mx
 
 from lbbsp_core.runtime.exit import end_now, fail_fast
-from lbbsp_core.runtime.liveness import Watch
+from lbbsp_core.runtime.liveness import Watchdog
 from lbbsp_mx import cluster
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
@@ -27,7 +27,7 @@ class Process:
     """What all stores of this process share."""
 
     def __init__(self) -> None:
-        self.watch = Watch()
+        self.watch = Watchdog()
         self.numbers = itertools.count()
         self.distributed: Any = None
         self.endings: list[Callable[[], None]] = []

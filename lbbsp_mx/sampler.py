@@ -37,4 +37,4 @@ class BatchSampler(Sampler):
             RuntimeError: The training has gone elsewhere since: the batch belongs to no step.
         """
         for step in self._loop.begin_epoch(self.order):
-            yield self._loop.draw(step).tolist()
+            yield self._loop.local_indices(step).tolist()

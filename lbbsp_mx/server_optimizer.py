@@ -17,7 +17,7 @@ from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.exit import end_now
-from lbbsp_core.runtime.protocol import Message, curve, pack, unpack
+from lbbsp_core.runtime.protocol import StepMessage, curve, pack, unpack
 
 COMPARE, CLAIM, PUSH, ENTERED, APPLIED, FINISH = range(1, 7)
 
@@ -82,7 +82,7 @@ class Keys(NamedTuple):
         return self.questions + self.servers
 
 
-class Served(Optimizer):
+class ServerOptimizer(Optimizer):
     """The optimizer as the servers run it.
 
     Args:
@@ -160,7 +160,7 @@ class Served(Optimizer):
             return coordinator.claim(worker, values[0])
         if what == PUSH:
             samples, busy_nanoseconds, slope, overhead, seen = values
-            cost = curve(Message(slope, overhead, busy_nanoseconds, 0))
+            cost = curve(StepMessage(slope, overhead, busy_nanoseconds, 0))
             return int(coordinator.push(worker, samples, busy_nanoseconds / 1e9, cost, seen)), 0
         if what == ENTERED:
             return int(coordinator.entered(worker)), 0

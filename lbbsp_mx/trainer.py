@@ -15,7 +15,7 @@ from mxnet import gluon
 
 from lbbsp_core import Balancer, Limits
 from lbbsp_core.cost import Cost
-from lbbsp_core.cost.online import Shape
+from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
 from lbbsp_core.runtime import handshake
@@ -23,7 +23,7 @@ from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.pipelined import Introductions, Loop
 from lbbsp_mx import cluster
-from lbbsp_mx.fence import Ready
+from lbbsp_mx.fence import Fence
 from lbbsp_mx.kvstore import DISTRIBUTED, NAME, KVStore, make_store
 from lbbsp_mx.native import process
 from lbbsp_mx.parameters import as_created, require_dense
@@ -93,7 +93,7 @@ class Trainer(gluon.Trainer):
         mean_loss: bool = False,
         policy: Policy | None = None,
         predictor: Predictor | None = None,
-        cost: Cost | Shape | None = None,
+        cost: Cost | CostShape | None = None,
         limits: Limits | Sequence[Limits] | None = None,
         granularity: int = 1,
         interval: int | None = None,
@@ -112,7 +112,7 @@ class Trainer(gluon.Trainer):
         self._record: Any = None
         self._reduced_total = 0
         self._barriers_inside = False
-        self._computed, self._summed = Ready(), Ready()  # two: each has room for one result
+        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
         options = {
             "rank": self.kvstore.rank,
             "workers": self.kvstore.num_workers,
@@ -142,9 +142,9 @@ class Trainer(gluon.Trainer):
         """Wishes to stop; the next step tells all workers, whose `stopping` is then true."""
         self._loop.wants_stop = True
 
-    def hold(self) -> None:
+    def exclude_step(self) -> None:
         """The running step holds work that others do not: nothing is learned from its time."""
-        self._loop.hold()
+        self._loop.exclude_step()
 
     def batch_sampler(self, num_samples: int, seed: int | None = None) -> BatchSampler:
         """Makes the ``batch_sampler`` of the training's DataLoader; every worker the same.
@@ -157,7 +157,7 @@ class Trainer(gluon.Trainer):
             ValueError: Fewer samples than one global batch.
         """
         order = self._loop.balancer.order(num_samples, self.seed if seed is None else seed)
-        self._loop.follow(order)
+        self._loop.use_order(order)
         return BatchSampler(self._loop, order)
 
     # What a training loop calls.
@@ -202,7 +202,7 @@ class Trainer(gluon.Trainer):
         super().save_states(fname)
         with open(fname, "ab") as stream:
             pickle.dump(tuple(self._loop.balancer.state()), stream)
-        self.hold()
+        self.exclude_step()
 
     def load_states(self, fname: str) -> None:
         """Loads what `save_states` (or gluon's own) wrote; all workers must, at the same time.
@@ -303,14 +303,14 @@ class Trainer(gluon.Trainer):
         """The first step: compares what must be alike, and begins the record."""
         order = self._loop.order
         more = {"parameters": len(self._params), "mean_loss": int(self.mean_loss)}
-        introductions = handshake.agree(balancer, order, self.kvstore.gather, more)
+        peer_info = handshake.agree(balancer, order, self.kvstore.gather, more)
         if self.kvstore.rank == 0 and self._record_path:
             versions, drivers = {"mxnet": mx.__version__}, self._loop.sampler.names
             facts = handshake.header(balancer, order, "mxnet", versions, drivers)
             self._record = handshake.open_record(self._record_path, facts)
             balancer.record_to(self._record)
         process().endings.append(self._loop.settle)  # peers wait for what this one has to say
-        return introductions
+        return peer_info
 
     def _refuse_inexact(self, mean_loss: bool) -> None:
         for param in self._params:

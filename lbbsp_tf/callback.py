@@ -22,7 +22,7 @@ from lbbsp_core.runtime.protocol import Row, compare_facts, decode, encode
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import check_tf_config, cluster_size, rank_and_workers
 from lbbsp_tf.collectives import IntegerGather
-from lbbsp_tf.dataset import Feed, pack_arrays
+from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
 from lbbsp_tf.step import BalancedStep, sums_over_samples
 
 logger = logging.getLogger("lbbsp")
@@ -108,7 +108,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._driver_names = drivers if self._balancer.policy.uses_costs else ()
         self._sampler = ResourceSampler(())
         self._order: lbbsp_core.GlobalOrder | None = None
-        self._feed: Feed | None = None
+        self._feed: PlannedPipeline | None = None
         self._fitting = _Fitting()
         self._record: RunRecord | None = None
         self._timer = BusyTimer()
@@ -116,7 +116,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._built_for: tuple[Any, ...] = ()
         if self.active:
             self._check_strategy()
-            compat.cure_keras()
+            compat.patch_keras()
             compat.checkpoint_on_chief_only(self.rank)
             fail_fast()
             self._gather = IntegerGather(strategy, self.rank, self.workers)
@@ -185,11 +185,11 @@ class LoadBalancer(keras.callbacks.Callback):
         arrays = pack_arrays(x, y, sample_weight)
         samples = len(keras.tree.flatten(arrays)[0])
         order = self._balancer.order(samples, self.seed if seed is None else seed)
-        feed = Feed(self._balancer, order, arrays, map)
+        feed = PlannedPipeline(self._balancer, order, arrays, map)
         self._order = order
         if self.active:
             return feed.tokens(self.strategy, on_iterate=self._fed_by)
-        self._balancer.follow(order)
+        self._balancer.use_order(order)
         return feed.pipeline()
 
     # What Keras calls, in the order in which it does.
@@ -200,7 +200,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._fitting = _Fitting()
         if not self.active:
             return
-        self._balancer.follow(self._order)
+        self._balancer.use_order(self._order)
         more = {"epochs": self.params["epochs"]}
         handshake.agree(self._balancer, self._order, self._gather, more)
         self._sampler = ResourceSampler(self._driver_names)  # it watches the cores in use now
@@ -254,7 +254,7 @@ class LoadBalancer(keras.callbacks.Callback):
         busy_seconds = self._timer.reach()
         message = self._balancer.report(
             busy_seconds,
-            held=self._fitting.hold,
+            excluded=self._fitting.hold,
             stop=self._fitting.wants_stop,
             drivers=self._sampler.sample(),
         )
@@ -306,7 +306,7 @@ class LoadBalancer(keras.callbacks.Callback):
 
     # Parts of the above.
 
-    def _fed_by(self, feed: Feed) -> None:
+    def _fed_by(self, feed: PlannedPipeline) -> None:
         if self._fitting.begun and feed is not self._feed:
             raise ValueError(
                 "validation_data must be arrays or a tf.data.Dataset: balancer.dataset(...) is "
@@ -336,13 +336,13 @@ class LoadBalancer(keras.callbacks.Callback):
             workers=self.workers,
             share=self._share,
             barrier=self,
-            on_trace=self._hold,
+            on_trace=self._excluded,
         )
         with compat.replaced(model, "train_step", step):
             model.make_train_function(force=True)
         return model.train_function
 
-    def _hold(self) -> None:
+    def _excluded(self) -> None:
         self._fitting.hold = True
 
     def _header(self) -> dict[str, Any]:

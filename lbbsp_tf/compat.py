@@ -21,7 +21,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 _DONE = "_lbbsp_cured"
 
 
-def cure_keras() -> None:
+def patch_keras() -> None:
     """Makes `fit`, `evaluate` and validation run under MultiWorkerMirroredStrategy."""
     trainer = keras_trainer.TensorFlowTrainer
     build = getattr(trainer, "_maybe_symbolic_build", None)

@@ -22,7 +22,7 @@ Nest = Any
 """A nest of tensors or arrays: what Keras calls ``(x, y, sample_weight)``."""
 
 
-class Feed:
+class PlannedPipeline:
     """The samples of one `LoadBalancer.dataset`, drawn by the plan.
 
     Args:
@@ -68,8 +68,8 @@ class Feed:
             return self._batches.get_next()
 
     def tokens(
-        self, strategy: tf.distribute.Strategy, on_iterate: Callable[[Feed], None]
-    ) -> Tokens:
+        self, strategy: tf.distribute.Strategy, on_iterate: Callable[[PlannedPipeline], None]
+    ) -> PlaceholderDataset:
         """What `fit` iterates over: endless batches of one sample.
 
         Args:
@@ -81,14 +81,16 @@ class Feed:
             token = next(iter(self._gather(tf.data.Dataset.from_tensors(first))))
         endless = tf.data.Dataset.from_tensors(token).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
-        return Tokens(
+        return PlaceholderDataset(
             distributed,
             on_iterate=lambda: on_iterate(self),
             mapped=lambda f: self._with_batch_map(f).tokens(strategy, on_iterate),
         )
 
-    def _with_batch_map(self, batch_map: Callable[..., Nest]) -> Feed:
-        return Feed(self._balancer, self.order, self._arrays, self._sample_map, batch_map)
+    def _with_batch_map(self, batch_map: Callable[..., Nest]) -> PlannedPipeline:
+        return PlannedPipeline(
+            self._balancer, self.order, self._arrays, self._sample_map, batch_map
+        )
 
     def _draw_in_graph(self, number: tf.Tensor) -> tf.Tensor:
         index = tf.numpy_function(self._draw, [number], tf.int64)
@@ -98,10 +100,10 @@ class Feed:
     def _draw(self, number: int) -> np.ndarray:
         """Indices of the `number`-th batch of an iterator, int64, shape ``(batch,)``."""
         if number == 0:
-            self._balancer.follow(self.order)
+            self._balancer.use_order(self.order)
             self._next = 0
         self._next = max(self._next, self._balancer.step)  # a fit may skip ahead to its epoch
-        index = self._balancer.draw(self._next)
+        index = self._balancer.local_indices(self._next)
         self._next += 1
         return index
 
@@ -114,7 +116,7 @@ class Feed:
         return data if self._batch_map is None else data.map(self._batch_map)
 
 
-class Tokens(DistributedDatasetsFromFunction):
+class PlaceholderDataset(DistributedDatasetsFromFunction):
     """A distributed data set that says when it is iterated, and takes class weights.
 
     Keras applies class weights by ``data.map(f).prefetch(n)``, which `tf.data` has and
@@ -131,7 +133,7 @@ class Tokens(DistributedDatasetsFromFunction):
         self,
         distributed: DistributedDatasetsFromFunction,
         on_iterate: Callable[[], None],
-        mapped: Callable[[Callable[..., Nest]], Tokens],
+        mapped: Callable[[Callable[..., Nest]], PlaceholderDataset],
     ) -> None:
         vars(self).update(vars(distributed))
         self._on_iterate = on_iterate
@@ -141,7 +143,7 @@ class Tokens(DistributedDatasetsFromFunction):
         self._on_iterate()
         return super().__iter__()
 
-    def prefetch(self, count: int) -> Tokens:
+    def prefetch(self, count: int) -> PlaceholderDataset:
         """Nothing to fetch ahead."""
         return self
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lbbsp_core.profiler import Profiling, Search, profile_step
+from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 
 DEFAULT_OUT = Path("profile.json")
 
@@ -52,7 +52,7 @@ def profile(
     """
     out_console, err = Console(), Console(stderr=True)
     try:
-        search = Search(
+        search = BatchSweep(
             max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
         )
         result = _run(err, command, search, timeout)
@@ -73,7 +73,7 @@ def profile(
         out_console.print(f"drawn to {plot}", markup=False, highlight=False)
 
 
-def _run(err: Console, command: list[str], search: Search, timeout: float) -> Profiling:
+def _run(err: Console, command: list[str], search: BatchSweep, timeout: float) -> ProfileResult:
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -94,7 +94,7 @@ def _run(err: Console, command: list[str], search: Search, timeout: float) -> Pr
         )
 
 
-def _print(out: Console, result: Profiling) -> None:
+def _print(out: Console, result: ProfileResult) -> None:
     points = result.points
     out.print(result.device, markup=False, highlight=False)
     out.print(

@@ -21,28 +21,28 @@ from lbbsp_core.sim import (
     FixedTime,
     ReplayedCluster,
     Scenario,
-    Setting,
+    SimConfig,
     Task,
     Trace,
+    cluster_from_run,
     digits,
     load_scenario,
     names_of,
     read_trace,
-    recorded,
-    replayed,
+    replay_trace,
 )
 from lbbsp_core.sim.backtest import DEFAULT, contenders
 from lbbsp_core.sim.experiment import (
     POLICIES,
     STEPS_PER_EPOCH,
-    Arena,
-    Goal,
+    Experiment,
+    LearningTarget,
     Result,
     Row,
     arena_of,
     chosen_runs,
-    compete,
     figures,
+    run_experiments,
 )
 from lbbsp_core.validate import require_known
 
@@ -164,7 +164,7 @@ def simulate(
             arenas = (one.arena() for one in entrants)
             results = [
                 result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
-                for result in compete(arenas, runs, goal=goal, progress=advance)
+                for result in run_experiments(arenas, runs, goal=goal, progress=advance)
             ]
     except (ValueError, ModuleNotFoundError) as error:  # a TraceError is a ValueError
         err.print(f"lbbsp simulate: {error}", style="red", markup=False, soft_wrap=True)
@@ -197,7 +197,7 @@ class _Entrant(NamedTuple):
     """An arena to be made, and its steps."""
 
     steps: int
-    arena: Callable[[], Arena]
+    arena: Callable[[], Experiment]
 
 
 def _split(names: str) -> list[str]:
@@ -221,7 +221,7 @@ def _traces(paths: list[Path], options: _Options, err: Console) -> Iterator[_Ent
     traces = [read_trace(path) for path in paths]
     for trace, name in zip(traces, names_of(traces), strict=True):
         for size in options.sizes:
-            cluster = replayed(trace, size)
+            cluster = replay_trace(trace, size)
             _note(trace, cluster, err)
             yield _replay(name, cluster, 0.0, options)
 
@@ -234,7 +234,7 @@ def _note(trace: Trace, cluster: ReplayedCluster, err: Console) -> None:
 def _run(path: Path, options: _Options, err: Console) -> _Entrant:
     if options.sizes != [None]:
         raise ValueError("--workers does not go with --from-run: a record has the workers it has")
-    run = recorded(path)
+    run = cluster_from_run(path)
     for note in run.cluster.notes:
         err.print(f"{path}: {note}", style="yellow", markup=False, soft_wrap=True)
     err.print(
@@ -247,13 +247,13 @@ def _run(path: Path, options: _Options, err: Console) -> _Entrant:
 
 
 def _replay(name: str, cluster: ReplayedCluster, seconds: float, options: _Options) -> _Entrant:
-    setting = Setting(
+    setting = SimConfig(
         options.global_batch_size or cluster.global_batch_size,
         options.lag,
         options.steps_per_epoch or STEPS_PER_EPOCH,
     )
     paid = FixedTime(seconds if options.communication is None else options.communication)
-    return _Entrant(cluster.steps, lambda: Arena(name, "trace", cluster, setting, paid))
+    return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, setting, paid))
 
 
 def _scenario(
@@ -274,11 +274,11 @@ def _scenario(
     return _Entrant(scenario.steps, lambda: arena_of(scenario, options.lag))
 
 
-def _goal(accuracy: float | None, model: str, learning_rate: float) -> Goal | None:
+def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:
     if accuracy is None:
         return None
     build = MODELS[require_known("model", model, MODELS)]
-    return Goal(Task(digits(), build(), learning_rate), accuracy)
+    return LearningTarget(Task(digits(), build(), learning_rate), accuracy)
 
 
 def _table(rows: list[Row], target: float | None) -> Table:

@@ -16,18 +16,18 @@ form            shape(x)                   source
 """
 
 from lbbsp_core.cost.affine import Affine
-from lbbsp_core.cost.affine_array import Lines, slowest
+from lbbsp_core.cost.affine_array import AffineArray, slowest
 from lbbsp_core.cost.base import Cost, Segment
-from lbbsp_core.cost.piecewise import Pieces
+from lbbsp_core.cost.piecewise import PiecewiseCost
 from lbbsp_core.cost.profile import Profile
 from lbbsp_core.cost.proportional import Proportional
 from lbbsp_core.cost.saturating import Saturating
 
 __all__ = [
     "Affine",
+    "AffineArray",
     "Cost",
-    "Lines",
-    "Pieces",
+    "PiecewiseCost",
     "Profile",
     "Proportional",
     "Saturating",

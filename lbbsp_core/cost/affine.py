@@ -25,7 +25,7 @@ class Affine:
 
     Example:
         >>> cost = Affine(0.010, 0.001)
-        >>> round(cost(20), 6), round(cost.work(20), 6)
+        >>> round(cost(20), 6), round(cost.effective_samples(20), 6)
         (0.03, 30.0)
         >>> round(cost.at_speed(500.0)(20), 6)
         0.06
@@ -51,7 +51,7 @@ class Affine:
         """Busy seconds of a batch of `x` samples (a number or an array)."""
         return self.overhead_seconds + self.seconds_per_sample * x
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x) = x + kappa."""
         return x + self.overhead_samples
 

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Lines(Sequence[Affine]):
+class AffineArray(Sequence[Affine]):
     """``seconds_i(x) = c_i + m_i x``: what a sequence of `Affine` says, without an object a worker.
 
     `lbbsp_core.allocate` and `slowest` read the arrays as they are, which is what makes clusters
@@ -27,7 +27,7 @@ class Lines(Sequence[Affine]):
         seconds_per_sample: m, finite and > 0, shape ``(workers,)``.
 
     Example:
-        >>> lines = Lines(np.array([0.0, 0.5]), np.array([0.25, 0.5]))
+        >>> lines = AffineArray(np.array([0.0, 0.5]), np.array([0.25, 0.5]))
         >>> lines[1]
         Affine(overhead_seconds=0.5, seconds_per_sample=0.5)
         >>> lines.seconds(np.array([8, 3])).tolist()
@@ -43,11 +43,11 @@ class Lines(Sequence[Affine]):
     @overload
     def __getitem__(self, rank: int) -> Affine: ...
     @overload
-    def __getitem__(self, rank: slice) -> Lines: ...
-    def __getitem__(self, rank: int | slice) -> Affine | Lines:
+    def __getitem__(self, rank: slice) -> AffineArray: ...
+    def __getitem__(self, rank: int | slice) -> Affine | AffineArray:
         overhead, slope = self.overhead_seconds[rank], self.seconds_per_sample[rank]
         if isinstance(rank, slice):
-            return Lines(np.asarray(overhead), np.asarray(slope))
+            return AffineArray(np.asarray(overhead), np.asarray(slope))
         return Affine(float(overhead), float(slope))
 
     def seconds(self, sizes: npt.ArrayLike) -> Floats:
@@ -63,6 +63,6 @@ def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
         >>> slowest([Affine(0.0, 0.5), Affine(1.0, 0.5)], [4, 4])
         3.0
     """
-    if isinstance(costs, Lines):
+    if isinstance(costs, AffineArray):
         return float(costs.seconds(sizes).max())
     return max(cost(x) for cost, x in zip(costs, sizes, strict=True))

@@ -33,7 +33,7 @@ class Cost(Protocol):
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x): the batch expressed in samples of pure marginal work."""
         ...
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.cost import Cost, Pieces, Segment
+from lbbsp_core.cost import Cost, PiecewiseCost, Segment
 
 Step = tuple[float, float]
 """Marginal work and busy seconds of a step."""
 
 
-class ShapeState(NamedTuple):
+class CostShapeState(NamedTuple):
     """What has been learned.
 
     Args:
@@ -30,7 +30,7 @@ class ShapeState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CostShape:
     r"""``shape(x) = w(x) + kappa``: the prior's marginal work w and a learned overhead (ours).
 
     Two steps in a row at work w0 and w1 that take b0 and b1 seconds at the *same* speed satisfy
@@ -42,40 +42,43 @@ class Shape:
 
     Fitting overhead and slope freely in closed loop is biased: a slowdown shrinks x at equal
     time, and all looks like overhead. Neighbouring steps see a slowdown *before* x answers to
-    it. Small changes of x are left out, below `least_change` or three times the usual change of
+    it. Small changes of x are left out, below `min_change` or three times the usual change of
     speed: they answer to noise in the very time they would be compared with. The prior counts
     as much as a change of x to nothing.
 
     Args:
         prior: Its marginal work is kept, its overhead is where kappa begins.
-        most: kappa stays in [0, most] samples; the design's bound is X / 2N.
-        least_change: Relative change of work that tells something, > 0.
+        max_overhead: kappa stays in [0, most] samples; the design's bound is X / 2N.
+        min_change: Relative change of work that tells something, > 0.
 
     Example:
         >>> from lbbsp_core.cost import Proportional
-        >>> shape = Shape(Proportional(), most=50)
+        >>> shape = CostShape(Proportional(), max_overhead=50)
         >>> state = shape.learn(shape.init(), 100, 1.2)       # seconds(x) = (x + 20) / 100
         >>> round(shape.learn(state, 40, 0.6).overhead, 1)    # the prior says 0
         7.3
     """
 
     prior: Cost
-    most: float
-    least_change: float = 0.2
+    max_overhead: float
+    min_change: float = 0.2
 
     @staticmethod
-    def of(cost: Cost | Shape, global_batch_size: int, workers: int) -> Shape:
+    def of(cost: Cost | CostShape, global_batch_size: int, workers: int) -> CostShape:
         """A prior within the design's bound on overhead, unless its own is larger."""
-        if isinstance(cost, Shape):
+        if isinstance(cost, CostShape):
             return cost
-        return Shape(cost, most=max(global_batch_size / (2 * workers), float(cost.work(0))))
+        return CostShape(
+            cost,
+            max_overhead=max(global_batch_size / (2 * workers), float(cost.effective_samples(0))),
+        )
 
-    def init(self) -> ShapeState:
+    def init(self) -> CostShapeState:
         """The prior's overhead."""
-        overhead = min(max(float(self.prior.work(0)), 0.0), self.most)
-        return ShapeState(overhead, None, 1.0, overhead)
+        overhead = min(max(float(self.prior.effective_samples(0)), 0.0), self.max_overhead)
+        return CostShapeState(overhead, None, 1.0, overhead)
 
-    def work(self, state: ShapeState, samples: int) -> float:
+    def effective_samples(self, state: CostShapeState, samples: int) -> float:
         """shape(x): the batch expressed in samples of pure marginal work."""
         return self._marginal(samples) + state.overhead
 
@@ -88,29 +91,29 @@ class Shape:
     def curve(self, speed: float, overhead: float) -> Cost:
         """``seconds(x) = (w(x) + overhead) / speed``, at a speed > 0."""
         pieces = self.marginal()
-        return Pieces(tuple((x, (w + overhead) / speed, m / speed) for x, w, m in pieces))
+        return PiecewiseCost(tuple((x, (w + overhead) / speed, m / speed) for x, w, m in pieces))
 
-    def skip(self, state: ShapeState) -> ShapeState:
+    def skip(self, state: CostShapeState) -> CostShapeState:
         """A step that is not like others: nothing can be compared with it."""
         return state._replace(last=None)
 
-    def learn(self, state: ShapeState, samples: int, busy_seconds: float) -> ShapeState:
+    def learn(self, state: CostShapeState, samples: int, busy_seconds: float) -> CostShapeState:
         """Compares a step of `samples` > 0 that took `busy_seconds` > 0 with the one before."""
         new = (self._marginal(samples), busy_seconds)
         if state.last is None:
             return state._replace(last=new)
         change, normal, moment = _equation(state.last, new)
-        if abs(change) < max(self.least_change, 3 * state.noise):
+        if abs(change) < max(self.min_change, 3 * state.noise):
             jump = abs(normal - change)  # at constant speed, but for the overhead, they are equal
             return state._replace(last=new, noise=state.noise + 0.1 * (jump - state.noise))
         if change * normal <= 0:  # less work took longer: that is a change of speed
             return state._replace(last=new)
         weight, moment = state.weight + change * normal, state.moment + change * moment
-        overhead = min(max(moment / weight, 0.0), self.most)
+        overhead = min(max(moment / weight, 0.0), self.max_overhead)
         return state._replace(overhead=overhead, last=new, weight=weight, moment=moment)
 
     def _marginal(self, samples: int) -> float:
-        return float(self.prior.work(samples)) - float(self.prior.work(0))
+        return float(self.prior.effective_samples(samples)) - float(self.prior.effective_samples(0))
 
 
 def _equation(old: Step, new: Step) -> tuple[float, float, float]:

@@ -12,14 +12,14 @@ from lbbsp_core.cost.base import Segment, along
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class PiecewiseCost:
     """``seconds(x)`` along given linear pieces; shape(x) is the same number.
 
     Args:
         pieces: As `Cost.segments` gives them: starts ascend from 0, nothing falls.
 
     Example:
-        >>> cost = Pieces(((0, 0.050, 0.0), (40, 0.050, 0.001)))
+        >>> cost = PiecewiseCost(((0, 0.050, 0.0), (40, 0.050, 0.001)))
         >>> [round(cost(x), 6) for x in (1, 40, 60)]
         [0.05, 0.05, 0.07]
     """
@@ -34,14 +34,14 @@ class Pieces:
         """Busy seconds of a batch of `x` samples (a number or an array)."""
         return along(self.pieces, x)
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x): the pieces count it."""
         return float(self(x))
 
-    def at_speed(self, samples_per_second: float) -> Pieces:
+    def at_speed(self, samples_per_second: float) -> PiecewiseCost:
         """Everything divided by `samples_per_second`."""
         slow = 1.0 / samples_per_second
-        return Pieces(tuple((x, t * slow, m * slow) for x, t, m in self.pieces))
+        return PiecewiseCost(tuple((x, t * slow, m * slow) for x, t, m in self.pieces))
 
     def segments(self) -> tuple[Segment, ...]:
         """The pieces."""

@@ -72,7 +72,7 @@ class Profile:
         """Busy seconds of a batch of `x` samples (a number or an array)."""
         return along(self._segments, x)
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x) = b_n t(x) / t_n."""
         return self(x) * self._pace
 

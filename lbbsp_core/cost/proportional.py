@@ -38,7 +38,7 @@ class Proportional:
         """Busy seconds of a batch of `x` samples (a number or an array)."""
         return x / self.samples_per_second
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x) = x."""
         return x
 

@@ -62,7 +62,7 @@ class Saturating:
             return np.maximum(self.floor_seconds, line)
         return max(self.floor_seconds, line)
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         """shape(x) = max(t_s / m, x + c / m)."""
         m = self.seconds_per_sample
         return max(self.floor_seconds / m, x + self.overhead_seconds / m)

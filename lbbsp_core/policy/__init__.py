@@ -1,6 +1,6 @@
 """Decide: which batch sizes to use from now on."""
 
-from lbbsp_core.policy.base import Cluster, Observation, Policy, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
@@ -9,7 +9,7 @@ from lbbsp_core.policy.load_balanced import LoadBalanced, LoadBalancedState
 from lbbsp_core.policy.proportional_control import ProportionalControl, ProportionalControlState
 
 __all__ = [
-    "Cluster",
+    "BatchConstraints",
     "EpochBalanced",
     "EpochBalancedState",
     "Even",

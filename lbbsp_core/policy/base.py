@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from lbbsp_core.allocation import allocate
-from lbbsp_core.cost import Cost, Lines
+from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.types import Limits
 
 Sizes = tuple[int, ...]
@@ -16,7 +16,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class BatchConstraints:
     """The static facts a policy plans for.
 
     Args:
@@ -28,16 +28,16 @@ class Cluster:
         ValueError: No plan exists under these limits.
     """
 
-    total: int
+    global_batch_size: int
     limits: tuple[Limits, ...]
     granularity: int = 1
 
     def __post_init__(self) -> None:
         least = sum(bounds.minimum for bounds in self.limits)
-        if self.total < least:
+        if self.global_batch_size < least:
             raise ValueError(
                 f"global_batch_size must be at least workers * minimum = {least}, got "
-                f"{self.total}: raise it, or lower Limits.minimum"
+                f"{self.global_batch_size}: raise it, or lower Limits.minimum"
             )
 
     @property
@@ -47,7 +47,12 @@ class Cluster:
 
     def plan(self, costs: Sequence[Cost]) -> Sizes:
         """The exact best plan for `costs`, see `lbbsp_core.allocate`."""
-        sizes = allocate(costs, total=self.total, limits=self.limits, granularity=self.granularity)
+        sizes = allocate(
+            costs,
+            total=self.global_batch_size,
+            limits=self.limits,
+            granularity=self.granularity,
+        )
         return tuple(sizes.tolist())
 
 
@@ -61,24 +66,24 @@ class Observation:
         busy_seconds: Measured, by rank.
         held: Ranks whose measurement is not to be learned from.
         costs: Predicted curve of each worker for the step now planned; None where a worker
-            has no estimate yet. A tuple, or `Lines` in a large simulation.
+            has no estimate yet. A tuple, or `AffineArray` in a large simulation.
         last_of_epoch: Whether an epoch of the data ends with this step.
     """
 
     step: int
     sizes: Sizes
     busy_seconds: tuple[float, ...]
-    held: tuple[int, ...]
+    excluded: tuple[int, ...]
     costs: Sequence[Cost | None]
     last_of_epoch: bool = False
 
     def measured(self, rank: int) -> bool:
         """Whether this worker's busy seconds are there, and to be learned from."""
-        return rank not in self.held and 0 < self.busy_seconds[rank] < math.inf
+        return rank not in self.excluded and 0 < self.busy_seconds[rank] < math.inf
 
     def known_costs(self) -> Sequence[Cost] | None:
         """The predicted curve of every worker; None as long as somebody has none."""
-        if isinstance(self.costs, Lines):
+        if isinstance(self.costs, AffineArray):
             return self.costs
         known = [cost for cost in self.costs if cost is not None]
         return known if len(known) == len(self.costs) else None
@@ -95,10 +100,10 @@ class Policy(Protocol):
     uses_costs: ClassVar[bool]
     """Whether it reads `Observation.costs`; where it does not, no worker predicts any."""
 
-    def init(self, cluster: Cluster) -> Any:
+    def init(self, constraints: BatchConstraints) -> Any:
         """The state, with the plan for the first steps."""
         ...
 
-    def update(self, state: Any, cluster: Cluster, observation: Observation) -> Any:
+    def update(self, state: Any, constraints: BatchConstraints, observation: Observation) -> Any:
         """The next state, with the plan to use from now on."""
         ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 
 
@@ -41,28 +41,28 @@ class EpochBalanced:
 
     Example:
         >>> from lbbsp_core import Limits
-        >>> policy, cluster = EpochBalanced(), Cluster(12, (Limits(), Limits()))
-        >>> state = policy.init(cluster)
+        >>> policy, constraints = EpochBalanced(), BatchConstraints(12, (Limits(), Limits()))
+        >>> state = policy.init(constraints)
         >>> ran = Observation(9, (6, 6), (1.0, 2.0), (), (None, None), last_of_epoch=True)
-        >>> policy.update(state, cluster, ran).sizes
+        >>> policy.update(state, constraints, ran).sizes
         (8, 4)
     """
 
     uses_costs: ClassVar[bool] = False
 
-    def init(self, cluster: Cluster) -> EpochBalancedState:
+    def init(self, constraints: BatchConstraints) -> EpochBalancedState:
         """Even for the first epoch."""
-        return _begin(Even().init(cluster).sizes)
+        return _begin(Even().init(constraints).sizes)
 
     def update(
-        self, state: EpochBalancedState, cluster: Cluster, observation: Observation
+        self, state: EpochBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> EpochBalancedState:
         """Counts the step; plans where it is the last of an epoch."""
         state = _counted(state, observation)
         if not observation.last_of_epoch or not all(state.samples):
             return state
         pairs = zip(state.samples, state.seconds, strict=True)
-        return _begin(cluster.plan([Proportional(done / spent) for done, spent in pairs]))
+        return _begin(constraints.plan([Proportional(done / spent) for done, spent in pairs]))
 
 
 def _begin(sizes: Sizes) -> EpochBalancedState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lbbsp_core.policy.base import Cluster, Observation
+from lbbsp_core.policy.base import BatchConstraints, Observation
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 
 
@@ -15,16 +15,18 @@ class Even:
 
     Example:
         >>> from lbbsp_core import Limits
-        >>> Even().init(Cluster(8, (Limits(),) * 3)).sizes
+        >>> Even().init(BatchConstraints(8, (Limits(),) * 3)).sizes
         (3, 3, 2)
     """
 
     uses_costs: ClassVar[bool] = False
 
-    def init(self, cluster: Cluster) -> FixedState:
+    def init(self, constraints: BatchConstraints) -> FixedState:
         """The even plan."""
-        return FixedShares((1.0,) * cluster.workers).init(cluster)
+        return FixedShares((1.0,) * constraints.workers).init(constraints)
 
-    def update(self, state: FixedState, cluster: Cluster, observation: Observation) -> FixedState:
+    def update(
+        self, state: FixedState, constraints: BatchConstraints, observation: Observation
+    ) -> FixedState:
         """Nothing ever changes."""
         return state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.types import require_positive
 
 
@@ -29,9 +29,9 @@ class FixedShares:
 
     Example:
         >>> from lbbsp_core import Limits
-        >>> FixedShares((2.0, 1.0)).init(Cluster(12, (Limits(), Limits()))).sizes
+        >>> FixedShares((2.0, 1.0)).init(BatchConstraints(12, (Limits(), Limits()))).sizes
         (8, 4)
-        >>> FixedShares.by_cores([9, 12, 18]).init(Cluster(78, (Limits(),) * 3)).sizes
+        >>> FixedShares.by_cores([9, 12, 18]).init(BatchConstraints(78, (Limits(),) * 3)).sizes
         (18, 24, 36)
     """
 
@@ -56,15 +56,17 @@ class FixedShares:
         """For mixed accelerators: r = *half-precision* FLOP/s of each, > 0, from data sheets."""
         return cls(tuple(require_positive("flops_per_second", rate) for rate in flops_per_second))
 
-    def init(self, cluster: Cluster) -> FixedState:
+    def init(self, constraints: BatchConstraints) -> FixedState:
         """The plan for the whole run."""
-        if len(self.shares) != cluster.workers:
+        if len(self.shares) != constraints.workers:
             raise ValueError(
-                f"FixedShares needs one share for each of the {cluster.workers} workers, got "
+                f"FixedShares needs one share for each of the {constraints.workers} workers, got "
                 f"{len(self.shares)}: {self.shares}"
             )
-        return FixedState(cluster.plan([Proportional(share) for share in self.shares]))
+        return FixedState(constraints.plan([Proportional(share) for share in self.shares]))
 
-    def update(self, state: FixedState, cluster: Cluster, observation: Observation) -> FixedState:
+    def update(
+        self, state: FixedState, constraints: BatchConstraints, observation: Observation
+    ) -> FixedState:
         """Nothing ever changes."""
         return state

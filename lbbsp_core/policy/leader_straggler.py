@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 
 _NOBODY = -1
@@ -64,9 +64,10 @@ class LeaderStraggler:
 
     Example:
         >>> from lbbsp_core import Limits
-        >>> policy, cluster = LeaderStraggler(delta=2, window=1), Cluster(12, (Limits(),) * 2)
+        >>> policy = LeaderStraggler(delta=2, window=1)
+        >>> constraints = BatchConstraints(12, (Limits(), Limits()))
         >>> ran = Observation(0, (6, 6), (1.0, 2.0), (), (None, None))
-        >>> policy.update(policy.init(cluster), cluster, ran).sizes
+        >>> policy.update(policy.init(constraints), constraints, ran).sizes
         (8, 4)
     """
 
@@ -82,14 +83,14 @@ class LeaderStraggler:
             if value is not None and (value < least or value != int(value)):
                 raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
-    def init(self, cluster: Cluster) -> LeaderStragglerState:
+    def init(self, constraints: BatchConstraints) -> LeaderStragglerState:
         """Even, with the first delta and window."""
-        sizes = Even().init(cluster).sizes
+        sizes = Even().init(constraints).sizes
         nobody = (_NOBODY, _NOBODY, 0)
-        return _begin(sizes, self._first_delta(cluster), self.window, *nobody)
+        return _begin(sizes, self._first_delta(constraints), self.window, *nobody)
 
     def update(
-        self, state: LeaderStragglerState, cluster: Cluster, observation: Observation
+        self, state: LeaderStragglerState, constraints: BatchConstraints, observation: Observation
     ) -> LeaderStragglerState:
         """Fills the window; moves samples once it is full."""
         if observation.sizes != state.sizes:
@@ -97,17 +98,21 @@ class LeaderStraggler:
         state = _counted(state, observation)
         if min(state.counts) < state.window:
             return state
-        pair = _pair(state, cluster)
+        pair = _pair(state, constraints)
         if pair is None:
             return _begin(state.sizes, state.delta, state.window, _NOBODY, _NOBODY, 0)
-        return self._moved(self._tuned(state, cluster, *pair), cluster, *pair)
+        return self._moved(self._tuned(state, constraints, *pair), constraints, *pair)
 
-    def _first_delta(self, cluster: Cluster) -> int:
-        even = cluster.total // (16 * cluster.workers)
-        return _granules(even if self.delta is None else self.delta, cluster.granularity)
+    def _first_delta(self, constraints: BatchConstraints) -> int:
+        even = constraints.global_batch_size // (16 * constraints.workers)
+        return _granules(even if self.delta is None else self.delta, constraints.granularity)
 
     def _tuned(
-        self, state: LeaderStragglerState, cluster: Cluster, leader: int, straggler: int
+        self,
+        state: LeaderStragglerState,
+        constraints: BatchConstraints,
+        leader: int,
+        straggler: int,
     ) -> LeaderStragglerState:
         """Delta, window and streak for this move."""
         delta, window = state.delta, state.window
@@ -116,16 +121,20 @@ class LeaderStraggler:
         else:
             streak = state.streak + 1 if straggler == state.straggler else 1
             if streak >= 3:
-                delta = min(2 * delta, self._first_delta(cluster))
+                delta = min(2 * delta, self._first_delta(constraints))
                 window = max(window // 2, self.window)
-        delta = _granules(delta, cluster.granularity)
+        delta = _granules(delta, constraints.granularity)
         return state._replace(delta=delta, window=window, streak=streak)
 
     def _moved(
-        self, state: LeaderStragglerState, cluster: Cluster, leader: int, straggler: int
+        self,
+        state: LeaderStragglerState,
+        constraints: BatchConstraints,
+        leader: int,
+        straggler: int,
     ) -> LeaderStragglerState:
-        room = _room(state.sizes[leader], cluster, leader)
-        moved = min(state.delta, room, _spare(state.sizes[straggler], cluster, straggler))
+        room = _room(state.sizes[leader], constraints, leader)
+        moved = min(state.delta, room, _spare(state.sizes[straggler], constraints, straggler))
         sizes = list(state.sizes)
         sizes[leader] += moved
         sizes[straggler] -= moved
@@ -151,28 +160,32 @@ def _counted(state: LeaderStragglerState, seen: Observation) -> LeaderStragglerS
     )
 
 
-def _pair(state: LeaderStragglerState, cluster: Cluster) -> tuple[int, int] | None:
+def _pair(state: LeaderStragglerState, constraints: BatchConstraints) -> tuple[int, int] | None:
     """Leader and straggler of a full window; None where there is nothing to move between them."""
     means = [total / count for total, count in zip(state.seconds, state.counts, strict=True)]
     ranks = range(len(means))
     straggler = max(ranks, key=lambda rank: means[rank])
-    able = [rank for rank in ranks if _room(state.sizes[rank], cluster, rank)]
-    if not able or not _spare(state.sizes[straggler], cluster, straggler):
+    able = [rank for rank in ranks if _room(state.sizes[rank], constraints, rank)]
+    if not able or not _spare(state.sizes[straggler], constraints, straggler):
         return None
     leader = min(able, key=lambda rank: means[rank])
     return (leader, straggler) if means[leader] < means[straggler] else None
 
 
-def _room(size: int, cluster: Cluster, rank: int) -> int:
+def _room(size: int, constraints: BatchConstraints, rank: int) -> int:
     """Samples that a worker may still take, in whole granules."""
-    most = cluster.limits[rank].maximum
-    room = (cluster.total if most is None else most) - size
-    return room // cluster.granularity * cluster.granularity
+    most = constraints.limits[rank].maximum
+    room = (constraints.global_batch_size if most is None else most) - size
+    return room // constraints.granularity * constraints.granularity
 
 
-def _spare(size: int, cluster: Cluster, rank: int) -> int:
+def _spare(size: int, constraints: BatchConstraints, rank: int) -> int:
     """Samples that a worker may still give, in whole granules."""
-    return (size - cluster.limits[rank].minimum) // cluster.granularity * cluster.granularity
+    return (
+        (size - constraints.limits[rank].minimum)
+        // constraints.granularity
+        * constraints.granularity
+    )
 
 
 def _granules(samples: int, granularity: int) -> int:

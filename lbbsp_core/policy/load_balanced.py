@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import slowest
-from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 
 
@@ -44,17 +44,17 @@ class LoadBalanced:
         if self.interval < 1 or self.interval != int(self.interval):
             raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
 
-    def init(self, cluster: Cluster) -> LoadBalancedState:
+    def init(self, constraints: BatchConstraints) -> LoadBalancedState:
         """Even, until every worker has been measured."""
-        return LoadBalancedState(Even().init(cluster).sizes)
+        return LoadBalancedState(Even().init(constraints).sizes)
 
     def update(
-        self, state: LoadBalancedState, cluster: Cluster, observation: Observation
+        self, state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> LoadBalancedState:
         """Adopts the best plan for the predicted costs, if it gains enough."""
         costs = observation.known_costs()
         if costs is None or (observation.step + 1) % self.interval:
             return state
-        sizes = cluster.plan(costs)
+        sizes = constraints.plan(costs)
         now, then = slowest(costs, state.sizes), slowest(costs, sizes)
         return LoadBalancedState(sizes) if now - then > self.min_gain * now else state

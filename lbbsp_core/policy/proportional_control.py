@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import Cluster, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.types import Limits
 
@@ -63,9 +63,10 @@ class ProportionalControl:
 
     Example:
         >>> from lbbsp_core import Limits
-        >>> policy, cluster = ProportionalControl(interval=1), Cluster(12, (Limits(), Limits()))
+        >>> policy = ProportionalControl(interval=1)
+        >>> constraints = BatchConstraints(12, (Limits(), Limits()))
         >>> ran = Observation(0, (6, 6), (1.0, 2.0), (), (None, None))
-        >>> policy.update(policy.init(cluster), cluster, ran).sizes
+        >>> policy.update(policy.init(constraints), constraints, ran).sizes
         (8, 4)
     """
 
@@ -85,15 +86,18 @@ class ProportionalControl:
         if self.interval < 1 or self.interval != int(self.interval):
             raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
 
-    def init(self, cluster: Cluster) -> ProportionalControlState:
+    def init(self, constraints: BatchConstraints) -> ProportionalControlState:
         """Even, nothing measured."""
-        none = (0,) * cluster.workers
-        unknown = (0.0,) * cluster.workers
-        sizes = Even().init(cluster).sizes
+        none = (0,) * constraints.workers
+        unknown = (0.0,) * constraints.workers
+        sizes = Even().init(constraints).sizes
         return ProportionalControlState(sizes, unknown, 0, none, unknown, (None,) * len(sizes))
 
     def update(
-        self, state: ProportionalControlState, cluster: Cluster, observation: Observation
+        self,
+        state: ProportionalControlState,
+        constraints: BatchConstraints,
+        observation: Observation,
     ) -> ProportionalControlState:
         """Smooths the times; every `interval` steps, controls."""
         if observation.sizes != state.sizes:  # a step of an older plan, or a short one
@@ -101,7 +105,7 @@ class ProportionalControl:
         state = self._smoothed(state, observation)
         if state.steps % self.interval or not all(state.seconds) or not all(state.sizes):
             return state
-        return self._controlled(state, cluster)
+        return self._controlled(state, constraints)
 
     def _smoothed(
         self, state: ProportionalControlState, seen: Observation
@@ -116,10 +120,10 @@ class ProportionalControl:
         return state._replace(seconds=seconds, steps=state.steps + 1)
 
     def _controlled(
-        self, state: ProportionalControlState, cluster: Cluster
+        self, state: ProportionalControlState, constraints: BatchConstraints
     ) -> ProportionalControlState:
         speeds = tuple(x / mu for x, mu in zip(state.sizes, state.seconds, strict=True))
-        sizes, maxima = _plan(cluster, speeds, self._bounds(state, speeds))
+        sizes, maxima = _plan(constraints, speeds, self._bounds(state, speeds))
         change = max(abs(new - x) / x for new, x in zip(sizes, state.sizes, strict=True))
         if change <= self.dead_band:
             return state._replace(before=(0,) * len(sizes), maxima=maxima)
@@ -140,17 +144,19 @@ class ProportionalControl:
 
 
 def _plan(
-    cluster: Cluster, speeds: tuple[float, ...], maxima: tuple[int | None, ...]
+    constraints: BatchConstraints, speeds: tuple[float, ...], maxima: tuple[int | None, ...]
 ) -> tuple[Sizes, tuple[int | None, ...]]:
     """The plan within the learned bounds, and these; without them where they leave none."""
     costs = [Proportional(speed) for speed in speeds]
     if any(maxima):
         limits = tuple(
             own if most is None else Limits(own.minimum, most)
-            for own, most in zip(cluster.limits, maxima, strict=True)
+            for own, most in zip(constraints.limits, maxima, strict=True)
         )
         try:
-            return Cluster(cluster.total, limits, cluster.granularity).plan(costs), maxima
+            return BatchConstraints(
+                constraints.global_batch_size, limits, constraints.granularity
+            ).plan(costs), maxima
         except ValueError:  # the bounds do not leave room for X
             maxima = (None,) * len(maxima)
-    return cluster.plan(costs), maxima
+    return constraints.plan(costs), maxima

@@ -12,8 +12,8 @@ from lbbsp_core.predict.wrappers import (
     ClippedState,
     Fallback,
     FallbackState,
-    Held,
-    HeldState,
+    Filtered,
+    FilteredState,
 )
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "EmaState",
     "Fallback",
     "FallbackState",
-    "Held",
-    "HeldState",
+    "Filtered",
+    "FilteredState",
     "LastValue",
     "LastValueState",
     "Mixture",

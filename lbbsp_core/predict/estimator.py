@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lbbsp_core.cost.online import Shape, ShapeState
-from lbbsp_core.measure import Gate, GateState
+from lbbsp_core.cost.online import CostShape, CostShapeState
+from lbbsp_core.measure import OutlierFilter, OutlierFilterState
 from lbbsp_core.predict import Predictor
 from lbbsp_core.types import Measurement
 
 
-class ForecastState(NamedTuple):
+class EstimatorState(NamedTuple):
     """What is known of a worker, one state for each part."""
 
-    gate: GateState
-    shape: ShapeState
+    gate: OutlierFilterState
+    shape: CostShapeState
     predictor: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Forecaster:
+class SpeedEstimator:
     """Speed fast, shape slowly, outliers never (rules 5 and 7).
 
     Args:
@@ -31,30 +31,30 @@ class Forecaster:
 
     Example:
         >>> from lbbsp_core import LastValue, Proportional
-        >>> forecaster = Forecaster(LastValue(), Shape(Proportional(), most=50))
-        >>> state, admitted = forecaster.learn(forecaster.init(), 100, 0.5)
-        >>> admitted, forecaster.predict(state)
+        >>> forecaster = SpeedEstimator(LastValue(), CostShape(Proportional(), max_overhead=50))
+        >>> state, accepted = forecaster.learn(forecaster.init(), 100, 0.5)
+        >>> accepted, forecaster.predict(state)
         (True, (200.0, 0.0))
     """
 
     predictor: Predictor | None
-    shape: Shape
-    gate: Gate = field(default_factory=Gate)
+    shape: CostShape
+    gate: OutlierFilter = field(default_factory=OutlierFilter)
 
-    def init(self) -> ForecastState:
+    def init(self) -> EstimatorState:
         """Nothing measured yet."""
         predicted = self.predictor.init() if self.predictor else None
-        return ForecastState(self.gate.init(), self.shape.init(), predicted)
+        return EstimatorState(self.gate.init(), self.shape.init(), predicted)
 
     def learn(
         self,
-        state: ForecastState,
+        state: EstimatorState,
         samples: int,
         busy_seconds: float,
         drivers: tuple[float, ...] = (),
         *,
-        held: bool = False,
-    ) -> tuple[ForecastState, bool]:
+        excluded: bool = False,
+    ) -> tuple[EstimatorState, bool]:
         """Takes in a step of `samples`; says whether it was fit to learn from.
 
         Args:
@@ -62,21 +62,25 @@ class Forecaster:
             samples: Of the step, >= 1.
             busy_seconds: Alone; anything unusable is held back.
             drivers: Driving factors known before the step began.
-            held: True for a step that is not like others.
+            excluded: True for a step that is not like others.
         """
-        gate, admitted = state.gate, False
-        measurement = Measurement(self.shape.work(state.shape, samples), busy_seconds, drivers)
-        if not held:
-            gate, admitted = self.gate.admit(gate, measurement)
+        gate, accepted = state.gate, False
+        measurement = Measurement(
+            self.shape.effective_samples(state.shape, samples), busy_seconds, drivers
+        )
+        if not excluded:
+            gate, accepted = self.gate.accept(gate, measurement)
         if self.predictor is None:
-            return state._replace(gate=gate), admitted
-        if not admitted:
+            return state._replace(gate=gate), accepted
+        if not accepted:
             return state._replace(gate=gate, shape=self.shape.skip(state.shape)), False
         shape = self.shape.learn(state.shape, samples, busy_seconds)
-        return ForecastState(gate, shape, self.predictor.update(state.predictor, measurement)), True
+        return EstimatorState(
+            gate, shape, self.predictor.update(state.predictor, measurement)
+        ), True
 
     def predict(
-        self, state: ForecastState, drivers: tuple[float, ...] = (), horizon: int = 1
+        self, state: EstimatorState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> tuple[float, float]:
         """Work per second, finite and > 0, and kappa; (0, 0) where nothing can be said."""
         if self.predictor is None:

@@ -45,12 +45,12 @@ class Mixture:
     errors average out.
 
     Args:
-        experts: Predictors. Default: NARX, NARX without drivers and two EMAs, for `ahead`. A
+        experts: Predictors. Default: NARX, NARX without drivers and two EMAs, for `horizon`. A
             fast EMA (0.8) because the slowest worker decides a step: what lags behind a jump
             costs more there than it adds to the mean squared error.
         prior: Weight of each at the start and in what is shared, > 0; scaled to sum to 1.
             Default: equal; (6, 2, 2, 1) for the default experts.
-        ahead: The horizon whose errors decide, >= 1. Experts trained for a horizon should have
+        horizon: The horizon whose errors decide, >= 1. Experts trained for a horizon should have
             the same.
         eta: Learning rate, > 0.
         share: Redistributed at each update, in [0, 1).
@@ -69,17 +69,17 @@ class Mixture:
 
     experts: Sequence[Predictor] = ()
     prior: Sequence[float] = ()
-    ahead: int = 1
+    horizon: int = 1
     eta: float = 0.3
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.ahead < 1:
-            raise ValueError(f"Mixture.ahead must be >= 1, got {self.ahead!r}")
+        if self.horizon < 1:
+            raise ValueError(f"Mixture.horizon must be >= 1, got {self.horizon!r}")
         experts, prior = tuple(self.experts), tuple(self.prior)
         if not experts:
-            narx = Narx(ahead=self.ahead)
-            experts = (narx, replace(narx, with_drivers=False), Ema(0.8), Ema(0.2))
+            narx = Narx(horizon=self.horizon)
+            experts = (narx, replace(narx, use_exogenous=False), Ema(0.8), Ema(0.2))
             prior = prior or (6, 2, 2, 1)
         prior = prior or (1.0,) * len(experts)
         if len(prior) != len(experts) or not all(0 < p < math.inf for p in prior):
@@ -99,14 +99,14 @@ class Mixture:
         return MixtureState(tuple(e.init() for e in self.experts), tuple(self.prior))
 
     def update(self, state: MixtureState, measurement: Measurement) -> MixtureState:
-        """Weighs by the forecasts made `ahead` updates ago; then every expert learns."""
+        """Weighs by the forecasts made `horizon` updates ago; then every expert learns."""
         speed = measurement.speed()
         if speed is None:
             return state
         log = math.log(speed)
-        pending = (*state.pending, self._logs(state, measurement.drivers, self.ahead))
+        pending = (*state.pending, self._logs(state, measurement.drivers, self.horizon))
         weights, variance = state.weights, state.variance
-        if len(pending) >= self.ahead:
+        if len(pending) >= self.horizon:
             weights, variance = self._weigh(weights, variance, pending[0], log)
             pending = pending[1:]
         experts = tuple(

@@ -72,22 +72,22 @@ class Narx:
     learned as ten times.
 
     Training is series-parallel (measured speeds as inputs, so that there is nothing to unroll):
-    every `every` updates (each one, in the first hundred) *one* Levenberg-Marquardt step is made
-    from the last weights,
-    ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, J analytic, W = age times Huber
-    weights, D weight decay; it is kept if it lowers the weighted loss. The work of an update is
-    bounded by `window`, `hidden` and the number of drivers, so none ever stalls a step.
+    every `train_interval` updates (each one, in the first hundred) *one* Levenberg-Marquardt step
+    is made from the last weights,
+    ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, J analytic, W = forgetting factor
+    times Huber weights, D weight decay; it is kept if it lowers the weighted loss. The work of an
+    update is bounded by `window`, `hidden` and the number of drivers, so none ever stalls a step.
 
     We predict the *change* of speed and decay towards none, because then the untrained network
     is the last value. We do so in speed, not in log speed: it measures a little better.
 
     Args:
-        ahead: The horizon it is trained for, >= 1; other horizons get the same forecast.
+        horizon: The horizon it is trained for, >= 1; other horizons get the same forecast.
         with_drivers: False leaves the driving factors out.
         hidden: tanh units, >= 0; 0 leaves the linear path.
         window: Iterations trained on, >= 20.
-        every: Updates between training steps, >= 1.
-        age: Weight of an iteration relative to the next one, in (0, 1].
+        train_interval: Updates between training steps, >= 1.
+        forgetting_factor: Weight of an iteration relative to the next one, in (0, 1].
         huber: Residuals beyond this multiple of their mean size weigh less.
         decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.
         driver_decay: Weight decay of the linear path from the drivers known now, > 0.
@@ -107,12 +107,12 @@ class Narx:
         [10, 5]
     """
 
-    ahead: int = 1
-    with_drivers: bool = True
+    horizon: int = 1
+    use_exogenous: bool = True
     hidden: int = 3
     window: int = 300
-    every: int = 2
-    age: float = 0.998
+    train_interval: int = 2
+    forgetting_factor: float = 0.998
     huber: float = 2.0
     decay: float = 20.0
     driver_decay: float = 1.0
@@ -122,14 +122,14 @@ class Narx:
     def __post_init__(self) -> None:
         import scipy.linalg.lapack  # noqa: F401  slow to import: now rather than in a step
 
-        for name, least in (("ahead", 1), ("hidden", 0), ("window", 20), ("every", 1)):
+        for name, least in (("horizon", 1), ("hidden", 0), ("window", 20), ("train_interval", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"Narx.{name} must be >= {least}, got {getattr(self, name)!r}")
-        for name in ("age", "huber", "decay", "driver_decay", "hidden_decay"):
+        for name in ("forgetting_factor", "huber", "decay", "driver_decay", "hidden_decay"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"Narx.{name} must be finite and > 0, got {getattr(self, name)!r}")
-        if self.age > 1:
-            raise ValueError(f"Narx.age must be in (0, 1], got {self.age!r}")
+        if self.forgetting_factor > 1:
+            raise ValueError(f"Narx.age must be in (0, 1], got {self.forgetting_factor!r}")
 
     def init(self) -> NarxState:
         """Nothing measured, nothing trained."""
@@ -156,7 +156,7 @@ class Narx:
         speed = min(max(speed, state.least / 10), state.most * 10)  # an outlier: by and by
         drivers = _filled(measurement.drivers, state.drivers)
         row = self._row(state, drivers)[None]
-        kept = self.window + self.ahead - 1
+        kept = self.window + self.horizon - 1
         inputs = np.concatenate([state.inputs[-kept + 1 :], row]) if len(state.inputs) else row
         speeds = np.concatenate([state.speeds[-kept:], [speed]])
         averages = tuple(
@@ -172,11 +172,11 @@ class Narx:
             mean=float(speeds.mean()),
             most=float(speeds.max()),
         )
-        due = state.updates <= 100 or state.updates % self.every == 0
-        return self._train(state) if due and len(inputs) >= self.ahead + 6 else state
+        due = state.updates <= 100 or state.updates % self.train_interval == 0
+        return self._train(state) if due and len(inputs) >= self.horizon + 6 else state
 
     def predict(self, state: NarxState, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
-        """The forecast for `ahead`; missing drivers are taken as unchanged."""
+        """The forecast for `horizon`; missing drivers are taken as unchanged."""
         if not state.updates:
             return math.nan
         if not len(state.weights):
@@ -192,15 +192,15 @@ class Narx:
         last = float(state.speeds[-1])
         before = float(state.speeds[-2]) if len(state.speeds) > 1 else last
         lags = [before - last, state.mean - last, *(average - last for average in state.averages)]
-        return np.array([*lags, *drivers, *state.drivers] if self.with_drivers else lags)
+        return np.array([*lags, *drivers, *state.drivers] if self.use_exogenous else lags)
 
     def _train(self, state: NarxState) -> NarxState:
         """One Levenberg-Marquardt step on the window."""
         from scipy.linalg.lapack import dposv
 
-        count = len(state.inputs) - self.ahead + 1
+        count = len(state.inputs) - self.horizon + 1
         inputs = state.inputs[:count]
-        changes = state.speeds[self.ahead :] - state.speeds[: -self.ahead]
+        changes = state.speeds[self.horizon :] - state.speeds[: -self.horizon]
         center, scale, unit = self._standard(inputs, changes, state.speeds)
         z = _standardised(inputs, center, scale)
         target = changes / unit
@@ -210,7 +210,9 @@ class Narx:
         residual = target - output
         size = np.abs(residual)
         limit = self.huber * max(1.25 * float(size.mean()), 0.1)
-        trust = self.age ** np.arange(count - 1, -1, -1.0) * (limit / np.maximum(size, limit))
+        trust = self.forgetting_factor ** np.arange(count - 1, -1, -1.0) * (
+            limit / np.maximum(size, limit)
+        )
         root = np.sqrt(trust)
         jacobian = self._jacobian(weights, z, tanh, tanh0)
         jacobian *= root[:, None]

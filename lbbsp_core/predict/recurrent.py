@@ -41,28 +41,28 @@ class Recurrent:
     Ours, since the paper gives no sizes: the input is ``x_k = (y_k - m, y_k - y_(k-1)) / s`` with
     y the log speed, m the mean of the window and s the deviation of its changes; one layer,
     ``h_k = tanh(W x_k + U h_(k-1) + b)`` or an LSTM cell; the output is the *change* of log speed
-    over the next `ahead` steps, ``y^_(k+ahead) = y_k + s (a . h_k + c . x_k + d)``, clipped to the
-    range seen. Each update makes `steps` Adam steps on `batch` subsequences of `length` inputs,
-    one of them the latest (back-propagation through time truncated at `length`), under a Huber
-    loss.
+    over the next `horizon` steps, ``y^_(k+horizon) = y_k + s (a . h_k + c . x_k + d)``, clipped
+    to the range seen. Each update makes `steps` Adam steps on `batch` subsequences of
+    `sequence_length` inputs, one of them the latest (back-propagation through time truncated at
+    `sequence_length`), under a Huber loss.
 
     Args:
         kind: "rnn" or "lstm".
-        ahead: The horizon it is trained for; other horizons get the same forecast.
+        horizon: The horizon it is trained for; other horizons get the same forecast.
         hidden: Units, >= 1.
-        length: Inputs of a subsequence, >= 2.
+        sequence_length: Inputs of a subsequence, >= 2.
         batch: Subsequences of a training step, >= 1.
         steps: Training steps of an update, >= 1.
-        rate: Adam's step size.
-        decay: Weight decay of a step, relative to `rate`.
-        window: Speeds kept to train on, > length + ahead.
+        learning_rate: Adam's step size.
+        decay: Weight decay of a step, relative to `learning_rate`.
+        window: Speeds kept to train on, > sequence_length + horizon.
         seed: Of the initial weights and of the draws.
 
     Raises:
         ValueError: An option out of range.
 
     Example:
-        >>> rnn = Recurrent("rnn", length=4)
+        >>> rnn = Recurrent("rnn", sequence_length=4)
         >>> state = rnn.init()
         >>> for _ in range(20):
         ...     state = rnn.update(state, Measurement(10, 1.0))
@@ -71,12 +71,12 @@ class Recurrent:
     """
 
     kind: str = "lstm"
-    ahead: int = 1
+    horizon: int = 1
     hidden: int = 8
-    length: int = 16
+    sequence_length: int = 16
     batch: int = 16
     steps: int = 1
-    rate: float = 0.003
+    learning_rate: float = 0.003
     decay: float = 1.0
     window: int = 400
     seed: int = 0
@@ -84,16 +84,22 @@ class Recurrent:
     def __post_init__(self) -> None:
         if self.kind not in ("rnn", "lstm"):
             raise ValueError(f"Recurrent.kind must be 'rnn' or 'lstm', got {self.kind!r}")
-        for name, least in (("ahead", 1), ("hidden", 1), ("length", 2), ("batch", 1), ("steps", 1)):
+        for name, least in (
+            ("horizon", 1),
+            ("hidden", 1),
+            ("sequence_length", 2),
+            ("batch", 1),
+            ("steps", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(
                     f"Recurrent.{name} must be >= {least}, got {getattr(self, name)!r}"
                 )
-        require_positive("Recurrent.rate", self.rate)
-        if self.window <= self.length + self.ahead:
+        require_positive("Recurrent.learning_rate", self.learning_rate)
+        if self.window <= self.sequence_length + self.horizon:
             raise ValueError(
-                f"Recurrent.window must be > length + ahead = {self.length + self.ahead}, got "
-                f"{self.window!r}"
+                "Recurrent.window must be > sequence_length + horizon = "
+                f"{self.sequence_length + self.horizon}, got {self.window!r}"
             )
 
     def init(self) -> RecurrentState:
@@ -107,37 +113,37 @@ class Recurrent:
         if speed is None:
             return state
         logs = np.append(state.logs, math.log(speed))[-self.window :]
-        if len(logs) <= self.length + self.ahead + 1:
+        if len(logs) <= self.sequence_length + self.horizon + 1:
             return state._replace(
                 updates=state.updates + 1, logs=logs, log_speed=float(logs[-3:].mean())
             )
         changes = np.diff(logs)
         unit = max(float(np.sqrt(np.mean(np.minimum(changes**2, 9 * np.median(changes**2))))), 1e-6)
         inputs = np.stack([logs[1:] - logs.mean(), changes], axis=1) / unit
-        targets = logs[1 + self.ahead :] - logs[1 : -self.ahead]
+        targets = logs[1 + self.horizon :] - logs[1 : -self.horizon]
         random = np.random.default_rng((self.seed, state.updates))
         weights, mean, square = state.weights, state.mean, state.square
         if not len(weights):
             weights = self._initial(random)
             mean, square = np.zeros_like(weights), np.zeros_like(weights)
         for step in range(self.steps):
-            first = random.integers(0, len(targets) - self.length + 1, self.batch)
-            first[0] = len(targets) - self.length
-            index = first[:, None] + np.arange(self.length)
+            first = random.integers(0, len(targets) - self.sequence_length + 1, self.batch)
+            first[0] = len(targets) - self.sequence_length
+            index = first[:, None] + np.arange(self.sequence_length)
             gradient = self._gradient(weights, inputs[index], targets[index] / unit)
             count = state.updates * self.steps + step + 1
             mean = mean + 0.1 * (gradient - mean)
             square = square + 0.01 * (gradient**2 - square)
             size = mean / (1 - 0.9**count) / (np.sqrt(square / (1 - 0.99**count)) + 1e-8)
-            weights = weights - self.rate * (size + self.decay * weights)
-        output = self._forward(weights, inputs[None, -self.length :])[0][0, -1]
+            weights = weights - self.learning_rate * (size + self.decay * weights)
+        output = self._forward(weights, inputs[None, -self.sequence_length :])[0][0, -1]
         log = float(np.clip(logs[-1] + unit * output, logs.min(), logs.max()))
         return RecurrentState(state.updates + 1, logs, weights, mean, square, log)
 
     def predict(
         self, state: RecurrentState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """The forecast for `ahead`, whatever the horizon; NaN before the first update."""
+        """The forecast for `horizon`, whatever the horizon; NaN before the first update."""
         return math.exp(state.log_speed)
 
     @property
@@ -161,7 +167,7 @@ class Recurrent:
         return np.concatenate([cell.ravel(), np.zeros(self.hidden + 3)])
 
     def _forward(self, weights: Array, x: Array) -> tuple[Array, list[Array], list[Array]]:
-        """Outputs, shape ``(batch, length)``, hidden states and what the way back needs.
+        """Outputs, shape ``(batch, sequence_length)``, hidden states and what the way back needs.
 
         Of step k that is, for an LSTM, the three gates, the candidate, the memory before and the
         squashed memory, each of `hidden` columns.
@@ -195,13 +201,13 @@ class Recurrent:
         outputs, hidden, tape = self._forward(weights, x)
         cell, a, _, _ = self._split(weights)
         error = np.clip(outputs - targets, -2, 2)
-        error[:, : self.length // 2] = 0  # the hidden state has to warm up
+        error[:, : self.sequence_length // 2] = 0  # the hidden state has to warm up
         error /= error.size / 2
         recurrent = cell[2:-1].T
         d_raw = np.empty((*x.shape[:2], cell.shape[1]))
         d_hidden = error[:, :, None] * a
         d_h = d_memory = np.zeros((len(x), self.hidden))
-        for k in range(self.length - 1, -1, -1):
+        for k in range(self.sequence_length - 1, -1, -1):
             d_h = d_h + d_hidden[:, k]
             if self.kind == "rnn":
                 d_raw[:, k] = d_h * (1 - hidden[k + 1] ** 2)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lbbsp_core.measure import Gate, GateState
+from lbbsp_core.measure import OutlierFilter, OutlierFilterState
 from lbbsp_core.predict.base import Predictor
 from lbbsp_core.predict.ema import Ema
 from lbbsp_core.types import Measurement, require_positive
@@ -106,7 +106,7 @@ class Fallback:
     """
 
     predictor: Predictor
-    fallback: Predictor = field(default_factory=lambda: Held(Ema()))
+    fallback: Predictor = field(default_factory=lambda: Filtered(Ema()))
     factor: float = 10.0
 
     def __post_init__(self) -> None:
@@ -135,17 +135,17 @@ class Fallback:
         return safe
 
 
-class HeldState(NamedTuple):
+class FilteredState(NamedTuple):
     """State of the wrapped predictor and of the gate, and how many measurements were held."""
 
     inner: Any
-    gate: GateState
-    held: int = 0
+    gate: OutlierFilterState
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Lets only those measurements through that `lbbsp_core.Gate` believes (rule 7).
+class Filtered:
+    """Lets only those measurements through that `lbbsp_core.OutlierFilter` believes (rule 7).
 
     The balancer has a gate of its own; this is for predictors used outside of it.
 
@@ -154,27 +154,29 @@ class Held:
         gate: Decides what that is.
 
     Example:
-        >>> held = Held(Ema(1.0))
-        >>> state = held.update(held.init(), Measurement(10, 1.0))
-        >>> state = held.update(state, Measurement(10, float("nan")))
-        >>> held.predict(state), state.held
+        >>> rejected = Filtered(Ema(1.0))
+        >>> state = rejected.update(rejected.init(), Measurement(10, 1.0))
+        >>> state = rejected.update(state, Measurement(10, float("nan")))
+        >>> rejected.predict(state), state.rejected
         (10.0, 1)
     """
 
     predictor: Predictor
-    gate: Gate = field(default_factory=Gate)
+    gate: OutlierFilter = field(default_factory=OutlierFilter)
 
-    def init(self) -> HeldState:
+    def init(self) -> FilteredState:
         """Nothing held."""
-        return HeldState(self.predictor.init(), self.gate.init())
+        return FilteredState(self.predictor.init(), self.gate.init())
 
-    def update(self, state: HeldState, measurement: Measurement) -> HeldState:
+    def update(self, state: FilteredState, measurement: Measurement) -> FilteredState:
         """Learns from a believable measurement, counts any other."""
-        gate, admitted = self.gate.admit(state.gate, measurement)
-        if not admitted:
-            return HeldState(state.inner, gate, state.held + 1)
-        return HeldState(self.predictor.update(state.inner, measurement), gate, state.held)
+        gate, accepted = self.gate.accept(state.gate, measurement)
+        if not accepted:
+            return FilteredState(state.inner, gate, state.rejected + 1)
+        return FilteredState(self.predictor.update(state.inner, measurement), gate, state.rejected)
 
-    def predict(self, state: HeldState, drivers: tuple[float, ...] = (), horizon: int = 1) -> Any:
+    def predict(
+        self, state: FilteredState, drivers: tuple[float, ...] = (), horizon: int = 1
+    ) -> Any:
         """The wrapped forecast."""
         return self.predictor.predict(state.inner, drivers, horizon)

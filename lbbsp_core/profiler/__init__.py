@@ -19,13 +19,13 @@ from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
 from lbbsp_core.cost.profile_file import make_document, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
-from lbbsp_core.profiler.search import Found, Progress, Search
+from lbbsp_core.profiler.search import BatchSweep, Found, Progress
 
-__all__ = ["Point", "ProfileError", "Profiling", "Search", "profile_step"]
+__all__ = ["BatchSweep", "Point", "ProfileError", "ProfileResult", "profile_step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Profiling:
+class ProfileResult:
     """What was measured, and what fits it.
 
     Args:
@@ -81,11 +81,11 @@ class Profiling:
 def profile_step(
     step: Callable[[int], object] | str | Path,
     *,
-    search: Search | None = None,
+    search: BatchSweep | None = None,
     timeout: float = 60.0,
     arguments: Sequence[str] = (),
     progress: Progress | None = None,
-) -> Profiling:
+) -> ProfileResult:
     """Measures batch size -> seconds of any function ``step(batch_size)`` of any framework.
 
     The step should do what a worker does alone in one iteration: draw a batch, forward, backward,
@@ -96,7 +96,7 @@ def profile_step(
         step: ``"script.py"`` (its function ``step``) or ``"script.py:function"``: called in a
             process of its own, which may die; a fresh one after every time memory ran out. Or a
             function: called in this process, so that memory may end in exceptions only.
-        search: Which batches to measure, and how often. Defaults to ``Search()``.
+        search: Which batches to measure, and how often. Defaults to ``BatchSweep()``.
         timeout: Seconds for loading the script, and for one step in it.
         arguments: What the script finds in ``sys.argv[1:]``.
         progress: Called after each batch.
@@ -107,14 +107,14 @@ def profile_step(
 
     Example:
         >>> import time
-        >>> few = Search(max_batch=4, repeats=1, point_seconds=0, rounds=1)
+        >>> few = BatchSweep(max_batch=4, repeats=1, point_seconds=0, rounds=1)
         >>> found = profile_step(lambda batch_size: time.sleep(0.004 * batch_size), search=few)
         >>> [point.batch for point in found.points], found.out_of_memory_at
         ([1, 2, 3, 4], None)
     """
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    search = search or Search()
+    search = search or BatchSweep()
     runner: _Runner = (
         _Here(step) if callable(step) else _Isolated(*_target(step), arguments, timeout)
     )
@@ -128,14 +128,16 @@ def profile_step(
         return _conclude(found, runner.device, search)
 
 
-def _conclude(found: Found, device: str, search: Search) -> Profiling:
+def _conclude(found: Found, device: str, search: BatchSweep) -> ProfileResult:
     points, notes = repair(found.points)
     if found.slow:
         notes.append(
             f"no batch above {points[-1].batch} was tried: a step took longer than "
             f"{search.longest_step:g} s"
         )
-    return Profiling(device, tuple(points), found.out_of_memory_at, fit_costs(points), tuple(notes))
+    return ProfileResult(
+        device, tuple(points), found.out_of_memory_at, fit_costs(points), tuple(notes)
+    )
 
 
 def _target(step: str | Path) -> tuple[str, str]:

@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class BatchSweep:
     """How to measure batch sizes.
 
     Args:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lbbsp_core.profiler import Profiling
+from lbbsp_core.profiler import ProfileResult
 from lbbsp_core.report.figure import new_figure
 
 
-def plot_curve(result: Profiling, path: Path) -> None:
+def plot_curve(result: ProfileResult, path: Path) -> None:
     """Draws seconds by batch size, and below how far each fit is off.
 
     Args:

@@ -207,7 +207,7 @@ def _columns(steps: Sequence[dict[str, Any]]) -> tuple[Floats, Floats, Floats]:
 
 
 def _communication(run: Run) -> float:
-    usual = [step for step in run.steps if not step["held"] and not step.get("short")]
+    usual = [step for step in run.steps if not step["excluded"] and not step.get("short")]
     _, busy, wall = _columns(usual or run.steps)
     return float(np.median(wall - busy.max(axis=1)))
 

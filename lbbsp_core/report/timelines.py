@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.report.figure import new_figure
-from lbbsp_core.sim import RelaxedRun, Timeline
+from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
     """Draws timeline, updates, and where there is something to show accuracy and scaling.
 
     Args:
-        results: From `lbbsp_core.sim.experiment.compete`.
+        results: From `lbbsp_core.sim.experiment.run_experiments`.
         folder: Where to; it exists.
 
     Yields:
@@ -46,9 +46,9 @@ def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
         yield path
 
 
-def spans(run: Timeline | RelaxedRun) -> Iterator[tuple[int, Floats, Floats, Floats]]:
+def spans(run: Timeline | AsyncRun) -> Iterator[tuple[int, Floats, Floats, Floats]]:
     """The first iterations of the first workers: rank, and when each began, pushed, went on."""
-    if isinstance(run, RelaxedRun):
+    if isinstance(run, AsyncRun):
         played = run.schedule
         for rank in range(min(WORKERS, run.workers)):
             own = np.flatnonzero(played.worker == rank)[:ITERATIONS]
@@ -61,7 +61,7 @@ def spans(run: Timeline | RelaxedRun) -> Iterator[tuple[int, Floats, Floats, Flo
         yield rank, starts, starts + run.busy_seconds[:ITERATIONS, rank], ends
 
 
-def update_times(run: Timeline | RelaxedRun) -> Floats:
+def update_times(run: Timeline | AsyncRun) -> Floats:
     """When each update enters the model, ascending."""
     if isinstance(run, Timeline):
         return np.cumsum(run.wall_seconds)

@@ -21,7 +21,7 @@ _log = logging.getLogger("lbbsp_core")
 
 
 @final
-class Feed:
+class PolledSource:
     """One source, its last reading, and its meter.
 
     Args:
@@ -63,13 +63,13 @@ class Feed:
             values.update(self._meter.values(latest))
 
 
-def split(feeds: Sequence[Feed]) -> tuple[list[Feed], list[Feed]]:
+def split(feeds: Sequence[PolledSource]) -> tuple[list[PolledSource], list[PolledSource]]:
     """Those quick enough to be read on the spot, and those for the background.
 
     The GPU's driver may take a lock, so it is always asked in the background.
     """
-    here: list[Feed] = []
-    background: list[Feed] = []
+    here: list[PolledSource] = []
+    background: list[PolledSource] = []
     spent = 0.0
     for feed in sorted(feeds, key=lambda feed: feed.cost):
         spent += feed.cost
@@ -86,7 +86,7 @@ class Background:
         feeds: Which ones.
     """
 
-    def __init__(self, feeds: Sequence[Feed]) -> None:
+    def __init__(self, feeds: Sequence[PolledSource]) -> None:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if feeds:
@@ -104,13 +104,13 @@ class Background:
         return not self._thread.is_alive()
 
 
-def _refresh(feeds: list[Feed], stop: threading.Event) -> None:
+def _refresh(feeds: list[PolledSource], stop: threading.Event) -> None:
     while not stop.wait(PERIOD_SECONDS):
         for feed in feeds:
             feed.refresh()
 
 
-def release(feeds: Sequence[Feed], background: Background) -> None:
+def release(feeds: Sequence[PolledSource], background: Background) -> None:
     """Stop the thread and close the sources, but for those that a stuck thread still uses."""
     if background.stop():
         for feed in feeds:

@@ -16,7 +16,7 @@ from lbbsp_core.resources.cgroup import Throttling
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.linux import Cores, Memory, Pressure, Runnable, Switches
-from lbbsp_core.resources.polling import Background, Feed, release, split
+from lbbsp_core.resources.polling import Background, PolledSource, release, split
 from lbbsp_core.validate import require_known
 
 DEFAULT: Final = (
@@ -111,7 +111,7 @@ class ResourceSampler:
         """Open what tells any of `wanted`, and start counting now."""
         openers = {**(LINUX if self._host.linux else ELSEWHERE)}
         openers.update(dict.fromkeys(DEFAULT_GPU, self._open_gpu))
-        self._feeds: list[Feed] = []
+        self._feeds: list[PolledSource] = []
         for opener in dict.fromkeys(openers[name] for name in wanted if name in openers):
             self._feed(opener, wanted, logging.DEBUG if quiet else logging.INFO)
         self._here, behind = split(self._feeds)
@@ -130,7 +130,7 @@ class ResourceSampler:
             _log.log(level, "Some driving factors are not told here and stay 0: %s", error)
             return
         try:
-            self._feeds.append(Feed(source, self._host.clock, wanted))
+            self._feeds.append(PolledSource(source, self._host.clock, wanted))
         except Exception as error:
             source.close()
             _log.log(level, "Some driving factors cannot be read and stay 0: %s", error)

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
-from lbbsp_core.cost.online import Shape
-from lbbsp_core.measure import Gate
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import GlobalOrder, Indices
-from lbbsp_core.policy import Cluster, LoadBalanced, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Policy, Sizes
 from lbbsp_core.predict import Mixture, Predictor
-from lbbsp_core.predict.estimator import Forecaster
+from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
-    Introduction,
-    Message,
+    PeerInfo,
+    StepMessage,
     checksum,
     curve,
     quantise,
 )
 from lbbsp_core.runtime.record import RunRecord
-from lbbsp_core.types import Limits, believable, training_limits
+from lbbsp_core.types import Limits, is_plausible, training_limits
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Balancer:
         global_batch_size: X.
         policy: Decides sizes. Default LB-BSP.
         predictor: Forecasts *this* worker's speed. Default: what measures best at this lag.
-        cost: The shape of this worker's cost, as a prior; its speed is a placeholder. A `Shape`
+        cost: The shape of this worker's cost, as a prior; its speed is a placeholder. A `CostShape`
             says how much of it is learned.
         limits: One for all workers, or one each.
         granularity: Sizes are multiples of it.
@@ -95,11 +95,11 @@ class Balancer:
         global_batch_size: int,
         policy: Policy | None = None,
         predictor: Predictor | None = None,
-        cost: Cost | Shape | None = None,
+        cost: Cost | CostShape | None = None,
         limits: Limits | Sequence[Limits] | None = None,
         granularity: int = 1,
         lag: int = 1,
-        gate: Gate | None = None,
+        gate: OutlierFilter | None = None,
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
@@ -109,13 +109,13 @@ class Balancer:
         self.rank = rank
         self.lag = lag
         self.policy = policy or LoadBalanced()
-        self.predictor = predictor or Mixture(ahead=lag)
-        self.cluster = Cluster(global_batch_size, each, granularity)
+        self.predictor = predictor or Mixture(horizon=lag)
+        self.constraints = BatchConstraints(global_batch_size, each, granularity)
         self.step = 0
         self.stopping = False
-        self.shape = Shape.of(cost or Proportional(), global_batch_size, workers)
+        self.shape = CostShape.of(cost or Proportional(), global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
-        self._forecaster = Forecaster(used, self.shape, gate or Gate())
+        self._forecaster = SpeedEstimator(used, self.shape, gate or OutlierFilter())
         self._known = self._forecaster.init()
         self._linear = self.shape.marginal() == LINE
         self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
@@ -131,7 +131,7 @@ class Balancer:
     @property
     def workers(self) -> int:
         """N."""
-        return self.cluster.workers
+        return self.constraints.workers
 
     def order(self, num_samples: int, seed: int) -> GlobalOrder:
         """The order of `num_samples` samples that this cluster can run.
@@ -142,14 +142,14 @@ class Balancer:
         Raises:
             ValueError: A data set smaller than one global batch.
         """
-        full, rest = divmod(num_samples, self.cluster.total)
+        full, rest = divmod(num_samples, self.constraints.global_batch_size)
         if full == 1 and self.workers > 1:
             logger.warning(
                 "an epoch of %d samples has one full step of %d: its first step is never learned "
                 "from, nor is a short one, so that batches stay even; make epochs longer, by "
                 "repeating the data say",
                 num_samples,
-                self.cluster.total,
+                self.constraints.global_batch_size,
             )
         drop = 0 < rest < self.workers
         if drop:
@@ -160,17 +160,19 @@ class Balancer:
                 num_samples,
                 self.workers,
             )
-        return GlobalOrder(num_samples, self.cluster.total, seed=seed, drop_last=drop)
+        return GlobalOrder(
+            num_samples, self.constraints.global_batch_size, seed=seed, drop_last=drop
+        )
 
-    def follow(self, order: GlobalOrder) -> None:
+    def use_order(self, order: GlobalOrder) -> None:
         """Plans for `order`'s steps, short ones included; a new one begins at the running step."""
         if order != self._order:
             self._order, self._order_begins = order, self.step
 
-    def draw(self, step: int) -> Indices:
+    def local_indices(self, step: int) -> Indices:
         """This worker's samples of global step `step`, int64, shape ``(sizes(step)[rank],)``."""
         if self._order is None:
-            raise LookupError("no order to draw from: call follow() first")
+            raise LookupError("no order to draw from: call use_order() first")
         step_of_order = step - self._order_begins
         if self.workers == 1:  # nothing to plan, so nothing to wait for
             return self._order.indices(step_of_order)
@@ -186,28 +188,28 @@ class Balancer:
             done = -((self._order_begins - self.step) // per_epoch)
             self.skip_to(self._order_begins + max(done, epoch) * per_epoch)
 
-    def introduction(self) -> list[int]:
+    def static_info(self) -> list[int]:
         """What never changes of this worker, as integers for `meet`: its curve, its memory."""
         prior = self.shape.prior
         most = prior.limits().maximum if isinstance(prior, Profile) else None
-        return Introduction(self.shape.marginal(), most).pack()
+        return PeerInfo(self.shape.marginal(), most).pack()
 
-    def meet(self, introductions: Sequence[Sequence[int]]) -> None:
+    def set_peers(self, peer_info: Sequence[Sequence[int]]) -> None:
         """Learns the shapes of all workers' costs and the ends of their memories.
 
         Args:
-            introductions: By rank, the same on every worker; filled up at the end to one length
+            peer_info: By rank, the same on every worker; filled up at the end to one length
                 where a gather needs that. Before the first step.
 
         Raises:
             ValueError: No plan fits into the memories.
         """
-        peers = tuple(map(Introduction.unpack, introductions))
+        peers = tuple(map(PeerInfo.unpack, peer_info))
         self._peers = tuple(peer.pieces for peer in peers)
-        old = self.cluster
+        old = self.constraints
         limits = tuple(_within(*pair) for pair in zip(old.limits, peers, strict=True))
         if limits != old.limits:
-            self.cluster = Cluster(old.total, limits, old.granularity)
+            self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
             self._begin_planning()
 
     def record_to(self, record: RunRecord | None) -> None:
@@ -231,34 +233,38 @@ class Balancer:
         self,
         busy_seconds: float,
         *,
-        held: bool = False,
+        excluded: bool = False,
         stop: bool = False,
         drivers: tuple[float, ...] = (),
-    ) -> Message:
+    ) -> StepMessage:
         """Measures and predicts: what this worker tells its peers about the running step.
 
         Args:
             busy_seconds: Seconds alone in this step; anything unusable is sanitised here, so
                 that it never reaches a peer.
-            held: True for a step that is not like others (the first of an epoch, a retrace).
+            excluded: True for a step that is not like others (the first of an epoch, a retrace).
             stop: True asks all workers to stop after this step.
             drivers: Driving factors of the *next* step, known now.
         """
         if not self._linear and self._peers[self.rank] == LINE:
-            raise LookupError(f"no peer knows the shape of {self.shape.prior!r}: call meet() first")
+            raise LookupError(
+                f"no peer knows the shape of {self.shape.prior!r}: call set_peers() first"
+            )
         samples = self.sizes(self.step)[self.rank]
         before = self._drivers or drivers  # before the first step nobody has looked
         self._drivers = drivers
-        short = self._total(self.step) != self.cluster.total  # its overhead weighs more
-        self._known, admitted = self._forecaster.learn(
-            self._known, samples, busy_seconds, before, held=held or short
+        short = (
+            self._total(self.step) != self.constraints.global_batch_size
+        )  # its overhead weighs more
+        self._known, accepted = self._forecaster.learn(
+            self._known, samples, busy_seconds, before, excluded=excluded or short
         )
         slope, overhead = quantise(*self._forecaster.predict(self._known, drivers, self.lag))
-        busy_ns = round(busy_seconds * 1e9) if believable(busy_seconds) else 0
+        busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
         plan = checksum(self._policy_state.sizes)
-        return Message(slope, overhead, busy_ns, plan, stop=stop, held=not admitted)
+        return StepMessage(slope, overhead, busy_ns, plan, stop=stop, excluded=not accepted)
 
-    def receive(self, messages: Sequence[Message], wall_seconds: float) -> None:
+    def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
         """Allocates: from all messages of the running step to the plan of ``step + lag``.
 
         Args:
@@ -269,13 +275,13 @@ class Balancer:
             DisagreementError: A worker has computed another plan.
         """
         self._check_plans(messages)
-        held = tuple(rank for rank, message in enumerate(messages) if message.held)
+        excluded = tuple(rank for rank, message in enumerate(messages) if message.excluded)
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
         costs = tuple(map(curve, messages, self._peers))
-        ends = self._order is not None and self.step + 1 == self.epoch_ends()
-        observation = Observation(self.step, self.sizes(self.step), busy, held, costs, ends)
+        ends = self._order is not None and self.step + 1 == self.epoch_end_step()
+        observation = Observation(self.step, self.sizes(self.step), busy, excluded, costs, ends)
         self._write(observation, wall_seconds)
-        self._policy_state = self.policy.update(self._policy_state, self.cluster, observation)
+        self._policy_state = self.policy.update(self._policy_state, self.constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
         self.stopping = any(message.stop for message in messages)
         self.step += 1
@@ -287,10 +293,10 @@ class Balancer:
             self.step = step
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
 
-    def epoch_ends(self) -> int:
+    def epoch_end_step(self) -> int:
         """The global step at which the running epoch of the order ends."""
         if self._order is None:
-            raise LookupError("no order, so no epochs: call follow() first")
+            raise LookupError("no order, so no epochs: call use_order() first")
         per_epoch = self._order.steps_per_epoch
         done = (self.step - self._order_begins) // per_epoch
         return self._order_begins + (done + 1) * per_epoch
@@ -318,7 +324,10 @@ class Balancer:
         self._order_begins = state.order_begins
         policy, known, drivers = state.learned
         plans = [(self._policy_state.sizes, self._unknown)]
-        if len(state.plans[0]) == self.workers and sum(state.plans[0]) == self.cluster.total:
+        if (
+            len(state.plans[0]) == self.workers
+            and sum(state.plans[0]) == self.constraints.global_batch_size
+        ):
             self._policy_state = policy
             plans = [(sizes, self._unknown) for sizes in state.plans]
         if state.rank == self.rank and state.predictor == self.predictor:
@@ -326,11 +335,11 @@ class Balancer:
         self._plans = {state.step + i: plans[min(i, len(plans) - 1)] for i in range(self.lag)}
 
     def _begin_planning(self) -> None:
-        self._policy_state = self.policy.init(self.cluster)
+        self._policy_state = self.policy.init(self.constraints)
         first = (self._policy_state.sizes, self._unknown)
         self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
 
-    def _check_plans(self, messages: Sequence[Message]) -> None:
+    def _check_plans(self, messages: Sequence[StepMessage]) -> None:
         for rank, message in enumerate(messages):
             if message.checksum != messages[0].checksum:
                 raise DisagreementError(
@@ -349,33 +358,33 @@ class Balancer:
     def _scaled(self, step: int, sizes: Sizes) -> Sizes:
         """Rule 6: at a short step minima relax to 1 and the plan shrinks in proportion."""
         total = self._total(step)
-        if total == self.cluster.total:
+        if total == self.constraints.global_batch_size:
             return sizes
-        limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.cluster.limits)
-        return Cluster(total, limits).plan([Proportional(max(size, 1)) for size in sizes])
+        limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.constraints.limits)
+        return BatchConstraints(total, limits).plan([Proportional(max(size, 1)) for size in sizes])
 
     def _total(self, step: int) -> int:
         """X_k: the samples of global step `step`."""
         if self._order is None:
-            return self.cluster.total
+            return self.constraints.global_batch_size
         return self._order.size(step - self._order_begins)
 
     def _write(self, seen: Observation, wall_seconds: float) -> None:
         if self._record is None:
             return
-        short = self._total(seen.step) != self.cluster.total
+        short = self._total(seen.step) != self.constraints.global_batch_size
         self._record.step(
             seen.step,
             sizes=seen.sizes,
             busy_seconds=seen.busy_seconds,
             predicted_seconds=self._unknown if short else self._plans[seen.step][1],
             wall_seconds=wall_seconds,
-            held=seen.held,
+            excluded=seen.excluded,
             short=short,
         )
 
 
-def _within(limits: Limits, peer: Introduction) -> Limits:
+def _within(limits: Limits, peer: PeerInfo) -> Limits:
     """A worker's limits, within its memory."""
     known = [most for most in (limits.maximum, peer.most) if most is not None]
     return Limits(limits.minimum, min(known, default=None))

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.policy import Cluster, Policy
-from lbbsp_core.sync import Decision, Synchroniser
+from lbbsp_core.policy import BatchConstraints, Policy
+from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.sync.rounds import Rounds
 
 
@@ -51,8 +51,8 @@ class Coordinator:
         ValueError: A policy that needs common steps.
 
     Example:
-        >>> from lbbsp_core import SSP, Cluster, Even, Limits
-        >>> coordinator = Coordinator(SSP(1), Cluster(16, (Limits(),) * 2), Even())
+        >>> from lbbsp_core import SSP, BatchConstraints, Even, Limits
+        >>> coordinator = Coordinator(SSP(1), BatchConstraints(16, (Limits(),) * 2), Even())
         >>> for _ in range(2):
         ...     samples = coordinator.claim(0, limit=100)
         ...     kept = coordinator.push(0, samples[1] - samples[0], 0.5)
@@ -64,16 +64,16 @@ class Coordinator:
     def __init__(
         self,
         synchroniser: Synchroniser,
-        cluster: Cluster,
+        constraints: BatchConstraints,
         policy: Policy,
         clock: Callable[[], float] = time.monotonic,
         logs: bool = True,
     ) -> None:
-        self.rounds = Rounds(cluster, policy)
+        self.rounds = Rounds(constraints, policy)
         self.synchroniser = synchroniser
-        self.released = [1] * cluster.workers
+        self.released = [1] * constraints.workers
         """Iterations that each worker may have begun."""
-        self.present = set(range(cluster.workers))
+        self.present = set(range(constraints.workers))
         self.pushes = 0
         """How many there have been, of all workers."""
         self.updates = 0
@@ -81,14 +81,14 @@ class Coordinator:
         self._log: deque[Pushed] = deque(maxlen=None if logs else 0)
         self._clock = clock
         self._began: float | None = None
-        self._state: Any = synchroniser.init(cluster.workers)
+        self._state: Any = synchroniser.init(constraints.workers)
         self._dealt = 0
-        self._iterations = [0] * cluster.workers
-        self._counts = [0] * cluster.workers  # pushes since the last barrier
-        self._leads = [0] * cluster.workers
-        self._alone: dict[int, Decision] = {}  # decided, their gradient is on its way
+        self._iterations = [0] * constraints.workers
+        self._counts = [0] * constraints.workers  # pushes since the last barrier
+        self._leads = [0] * constraints.workers
+        self._alone: dict[int, SyncDecision] = {}  # decided, their gradient is on its way
         self._summed: set[int] = set()
-        self._together: Decision | None = None  # decided, some of the sum may be on their way
+        self._together: SyncDecision | None = None  # decided, some of the sum may be on their way
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
         """The next samples, as many as the worker's batch has, up to position `limit`."""
@@ -188,13 +188,13 @@ class Coordinator:
     def _complete(self) -> bool:
         return self._together is not None and {*self._together.aggregate} <= self._summed
 
-    def _decided(self, decision: Decision) -> None:
+    def _decided(self, decision: SyncDecision) -> None:
         if decision.aggregate:
             self._together = decision
         else:
             self._release(decision)
 
-    def _release(self, decision: Decision) -> None:
+    def _release(self, decision: SyncDecision) -> None:
         least = min((self._counts[worker] for worker in self.present), default=0)
         for worker in decision.release:
             self.released[worker] += 1

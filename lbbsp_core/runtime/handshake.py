@@ -54,13 +54,13 @@ def agree(
     texts = {
         "lbbsp version": _version(),
         "limits, granularity and policy": (
-            f"{balancer.cluster} {type(chosen).__name__} {_options_of(chosen)}"
+            f"{balancer.constraints} {type(chosen).__name__} {_options_of(chosen)}"
         ),
         "sample order": str(order.indices(0).tolist()) if order else "none",
     }
     facts = {
         "workers": balancer.workers,
-        "global_batch_size": balancer.cluster.total,
+        "global_batch_size": balancer.constraints.global_batch_size,
         "lag (batches drawn ahead, and one)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
@@ -70,9 +70,9 @@ def agree(
     }
     shown = {name: text[:200] for name, text in texts.items()}
     compare_facts(list(facts), gather(list(facts.values())), shown)
-    introductions = _introductions(balancer, gather)
-    balancer.meet(introductions)
-    return introductions
+    peer_info = _introductions(balancer, gather)
+    balancer.set_peers(peer_info)
+    return peer_info
 
 
 def header(
@@ -94,7 +94,7 @@ def header(
     return {
         "framework": framework,
         "workers": balancer.workers,
-        "global_batch_size": balancer.cluster.total,
+        "global_batch_size": balancer.constraints.global_batch_size,
         "num_samples": order.num_samples if order else None,
         "seed": order.seed if order else None,
         "lag": balancer.lag,
@@ -117,7 +117,7 @@ def open_record(path: Path, facts: Mapping[str, Any]) -> RunRecord:
 
 
 def _introductions(balancer: Balancer, gather: Gather) -> list[list[int]]:
-    mine = balancer.introduction()
+    mine = balancer.static_info()
     longest = max(row[0] for row in gather([len(mine)]))
     return gather([*mine, *[0] * (longest - len(mine))])
 

@@ -13,7 +13,7 @@ from lbbsp_core.runtime.exit import end_now
 _LOOK_SECONDS = 0.2
 
 
-class Watch:
+class Watchdog:
     """Ends the process, with a message, when a wait takes too long.
 
     MXNet waits inside its own library, where no exception reaches it: a thread keeps an eye on

@@ -59,7 +59,7 @@ class Loop:
         self.sampler = ResourceSampler(drivers if predicts else ())
         self._on_first_step = on_first_step
         self._peers: Introductions | None = None
-        self._hold = True
+        self._excluded = True
         self._resumes = False
         self._iteration = 0
         self._lock = threading.Lock()
@@ -78,9 +78,9 @@ class Loop:
             opening, self._opening = self._opening, None
             self._take(*opening.result())
 
-    def follow(self, order: GlobalOrder) -> None:
+    def use_order(self, order: GlobalOrder) -> None:
         """From now on steps hold what `order` says."""
-        self.balancer.follow(order)
+        self.balancer.use_order(order)
         self.order = order
 
     def begin_epoch(self, order: GlobalOrder) -> Iterator[int]:
@@ -89,14 +89,14 @@ class Loop:
         Raises:
             RuntimeError: The training has gone elsewhere since: the batch belongs to no step.
         """
-        self.follow(order)
+        self.use_order(order)
         if not self._resumes:
             self.balancer.begin_epoch(0)
         self._resumes = False
         self._iteration += 1
-        self.hold()
+        self.exclude_step()
         iteration = self._iteration
-        for step in range(self.balancer.step, self.balancer.epoch_ends()):
+        for step in range(self.balancer.step, self.balancer.epoch_end_step()):
             if iteration != self._iteration:
                 raise RuntimeError(
                     f"the batch of step {step} was to be drawn, but the training has gone on to "
@@ -105,7 +105,7 @@ class Loop:
                 )
             yield step
 
-    def draw(self, step: int) -> Indices:
+    def local_indices(self, step: int) -> Indices:
         """This worker's samples of a step, which may lie ahead: then the lag grows with it."""
         if step >= self._balancer.step + self._balancer.lag:
             self.settle()
@@ -114,19 +114,19 @@ class Loop:
         lag = 1 + ahead + reads_late
         if lag > self._balancer.lag and self._balancer.workers > 1:
             self._remake(self._balancer.state(), lag)
-        return self._balancer.draw(step)
+        return self._balancer.local_indices(step)
 
     def restore(self, state: BalancerState) -> None:
         """Goes on where `state` was taken; what loaders have drawn before belongs to no step."""
         self._remake(state, self.balancer.lag)
         self._resumes = True
         self._iteration += 1
-        self.hold()
+        self.exclude_step()
 
-    def hold(self) -> None:
+    def exclude_step(self) -> None:
         """The running step is not like the others: nothing is learned from its time."""
         self.sampler.sample()  # what drove an evaluation is not what drives a step
-        self._hold = True
+        self._excluded = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -156,8 +156,8 @@ class Loop:
             with self.paused():
                 self._peers = self._on_first_step(self._balancer)
                 self._gather(np.zeros(WIDTH + 2))()  # keys are made here, in the same order
-        told = {"held": self._hold, "stop": self.wants_stop}
-        self._hold = False
+        told = {"excluded": self._excluded, "stop": self.wants_stop}
+        self._excluded = False
         place = pack([self._place()])
         self._opening = Opening(partial(self._pass, computed, summed, told, place))
 
@@ -167,10 +167,10 @@ class Loop:
     def _remake(self, state: BalancerState, lag: int) -> None:
         balancer = self._balancer = self._make(lag)
         if self._peers is not None:
-            balancer.meet(self._peers)
+            balancer.set_peers(self._peers)
         balancer.restore(state)
         if self.order is not None:
-            balancer.follow(self.order)
+            balancer.use_order(self.order)
 
     def _pass(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Affine, Cost, Pieces, Segment
+from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
 
 _LIMB = 1 << 24
 _LARGEST = _LIMB * _LIMB - 1
@@ -34,7 +34,7 @@ class DisagreementError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StepMessage:
     """One worker's part of an exchange, all integers (rule 3).
 
     Args:
@@ -51,7 +51,7 @@ class Message:
     busy_nanoseconds: int
     checksum: int
     stop: bool = False
-    held: bool = False
+    excluded: bool = False
 
 
 WIDTH = 10
@@ -72,7 +72,7 @@ def unpack(row: Iterable[float]) -> list[int]:
     return [high * _LIMB + low for high, low in zip(limbs[::2], limbs[1::2], strict=True)]
 
 
-def encode(message: Message) -> Row:
+def encode(message: StepMessage) -> Row:
     """Packs a message into a row of shape ``(WIDTH,)``."""
     return pack(
         (
@@ -80,23 +80,25 @@ def encode(message: Message) -> Row:
             message.overhead_nanoseconds,
             message.busy_nanoseconds,
             message.checksum,
-            _STOP * message.stop + _HELD * message.held,
+            _STOP * message.stop + _HELD * message.excluded,
         )
     )
 
 
-def decode(row: Iterable[float]) -> Message:
+def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
     slope, overhead, busy, plan, flags = unpack(row)
-    return Message(slope, overhead, busy, plan, stop=bool(flags & _STOP), held=bool(flags & _HELD))
+    return StepMessage(
+        slope, overhead, busy, plan, stop=bool(flags & _STOP), excluded=bool(flags & _HELD)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class PeerInfo:
     """What never changes of a worker, told to its peers before the first step.
 
     Args:
-        pieces: Its marginal work, see `lbbsp_core.Shape.marginal`; crosses in millionths of a
+        pieces: Its marginal work, see `lbbsp_core.CostShape.marginal`; crosses in millionths of a
             sample.
         most: The largest batch that its memory holds, or None.
     """
@@ -112,13 +114,13 @@ class Introduction:
         return [self.most or 0, len(self.pieces), *body]
 
     @staticmethod
-    def unpack(row: Sequence[int]) -> Introduction:
+    def unpack(row: Sequence[int]) -> PeerInfo:
         """The inverse of `pack`."""
         most, count, *body = row
         body = body[: 3 * count]
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         pieces = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
-        return Introduction(pieces, most or None)
+        return PeerInfo(pieces, most or None)
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)
@@ -137,14 +139,14 @@ def quantise(speed: float, overhead: float) -> tuple[int, int]:
     return max(1, round(1e12 / speed)), round(overhead / speed * 1e9)
 
 
-def curve(message: Message, shape: tuple[Segment, ...] = LINE) -> Cost | None:
+def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | None:
     """The cost that a worker predicts for itself, the same from the same integers."""
     if not message.picoseconds_per_sample:
         return None
     overhead, slope = message.overhead_nanoseconds / 1e9, message.picoseconds_per_sample / 1e12
     if shape == LINE:
         return Affine(overhead, slope)
-    return Pieces(tuple((x, overhead + w * slope, m * slope) for x, w, m in shape))
+    return PiecewiseCost(tuple((x, overhead + w * slope, m * slope) for x, w, m in shape))
 
 
 def checksum(sizes: Sequence[int]) -> int:

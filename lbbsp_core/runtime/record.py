@@ -33,7 +33,7 @@ class RunRecord:
         busy_seconds: Sequence[float],
         predicted_seconds: Sequence[float | None],
         wall_seconds: float,
-        held: Sequence[int] = (),
+        excluded: Sequence[int] = (),
         short: bool = False,
     ) -> None:
         """Writes one step; lists are by rank, times in seconds."""
@@ -43,7 +43,7 @@ class RunRecord:
             "busy_seconds": list(busy_seconds),
             "predicted_seconds": list(predicted_seconds),
             "wall_seconds": wall_seconds,
-            "held": list(held),
+            "excluded": list(excluded),
         }
         self._write({**line, "short": True} if short else line)
 
@@ -105,7 +105,7 @@ class Run:
     def last_half(self) -> list[dict[str, Any]]:
         """The full, unheld steps of the last half: what steady state is measured on."""
         half = self.steps[len(self.steps) // 2 :]
-        return [line for line in half if not line["held"] and not line.get("short")] or half
+        return [line for line in half if not line["excluded"] and not line.get("short")] or half
 
 
 def read_run(path: str | Path) -> Run:

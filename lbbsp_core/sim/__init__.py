@@ -1,12 +1,12 @@
 """Virtual time: recorded or invented iteration times as a stand-in for a cluster."""
 
 from lbbsp_core.registry import SCHEMES, synchroniser
-from lbbsp_core.sim.asynchronous import RelaxedRun, run_relaxed
-from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replayed
+from lbbsp_core.sim.asynchronous import AsyncRun, run_async
+from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
-from lbbsp_core.sim.engine import Setting, Timeline, run_bsp, run_oracle
+from lbbsp_core.sim.engine import SimConfig, Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Iteration, Schedule, play, schedule
-from lbbsp_core.sim.from_run import Recorded, recorded
+from lbbsp_core.sim.from_run import RecordedRun, cluster_from_run
 from lbbsp_core.sim.learning import (
     MODELS,
     Curve,
@@ -28,11 +28,17 @@ from lbbsp_core.sim.slowdowns import (
     Markov,
     Noise,
     Pareto,
-    Weather,
+    Slowdowns,
 )
-from lbbsp_core.sim.synthetic import OMNILEARN, InventedCluster, Preemption, cores, invented
+from lbbsp_core.sim.synthetic import (
+    OMNILEARN,
+    Preemption,
+    SyntheticCluster,
+    cores,
+    synthetic_cluster,
+)
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace
-from lbbsp_core.sim.vectorised import ELEMENTWISE, fits_arrays, run_arrays
+from lbbsp_core.sim.vectorised import ELEMENTWISE, fits_vectorised, run_vectorised
 
 __all__ = [
     "ELEMENTWISE",
@@ -40,6 +46,7 @@ __all__ = [
     "OMNILEARN",
     "PRESETS",
     "SCHEMES",
+    "AsyncRun",
     "Change",
     "Communication",
     "Constant",
@@ -47,7 +54,6 @@ __all__ = [
     "Data",
     "Disturbance",
     "FixedTime",
-    "InventedCluster",
     "Iteration",
     "Lognormal",
     "Markov",
@@ -56,25 +62,25 @@ __all__ = [
     "ParameterServer",
     "Pareto",
     "Preemption",
-    "Recorded",
-    "RelaxedRun",
+    "RecordedRun",
     "ReplayedCluster",
     "RingAllReduce",
     "Scenario",
     "Schedule",
     "Series",
-    "Setting",
+    "SimConfig",
     "SimulatedCluster",
+    "Slowdowns",
     "Softmax",
+    "SyntheticCluster",
     "Task",
     "Timeline",
     "Trace",
     "TraceError",
-    "Weather",
+    "cluster_from_run",
     "cores",
     "digits",
-    "fits_arrays",
-    "invented",
+    "fits_vectorised",
     "learn",
     "learn_schedule",
     "learned_in_step",
@@ -84,12 +90,12 @@ __all__ = [
     "play",
     "read_scenario",
     "read_trace",
-    "recorded",
-    "replayed",
-    "run_arrays",
+    "replay_trace",
+    "run_async",
     "run_bsp",
     "run_oracle",
-    "run_relaxed",
+    "run_vectorised",
     "schedule",
     "synchroniser",
+    "synthetic_cluster",
 ]

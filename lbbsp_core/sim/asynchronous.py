@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import Cluster, Even, Policy
+from lbbsp_core.policy import BatchConstraints, Even, Policy
 from lbbsp_core.predict import LastValue, Predictor
-from lbbsp_core.predict.estimator import Forecaster
+from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import Setting, facts
+from lbbsp_core.sim.engine import SimConfig, facts
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
@@ -25,7 +25,7 @@ PATIENCE = 100
 
 
 @dataclass(frozen=True)
-class RelaxedRun:
+class AsyncRun:
     """A run in which workers need not be in the same iteration.
 
     Args:
@@ -46,25 +46,25 @@ class RelaxedRun:
         return self.schedule.waiting_seconds / (self.workers * self.total_seconds)
 
 
-def run_relaxed(
+def run_async(
     cluster: SimulatedCluster,
-    setting: Setting,
+    setting: SimConfig,
     synchroniser: Synchroniser,
     policy: Policy | None = None,
     predictor: Predictor | None = None,
     *,
     preemption: Preemption | None = None,
     progress: Callable[[int], None] | None = None,
-) -> RelaxedRun:
+) -> AsyncRun:
     """Runs until ``steps * X`` samples have entered the model, whoever computed them.
 
     A fast worker does more iterations than a slow one; beyond the cluster's last iteration a
     worker begins with its first again. Each iteration takes its busy seconds, then
-    `Setting.communication_seconds` to push and pull.
+    `SimConfig.communication_seconds` to push and pull.
 
     A policy that predicts (LB + SSP, LB + ASP) is asked whenever every worker's gradient has
     entered once more since it was asked last; who begins an iteration from then on draws the new
-    batch (ours: there is no common step which a plan could be keyed by). `Setting.lag` means
+    batch (ours: there is no common step which a plan could be keyed by). `SimConfig.lag` means
     nothing here.
 
     Args:
@@ -82,9 +82,9 @@ def run_relaxed(
 
     Example:
         >>> from lbbsp_core import ASP
-        >>> from lbbsp_core.sim.synthetic import cores, invented
-        >>> cluster = invented(cores([1, 3], samples_per_second=4.0), steps=6)
-        >>> run_relaxed(cluster, Setting(16), ASP()).total_seconds     # 96 samples, 16 a second
+        >>> from lbbsp_core.sim.synthetic import cores, synthetic_cluster
+        >>> cluster = synthetic_cluster(cores([1, 3], samples_per_second=4.0), steps=6)
+        >>> run_async(cluster, SimConfig(16), ASP()).total_seconds     # 96 samples, 16 a second
         6.0
     """
     policy = policy or Even()
@@ -93,7 +93,7 @@ def run_relaxed(
     run = _Relaxed(cluster, setting, shares, progress)
     changes = iter(()) if preemption is None else run.watched(preemption)
     played = schedule(
-        synchroniser, run.begin, workers=cluster.workers, changes=changes, enters=run.enters
+        synchroniser, run.begin, workers=cluster.workers, changes=changes, on_update=run.on_update
     )
     if run.ended is None:
         raise ValueError(
@@ -102,7 +102,7 @@ def run_relaxed(
         )
     pairs = zip(played.worker.tolist(), played.iteration.tolist(), strict=True)
     sizes = np.array([run.drawn[pair] for pair in pairs], np.int64)
-    return RelaxedRun(played, sizes, cluster.workers, run.ended)
+    return AsyncRun(played, sizes, cluster.workers, run.ended)
 
 
 def check_relaxed(policy: Policy, preemption: Preemption | None = None) -> None:
@@ -121,7 +121,7 @@ class _Relaxed:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        setting: Setting,
+        setting: SimConfig,
         shares: _Shares,
         progress: Callable[[int], None] | None,
     ) -> None:
@@ -143,7 +143,7 @@ class _Relaxed:
         self._latest[worker] = size, busy
         return busy + self._setting.communication_seconds
 
-    def enters(self, worker: int, now: float) -> bool:
+    def on_update(self, worker: int, now: float) -> bool:
         """Counts the samples and learns; whether that is enough."""
         size, busy = self._latest[worker]
         before = self.done // self._setting.global_batch_size
@@ -173,12 +173,12 @@ class _Shares:
     """Who draws how much: rounds of the policy, with a forecaster for each worker."""
 
     def __init__(
-        self, cluster: Cluster, setting: Setting, policy: Policy, predictor: Predictor
+        self, cluster: BatchConstraints, setting: SimConfig, policy: Policy, predictor: Predictor
     ) -> None:
         self._rounds = Rounds(cluster, policy)
         shapes = [setting.shape(worker, cluster.workers) for worker in range(cluster.workers)]
         used = predictor if policy.uses_costs else None
-        self._forecasters = [Forecaster(used, shape) for shape in shapes]
+        self._forecasters = [SpeedEstimator(used, shape) for shape in shapes]
         self._known = [forecaster.init() for forecaster in self._forecasters]
 
     @property

@@ -98,11 +98,11 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
         "ema0.2": Ema(0.2),
         "ema0.5": Ema(0.5),
         "arima": Arima(),
-        "rnn": Recurrent("rnn", ahead=horizon),
-        "lstm": Recurrent("lstm", ahead=horizon),
-        "narx": Narx(ahead=horizon),
-        "narx-without-drivers": Narx(ahead=horizon, with_drivers=False),
-        DEFAULT: Mixture(ahead=horizon),
+        "rnn": Recurrent("rnn", horizon=horizon),
+        "lstm": Recurrent("lstm", horizon=horizon),
+        "narx": Narx(horizon=horizon),
+        "narx-without-drivers": Narx(horizon=horizon, use_exogenous=False),
+        DEFAULT: Mixture(horizon=horizon),
     }
     if importlib.util.find_spec("statsmodels") is None:
         del found["arima"]

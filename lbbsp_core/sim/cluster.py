@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Cost, Lines, Proportional
+from lbbsp_core.cost import AffineArray, Cost, Proportional
 from lbbsp_core.sim.traces import Trace, TraceError
 
 Array = npt.NDArray[np.float64]
@@ -92,9 +92,9 @@ class ReplayedCluster:
         """``x / v``."""
         return Proportional(float(self.speeds[step, rank]))
 
-    def costs(self, step: int) -> Lines:
+    def costs(self, step: int) -> AffineArray:
         """The lines of a step."""
-        return Lines(np.zeros(self.workers), 1.0 / self.speeds[step])
+        return AffineArray(np.zeros(self.workers), 1.0 / self.speeds[step])
 
     def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Array:
         """``x / v``."""
@@ -106,7 +106,7 @@ class ReplayedCluster:
         return self.known[step][rank]
 
 
-def replayed(trace: Trace, workers: int | None = None) -> ReplayedCluster:
+def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
     """The cluster that a trace of several workers was recorded on; rank = order of its numbers.
 
     Steps are aligned by their number: one that some worker lacks is left out, and noted.

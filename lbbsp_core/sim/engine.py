@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Proportional
-from lbbsp_core.cost.online import Shape
+from lbbsp_core.cost.online import CostShape
 from lbbsp_core.order import GlobalOrder
-from lbbsp_core.policy import Cluster, Observation, Policy
+from lbbsp_core.policy import BatchConstraints, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.sim.cluster import SimulatedCluster
@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Setting:
+class SimConfig:
     """What all runs on one cluster have in common.
 
     Args:
@@ -45,7 +45,7 @@ class Setting:
     communication_seconds: float = 0.0
     limits: Limits | Sequence[Limits] | None = None
     granularity: int = 1
-    cost: Cost | Shape | Sequence[Cost | Shape] | None = None
+    cost: Cost | CostShape | Sequence[Cost | CostShape] | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
@@ -56,15 +56,15 @@ class Setting:
                 f"communication_seconds must be finite and >= 0, got {self.communication_seconds!r}"
             )
 
-    def prior(self, rank: int) -> Cost | Shape:
+    def prior(self, rank: int) -> Cost | CostShape:
         """What worker `rank` assumes of its own cost."""
         if isinstance(self.cost, Sequence):
             return self.cost[rank]
         return self.cost or Proportional()
 
-    def shape(self, rank: int, workers: int) -> Shape:
-        """The same as `lbbsp_core.Balancer` makes a `Shape` of it."""
-        return Shape.of(self.prior(rank), self.global_batch_size, workers)
+    def shape(self, rank: int, workers: int) -> CostShape:
+        """The same as `lbbsp_core.Balancer` makes a `CostShape` of it."""
+        return CostShape.of(self.prior(rank), self.global_batch_size, workers)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Timeline:
 
 def run_bsp(
     cluster: SimulatedCluster,
-    setting: Setting,
+    setting: SimConfig,
     policy: Policy,
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
@@ -125,7 +125,7 @@ def run_bsp(
         >>> from lbbsp_core import Even
         >>> from lbbsp_core.sim.cluster import ReplayedCluster
         >>> cluster = ReplayedCluster(np.array([[4.0, 2.0], [4.0, 1.0]]), (((), ()),) * 2, 8)
-        >>> run_bsp(cluster, Setting(8), Even()).wall_seconds.tolist()
+        >>> run_bsp(cluster, SimConfig(8), Even()).wall_seconds.tolist()
         [2.0, 4.0]
     """
     balancers = _balancers(
@@ -150,7 +150,7 @@ def run_bsp(
     return Timeline(sizes, busy, setting.communication_seconds)
 
 
-def run_oracle(cluster: SimulatedCluster, setting: Setting) -> Timeline:
+def run_oracle(cluster: SimulatedCluster, setting: SimConfig) -> Timeline:
     """The best that any policy can do: the exact plan for the speeds that each step will have."""
     known = facts(cluster, setting)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
@@ -161,13 +161,13 @@ def run_oracle(cluster: SimulatedCluster, setting: Setting) -> Timeline:
     return Timeline(sizes, busy, setting.communication_seconds)
 
 
-def facts(cluster: SimulatedCluster, setting: Setting) -> Cluster:
+def facts(cluster: SimulatedCluster, setting: SimConfig) -> BatchConstraints:
     """What policies plan for.
 
     Raises:
         ValueError: Options that no plan can satisfy.
     """
-    return _balancer(cluster, setting, None, LastValue(), 0).cluster
+    return _balancer(cluster, setting, None, LastValue(), 0).constraints
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +181,10 @@ class _Shared:
     def uses_costs(self) -> bool:
         return self.policy.uses_costs
 
-    def init(self, cluster: Cluster) -> Any:
+    def init(self, cluster: BatchConstraints) -> Any:
         return self.policy.init(cluster)
 
-    def update(self, state: Any, cluster: Cluster, observation: Observation) -> Any:
+    def update(self, state: Any, cluster: BatchConstraints, observation: Observation) -> Any:
         asked = (state, cluster, observation)
         if not self.last or self.last[0] != asked:
             self.last[:] = [asked, self.policy.update(state, cluster, observation)]
@@ -192,22 +192,22 @@ class _Shared:
 
 
 def _balancers(
-    cluster: SimulatedCluster, setting: Setting, policy: Policy, predictor: Predictor
+    cluster: SimulatedCluster, setting: SimConfig, policy: Policy, predictor: Predictor
 ) -> list[Balancer]:
     x, epoch = setting.global_batch_size, setting.steps_per_epoch
     balancers = [
         _balancer(cluster, setting, policy, predictor, rank) for rank in range(cluster.workers)
     ]
-    introductions = [balancer.introduction() for balancer in balancers]
+    peer_info = [balancer.static_info() for balancer in balancers]
     for balancer in balancers:
-        balancer.meet(introductions)
-        balancer.follow(GlobalOrder(x * epoch, x, shuffle=False))
+        balancer.set_peers(peer_info)
+        balancer.use_order(GlobalOrder(x * epoch, x, shuffle=False))
     return balancers
 
 
 def _balancer(
     cluster: SimulatedCluster,
-    setting: Setting,
+    setting: SimConfig,
     policy: Policy | None,
     predictor: Predictor,
     rank: int,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.sync.base import Decision, Synchroniser
+from lbbsp_core.sync.base import SyncDecision, Synchroniser
 from lbbsp_core.types import require_positive
 
 Seconds = Callable[[int, int], float] | npt.ArrayLike
@@ -102,7 +102,7 @@ def schedule(
     workers: int | None = None,
     iterations: int | None = None,
     changes: Iterable[Change] = (),
-    enters: Enters | None = None,
+    on_update: Enters | None = None,
 ) -> Schedule:
     """The whole schedule of a run in which each worker does `iterations` iterations.
 
@@ -113,7 +113,7 @@ def schedule(
         iterations: Of each worker; where `seconds` is an array, as many as it has columns.
         changes: Who leaves and joins, and when. An iterator is read as time goes on, and must be
             in its order; anything else is sorted.
-        enters: May end the run, see `Enters`.
+        on_update: May end the run, see `Enters`.
 
     Raises:
         ValueError: Seconds out of range or not given, or a change that cannot be.
@@ -124,7 +124,7 @@ def schedule(
         >>> run.total_seconds, run.waiting_seconds, run.updates
         (5.0, 3.0, 2)
     """
-    if iterations is None and callable(seconds) and enters is None:
+    if iterations is None and callable(seconds) and on_update is None:
         raise ValueError("iterations must be given where seconds is a function: the run has no end")
     rows = sorted(
         play(
@@ -133,7 +133,7 @@ def schedule(
             workers=workers,
             iterations=iterations,
             changes=changes,
-            enters=enters,
+            on_update=on_update,
         )
     )
     columns = zip(*rows, strict=True) if rows else ((),) * len(Iteration._fields)
@@ -148,7 +148,7 @@ def play(
     workers: int | None = None,
     iterations: int | None = None,
     changes: Iterable[Change] = (),
-    enters: Enters | None = None,
+    on_update: Enters | None = None,
 ) -> Iterator[Iteration]:
     """Runs `synchroniser` in virtual time, O(log n) an event beside its own work.
 
@@ -161,7 +161,7 @@ def play(
         workers: As in `schedule`.
         iterations: Of each worker; None: they go on for as long as the iterator is read.
         changes: As in `schedule`.
-        enters: As in `schedule`.
+        on_update: As in `schedule`.
 
     Yields:
         Each iteration, once its worker is released.
@@ -175,7 +175,7 @@ def play(
     if workers is None:
         raise ValueError("workers must be given where seconds is a function")
     limit = columns if iterations is None else iterations
-    return _Run(synchroniser, look_up, workers, limit, enters).run(changes)
+    return _Run(synchroniser, look_up, workers, limit, on_update).run(changes)
 
 
 _TIMES = ("start", "push", "release")
@@ -191,7 +191,7 @@ class _Run:
         seconds: Callable[[int, int], float],
         workers: int,
         iterations: int | None,
-        enters: Enters | None = None,
+        on_update: Enters | None = None,
     ) -> None:
         self._synchroniser = synchroniser
         self._state = synchroniser.init(workers, 0.0)
@@ -203,7 +203,7 @@ class _Run:
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
         self._left: dict[int, Iteration] = {}  # pushed, kept, and gone
         self._updates = 0
-        self._enters = enters
+        self._enters = on_update
         self._over = False
 
     def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
@@ -211,7 +211,7 @@ class _Run:
             changes if isinstance(changes, Iterator) else sorted(changes, key=attrgetter("time"))
         )
         self._expect(ahead)
-        yield from self._obey(Decision((), tuple(range(len(self._done)))), 0.0)
+        yield from self._obey(SyncDecision((), tuple(range(len(self._done)))), 0.0)
         while self._heap and not self._over:
             now, kind, worker, what = heapq.heappop(self._heap)
             if kind == _CHANGE:
@@ -251,14 +251,14 @@ class _Run:
         elif worker in self._running or worker in self._waiting:
             yield from self._obey(self._finish(worker, now), now)
 
-    def _finish(self, worker: int, now: float) -> Decision:
+    def _finish(self, worker: int, now: float) -> SyncDecision:
         self._running.pop(worker, None)
         if worker in self._waiting:
             self._left[worker] = self._waiting.pop(worker)
         self._state, decision = self._synchroniser.finish(self._state, worker, now)
         return decision
 
-    def _obey(self, decision: Decision, now: float) -> Iterator[Iteration]:
+    def _obey(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
         """Updates the model, then releases; who is done leaves, which may release others."""
         decisions = deque([decision])
         while decisions:

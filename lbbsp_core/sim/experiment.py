@@ -21,27 +21,27 @@ from lbbsp_core.policy import (
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import SCHEMES
 from lbbsp_core.sim import (
+    AsyncRun,
     Communication,
     Curve,
     FixedTime,
     Preemption,
-    RelaxedRun,
     Scenario,
-    Setting,
+    SimConfig,
     SimulatedCluster,
     Task,
     Timeline,
     Trace,
-    fits_arrays,
+    fits_vectorised,
     learn,
     learned_in_step,
     lockstep,
     names_of,
-    replayed,
-    run_arrays,
+    replay_trace,
+    run_async,
     run_bsp,
     run_oracle,
-    run_relaxed,
+    run_vectorised,
     synchroniser,
 )
 from lbbsp_core.sim.backtest import DEFAULT, contenders
@@ -55,7 +55,7 @@ PROFILED: Final = 5
 """The shares of ``fixed`` are the mean speeds of the first 1 / PROFILED of a trace."""
 
 
-class Contestant(NamedTuple):
+class PolicySpec(NamedTuple):
     """A policy by its name on the command line.
 
     Args:
@@ -80,15 +80,15 @@ def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> FixedShares
     return FixedShares(tuple((len(first) * even / spent).tolist()))
 
 
-POLICIES: Final[Mapping[str, Contestant]] = MappingProxyType(
+POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
     {
-        "bsp": Contestant(lambda *_: Even(), relaxed=True),
-        "fixed": Contestant(profiled_shares, relaxed=True),
-        "dbs": Contestant(lambda *_: EpochBalanced()),
-        "proportional": Contestant(lambda *_: ProportionalControl()),
-        "leader-straggler": Contestant(lambda *_: LeaderStraggler()),
-        "lbbsp": Contestant(lambda *_: LoadBalanced(), predicts=True, relaxed=True),
-        "lbbsp-every": Contestant(
+        "bsp": PolicySpec(lambda *_: Even(), relaxed=True),
+        "fixed": PolicySpec(profiled_shares, relaxed=True),
+        "dbs": PolicySpec(lambda *_: EpochBalanced()),
+        "proportional": PolicySpec(lambda *_: ProportionalControl()),
+        "leader-straggler": PolicySpec(lambda *_: LeaderStraggler()),
+        "lbbsp": PolicySpec(lambda *_: LoadBalanced(), predicts=True, relaxed=True),
+        "lbbsp-every": PolicySpec(
             lambda *_: LoadBalanced(min_gain=0.0), predicts=True, relaxed=True
         ),
     }
@@ -97,7 +97,7 @@ POLICIES: Final[Mapping[str, Contestant]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Arena:
+class Experiment:
     """A cluster on which schemes are compared.
 
     Args:
@@ -112,18 +112,18 @@ class Arena:
     name: str
     kind: str
     cluster: SimulatedCluster
-    setting: Setting
+    setting: SimConfig
     communication: Communication = field(default_factory=FixedTime)
     preemption: Preemption | None = None
 
     @property
-    def together(self) -> Setting:
+    def together(self) -> SimConfig:
         """The setting where all workers communicate at once."""
         seconds = self.communication.seconds(self.cluster.workers)
         return replace(self.setting, communication_seconds=seconds)
 
     @property
-    def alone(self) -> Setting:
+    def alone(self) -> SimConfig:
         """The setting where they push and pull one by one."""
         return replace(self.setting, communication_seconds=self.communication.seconds_alone())
 
@@ -178,11 +178,11 @@ class Result(NamedTuple):
     """
 
     row: Row
-    run: Timeline | RelaxedRun
+    run: Timeline | AsyncRun
     curve: Curve | None = None
 
 
-class Goal(NamedTuple):
+class LearningTarget(NamedTuple):
     """What is learned, and how well.
 
     Args:
@@ -229,11 +229,11 @@ def simulate(
         raise ValueError("simulate needs at least one trace, got none: name a trace file")
     chosen = chosen_runs(policies, predictors, lag, syncs)
     arenas = [
-        Arena(
+        Experiment(
             name,
             "trace",
-            cluster := replayed(trace),
-            Setting(
+            cluster := replay_trace(trace),
+            SimConfig(
                 cluster.global_batch_size if global_batch_size is None else global_batch_size,
                 lag,
                 steps_per_epoch,
@@ -242,19 +242,19 @@ def simulate(
         )
         for name, trace in zip(names_of(traces), traces, strict=True)
     ]
-    return [result.row for result in compete(arenas, chosen, progress=progress)]
+    return [result.row for result in run_experiments(arenas, chosen, progress=progress)]
 
 
-def arena_of(scenario: Scenario, lag: int = 1) -> Arena:
+def arena_of(scenario: Scenario, lag: int = 1) -> Experiment:
     """The cluster of a scenario.
 
     GPUs of known profiles are told to their balancers, as in training.
     """
-    return Arena(
+    return Experiment(
         scenario.name,
         "scenario",
         scenario.cluster(),
-        Setting(
+        SimConfig(
             scenario.total,
             lag,
             scenario.steps_per_epoch,
@@ -266,11 +266,11 @@ def arena_of(scenario: Scenario, lag: int = 1) -> Arena:
     )
 
 
-def compete(
-    arenas: Iterable[Arena],
+def run_experiments(
+    arenas: Iterable[Experiment],
     runs: Sequence[Run],
     *,
-    goal: Goal | None = None,
+    goal: LearningTarget | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Result]:
     """Runs every scheme on every cluster.
@@ -298,15 +298,15 @@ def compete(
             yield Result(_row(arena, run, done, best, reached), done, curve)
 
 
-def _played(arena: Arena, run: Run, told: Callable[[int], None] | None) -> Timeline | RelaxedRun:
+def _played(arena: Experiment, run: Run, told: Callable[[int], None] | None) -> Timeline | AsyncRun:
     x = arena.setting.global_batch_size
     policy = POLICIES[run.policy].build(arena.cluster, x // arena.cluster.workers)
     in_step = run.sync == "bsp"
     if in_step and arena.preemption is None:
         setting = arena.together
-        play = run_arrays if fits_arrays(setting, policy, run.predictor) else run_bsp
+        play = run_vectorised if fits_vectorised(setting, policy, run.predictor) else run_bsp
         return play(arena.cluster, setting, policy, run.predictor, told)
-    return run_relaxed(
+    return run_async(
         arena.cluster,
         arena.together if in_step else arena.alone,
         synchroniser(run.sync),
@@ -317,10 +317,10 @@ def _played(arena: Arena, run: Run, told: Callable[[int], None] | None) -> Timel
     )
 
 
-def _learned(task: Task, run: Timeline | RelaxedRun, arena: Arena, cache: list[Any]) -> Curve:
+def _learned(task: Task, run: Timeline | AsyncRun, arena: Experiment, cache: list[Any]) -> Curve:
     """All runs in step make the same updates: those are learned from once for each arena."""
     x = arena.setting.global_batch_size
-    if isinstance(run, RelaxedRun):
+    if isinstance(run, AsyncRun):
         return learn(task, run, x)
     if not cache:
         cache.append(learned_in_step(task, x, len(run.sizes)))
@@ -428,7 +428,7 @@ def _told(progress: Progress | None, file: str, title: str) -> Callable[[int], N
 
 
 def _row(
-    arena: Arena, run: Run, done: Timeline | RelaxedRun, best: float, reached: float | None
+    arena: Experiment, run: Run, done: Timeline | AsyncRun, best: float, reached: float | None
 ) -> Row:
     return Row(
         trace=arena.name if arena.kind == "trace" else None,

@@ -13,7 +13,7 @@ from lbbsp_core.runtime.record import read_run
 from lbbsp_core.sim.cluster import LEAST_STEPS, ReplayedCluster
 
 
-class Recorded(NamedTuple):
+class RecordedRun(NamedTuple):
     """What a record tells.
 
     Args:
@@ -27,7 +27,7 @@ class Recorded(NamedTuple):
     step_seconds: float
 
 
-def recorded(path: str | Path) -> Recorded:
+def cluster_from_run(path: str | Path) -> RecordedRun:
     """Reads ``run.jsonl`` (or the folder that holds it) of a plain BSP run.
 
     Left out, and noted, are short steps and those with a held or missing measurement (the first
@@ -74,11 +74,11 @@ def recorded(path: str | Path) -> Recorded:
         tuple(notes),
     )
     beyond = float(np.median(walls - busy.max(axis=1)))
-    return Recorded(cluster, max(beyond, 0.0), float(np.median(walls)))
+    return RecordedRun(cluster, max(beyond, 0.0), float(np.median(walls)))
 
 
 def _whole(line: dict[str, Any]) -> bool:
     """Whether a step is like others, and every worker was measured."""
     numbers = [*line["busy_seconds"], *line["sizes"], line["wall_seconds"]]
     usable = all(isinstance(n, int | float) and math.isfinite(n) and n > 0 for n in numbers)
-    return usable and not line["held"] and not line.get("short")
+    return usable and not line["excluded"] and not line.get("short")

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import SampleStream
-from lbbsp_core.sim.asynchronous import RelaxedRun
+from lbbsp_core.sim.asynchronous import AsyncRun
 from lbbsp_core.sim.engine import Timeline
 from lbbsp_core.sim.events import Schedule
 from lbbsp_core.types import require_positive
@@ -220,7 +220,7 @@ class Curve(NamedTuple):
         return float(self.seconds[reached[0]]) if len(reached) else None
 
 
-def learn(task: Task, run: Timeline | RelaxedRun, global_batch_size: int) -> Curve:
+def learn(task: Task, run: Timeline | AsyncRun, global_batch_size: int) -> Curve:
     """Trains along a simulated run.
 
     Args:

@@ -17,7 +17,13 @@ from lbbsp_core.sim.communication import (
     RingAllReduce,
 )
 from lbbsp_core.sim.slowdowns import Constant, Disturbance, Lognormal, Markov, Noise, Pareto
-from lbbsp_core.sim.synthetic import OMNILEARN, InventedCluster, Preemption, cores, invented
+from lbbsp_core.sim.synthetic import (
+    OMNILEARN,
+    Preemption,
+    SyntheticCluster,
+    cores,
+    synthetic_cluster,
+)
 from lbbsp_core.types import Limits, require_nonnegative, require_positive
 from lbbsp_core.validate import require_known
 
@@ -132,9 +138,9 @@ class Scenario:
             return None
         return _repeated([profile.limits() for profile in self._profiles()], self.size)
 
-    def cluster(self) -> InventedCluster:
+    def cluster(self) -> SyntheticCluster:
         """Draws it."""
-        return invented(self.curves(), self.steps, noise=self.noise, seed=self.seed)
+        return synthetic_cluster(self.curves(), self.steps, noise=self.noise, seed=self.seed)
 
     def sized(self, workers: int) -> Scenario:
         """The same for another number of workers, with as many samples each."""

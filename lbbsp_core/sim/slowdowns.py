@@ -14,7 +14,7 @@ from lbbsp_core.types import require_nonnegative, require_positive
 Array = npt.NDArray[np.float64]
 
 
-class Weather(NamedTuple):
+class Slowdowns(NamedTuple):
     """What happens to the workers, shape ``(steps, workers)`` each.
 
     Args:
@@ -29,7 +29,7 @@ class Weather(NamedTuple):
 class Noise(Protocol):
     """A distribution of disturbances: frozen options, all chance from the generator given."""
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Draws the disturbances of a whole run."""
         ...
 
@@ -38,9 +38,9 @@ class Noise(Protocol):
 class Constant:
     """None: every iteration takes its worker as long as the one before."""
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Ones."""
-        return Weather(np.ones((steps, workers)))
+        return Slowdowns(np.ones((steps, workers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Lognormal:
         if not 0 <= self.memory < 1:
             raise ValueError(f"Lognormal.memory must be in [0, 1), got {self.memory!r}")
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """A stationary autoregression, independent for every worker."""
         z = rng.standard_normal((steps, workers))
         for step in range(1, steps if self.memory else 0):
             z[step] = self.memory * z[step - 1] + (1 - self.memory**2) ** 0.5 * z[step]
-        return Weather(np.exp(self.sigma * z - self.sigma**2 / 2))
+        return Slowdowns(np.exp(self.sigma * z - self.sigma**2 / 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class Pareto:
     def __post_init__(self) -> None:
         require_positive("Pareto.alpha - 1", self.alpha - 1)
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Independent draws."""
-        return Weather(1.0 + rng.pareto(self.alpha, (steps, workers)))
+        return Slowdowns(1.0 + rng.pareto(self.alpha, (steps, workers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class Markov:
         for name in ("to_slow", "to_fast"):
             _probability(f"Markov.{name}", getattr(self, name))
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Begins in the stationary distribution."""
         slow = np.empty((steps, workers), np.bool_)
         now = rng.random(workers) < self.to_slow / (self.to_slow + self.to_fast)
         for step in range(steps):
             slow[step] = now
             now = now ^ (rng.random(workers) < np.where(now, self.to_fast, self.to_slow))
-        return Weather(np.where(slow, self.slow, 1.0))
+        return Slowdowns(np.where(slow, self.slow, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,12 @@ class Disturbance:
                 f"Disturbance.steps_per_epoch must be >= 1, got {self.steps_per_epoch!r}"
             )
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Weather:
+    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Independent for every worker."""
         epochs = -(-steps // self.steps_per_epoch)
         lost = np.array(list(self._epochs(rng, epochs, workers))) / self.steps_per_epoch
         delay = np.repeat(lost, self.steps_per_epoch, axis=0)[:steps]
-        return Weather(np.ones((steps, workers)), delay)
+        return Slowdowns(np.ones((steps, workers)), delay)
 
     def _epochs(self, rng: np.random.Generator, epochs: int, workers: int) -> Iterator[Array]:
         """Seconds lost by every worker, epoch by epoch."""

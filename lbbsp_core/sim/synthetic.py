@@ -8,30 +8,30 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Affine, Cost, Lines, Pieces, Segment
+from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost, Segment
 from lbbsp_core.sim.events import Change
-from lbbsp_core.sim.slowdowns import Constant, Noise, Weather
+from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
 from lbbsp_core.types import require_nonnegative, require_positive
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class InventedCluster:
+class SyntheticCluster:
     r"""Workers with a curve each, disturbed: ``slowness[k, i] * Gamma_i(x) + delay[k, i]`` seconds.
 
     Args:
         curves: Gamma by rank, undisturbed: any form, `lbbsp_core.Profile.load` of a GPU included.
-        weather: Slowness and delays, ``(steps, workers)``; see `invented`.
+        weather: Slowness and delays, ``(steps, workers)``; see `synthetic_cluster`.
 
     Example:
-        >>> cluster = InventedCluster([Affine(0.5, 0.25)], Weather(np.array([[1.0], [2.0]])))
+        >>> cluster = SyntheticCluster([Affine(0.5, 0.25)], Slowdowns(np.array([[1.0], [2.0]])))
         >>> cluster.cost(0, 0)(2), cluster.cost(0, 1)(2)
         (1.0, 2.0)
     """
 
     curves: Sequence[Cost]
-    weather: Weather
+    weather: Slowdowns
     _table: tuple[Array, Array, Array] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,9 @@ class InventedCluster:
             (start, slow * seconds + late, slow * slope)
             for start, seconds, slope in self.curves[rank].segments()
         )
-        return Affine(*pieces[0][1:]) if len(pieces) == 1 and pieces[0][2] else Pieces(pieces)
+        return (
+            Affine(*pieces[0][1:]) if len(pieces) == 1 and pieces[0][2] else PiecewiseCost(pieces)
+        )
 
     def costs(self, step: int) -> Sequence[Cost]:
         """As arrays, where all curves are straight."""
@@ -72,7 +74,7 @@ class InventedCluster:
         if start.shape[1] > 1:
             return [self.cost(rank, step) for rank in range(self.workers)]
         slow = self.weather.slowness[step]
-        return Lines(slow * seconds[:, 0] + self._delay(step), slow * slope[:, 0])
+        return AffineArray(slow * seconds[:, 0] + self._delay(step), slow * slope[:, 0])
 
     def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Array:
         """Elementwise, by the same arithmetic as `cost`."""
@@ -93,9 +95,9 @@ class InventedCluster:
         return 0.0 if delay is None else delay[step]
 
 
-def invented(
+def synthetic_cluster(
     curves: Sequence[Cost], steps: int, *, noise: Noise | None = None, seed: int = 0
-) -> InventedCluster:
+) -> SyntheticCluster:
     """Draws a cluster; the same seed gives the same one.
 
     Args:
@@ -109,13 +111,13 @@ def invented(
 
     Example:
         >>> from lbbsp_core.sim.slowdowns import Pareto
-        >>> invented(cores([6, 6, 4, 32]), 100, noise=Pareto(2.5), seed=3).workers
+        >>> synthetic_cluster(cores([6, 6, 4, 32]), 100, noise=Pareto(2.5), seed=3).workers
         4
     """
     if not curves or steps < 1:
         raise ValueError(f"a cluster needs workers and steps, got {len(curves)} and {steps}")
     drawn = (noise or Constant()).weather(np.random.default_rng(seed), steps, len(curves))
-    return InventedCluster(curves, drawn)
+    return SyntheticCluster(curves, drawn)
 
 
 OMNILEARN = ("12/12/12/12", "12/12/8/16", "9/9/6/24", "6/6/4/32")

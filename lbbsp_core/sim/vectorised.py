@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Lines
-from lbbsp_core.cost.online import Shape
-from lbbsp_core.measure import Gate
+from lbbsp_core.cost import AffineArray
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.policy import Observation, Policy
 from lbbsp_core.predict import Ema, LastValue, Predictor
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import Setting, Timeline, facts
+from lbbsp_core.sim.engine import SimConfig, Timeline, facts
 from lbbsp_core.types import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -31,8 +31,8 @@ ELEMENTWISE = (LastValue, Ema)
 """Predictors whose arithmetic takes arrays of shape ``(workers,)``."""
 
 
-def fits_arrays(setting: Setting, policy: Policy, predictor: Predictor | None) -> bool:
-    """Whether `run_arrays` can run this: no predictor is needed, or it and the shape are simple."""
+def fits_vectorised(setting: SimConfig, policy: Policy, predictor: Predictor | None) -> bool:
+    """Whether `run_vectorised` can run this: no predictor, or a simple one and a straight cost."""
     if not policy.uses_costs:
         return True
     straight = (
@@ -41,9 +41,9 @@ def fits_arrays(setting: Setting, policy: Policy, predictor: Predictor | None) -
     return straight and isinstance(predictor or LastValue(), ELEMENTWISE)
 
 
-def run_arrays(
+def run_vectorised(
     cluster: SimulatedCluster,
-    setting: Setting,
+    setting: SimConfig,
     policy: Policy,
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
@@ -58,9 +58,9 @@ def run_arrays(
         progress: As there.
 
     Raises:
-        ValueError: Not to be run this way, see `fits_arrays`, or as in `run_bsp`.
+        ValueError: Not to be run this way, see `fits_vectorised`, or as in `run_bsp`.
     """
-    if not fits_arrays(setting, policy, predictor):
+    if not fits_vectorised(setting, policy, predictor):
         raise ValueError(
             f"{predictor!r} and the shape of {setting.cost!r} cannot be run in arrays: use "
             "LastValue or Ema and a straight cost, or run_bsp"
@@ -74,8 +74,10 @@ def run_arrays(
     for step in range(cluster.steps):
         sizes[step] = plan = plans.popleft()
         busy[step] = seconds = cluster.seconds(step, plan)
-        costs, held = speeds.learn(plan, seconds, policy.uses_costs)
-        state = policy.update(state, known, _observation(setting, step, plan, seconds, held, costs))
+        costs, excluded = speeds.learn(plan, seconds, policy.uses_costs)
+        state = policy.update(
+            state, known, _observation(setting, step, plan, seconds, excluded, costs)
+        )
         plans.append(np.array(state.sizes))
         if progress is not None:
             progress(1)
@@ -83,25 +85,25 @@ def run_arrays(
 
 
 def _observation(
-    setting: Setting,
+    setting: SimConfig,
     step: int,
     plan: npt.NDArray[np.int64],
     seconds: Floats,
-    held: Flags,
-    costs: Lines | None,
+    excluded: Flags,
+    costs: AffineArray | None,
 ) -> Observation:
     return Observation(
         step,
         tuple(plan.tolist()),
         tuple((np.rint(seconds * 1e9) / 1e9).tolist()),
-        tuple(np.flatnonzero(held).tolist()),
+        tuple(np.flatnonzero(excluded).tolist()),
         (None,) * len(plan) if costs is None else costs,
         (step + 1) % setting.steps_per_epoch == 0,
     )
 
 
 class _Known(NamedTuple):
-    """What has been learned of the workers' shapes: `lbbsp_core.ShapeState` in arrays.
+    """What has been learned of the workers' shapes: `lbbsp_core.CostShapeState` in arrays.
 
     Where nothing can be compared with, `work` and `seconds` are NaN.
     """
@@ -117,81 +119,81 @@ class _Known(NamedTuple):
 class _Speeds:
     """Gate, shape and predictor of every worker."""
 
-    def __init__(self, setting: Setting, workers: int, predictor: Predictor) -> None:
+    def __init__(self, setting: SimConfig, workers: int, predictor: Predictor) -> None:
         self._shape = setting.shape(0, workers)
         first = self._shape.init()
-        self._least = float(self._shape.prior.work(0))
+        self._least = float(self._shape.prior.effective_samples(0))
         none, zero = np.full(workers, np.nan), np.zeros(workers)
         overhead, one = np.full(workers, first.overhead), np.ones(workers)
         self._known = _Known(overhead, none, none, one, overhead, zero)
         self._predictor, self._state = predictor, predictor.init()
-        self._gate = Gate()
+        self._gate = OutlierFilter()
         self._last, self._outliers = none, np.zeros(workers, np.int64)
 
     def learn(
         self, sizes: npt.NDArray[np.int64], seconds: Floats, uses_costs: bool
-    ) -> tuple[Lines | None, Flags]:
+    ) -> tuple[AffineArray | None, Flags]:
         """Predicted curves after a step, and who was held."""
         marginal = self._marginal(sizes)
         measured = Measurement(marginal + self._known.overhead, seconds)
-        admitted = self._admit(measured)
+        accepted = self._admit(measured)
         if not uses_costs:
-            return None, ~admitted
-        self._state = _merged(admitted, self._predictor.update(self._state, measured), self._state)
-        self._known = _learned(self._shape, self._known, marginal, seconds, admitted)
-        return self._lines(), ~admitted
+            return None, ~accepted
+        self._state = _merged(accepted, self._predictor.update(self._state, measured), self._state)
+        self._known = _learned(self._shape, self._known, marginal, seconds, accepted)
+        return self._lines(), ~accepted
 
     def _marginal(self, sizes: npt.NDArray[np.int64]) -> Floats:
         """w(x): `Proportional` and `Affine` count it elementwise."""
-        work: Any = self._shape.prior.work
+        work: Any = self._shape.prior.effective_samples
         marginal: Floats = np.asarray(work(sizes), np.float64) - self._least
         return marginal
 
     def _admit(self, measured: Measurement) -> Flags:
-        """`Gate.admit`, elementwise."""
+        """`OutlierFilter.accept`, elementwise."""
         speed, gate = measured.samples_per_second, self._gate
         with np.errstate(invalid="ignore"):
             ratio = speed / self._last
             near = (1 / gate.factor <= ratio) & (ratio <= gate.factor)
         new_level = self._outliers + 1 >= gate.patience
-        admitted: Flags = np.isnan(self._last) | near | new_level
-        self._last = np.where(admitted, speed, self._last)
-        self._outliers = np.where(admitted, 0, self._outliers + 1)
-        return admitted
+        accepted: Flags = np.isnan(self._last) | near | new_level
+        self._last = np.where(accepted, speed, self._last)
+        self._outliers = np.where(accepted, 0, self._outliers + 1)
+        return accepted
 
-    def _lines(self) -> Lines:
+    def _lines(self) -> AffineArray:
         """The curves as they are exchanged: whole picoseconds and nanoseconds."""
         speed: Floats = self._predictor.predict(self._state)
         slope = np.maximum(1.0, np.rint(1e12 / speed))
-        return Lines(np.rint(self._known.overhead / speed * 1e9) / 1e9, slope / 1e12)
+        return AffineArray(np.rint(self._known.overhead / speed * 1e9) / 1e9, slope / 1e12)
 
 
-def _merged(admitted: Flags, new: Any, old: Any) -> Any:
+def _merged(accepted: Flags, new: Any, old: Any) -> Any:
     """The state `new` where a worker was admitted, else `old`; the first step admits all."""
-    if admitted.all():
+    if accepted.all():
         return new
-    return type(new)(*(np.where(admitted, a, b) for a, b in zip(new, old, strict=True)))
+    return type(new)(*(np.where(accepted, a, b) for a, b in zip(new, old, strict=True)))
 
 
-def _learned(shape: Shape, old: _Known, w1: Floats, b1: Floats, admitted: Flags) -> _Known:
-    """`Shape.learn` or `skip`, elementwise."""
+def _learned(shape: CostShape, old: _Known, w1: Floats, b1: Floats, accepted: Flags) -> _Known:
+    """`CostShape.learn` or `skip`, elementwise."""
     w0, b0 = old.work, old.seconds
-    known = admitted & ~np.isnan(w0)
+    known = accepted & ~np.isnan(w0)
     work, seconds = (w0 + w1) / 2, (b0 + b1) / 2
     known &= work > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         z, a = (w0 - w1) / work, (b0 - b1) / seconds
         c = (w0 * b1 - w1 * b0) / seconds
-    small = np.abs(z) < np.maximum(shape.least_change, 3 * old.noise)
+    small = np.abs(z) < np.maximum(shape.min_change, 3 * old.noise)
     tells = known & ~small & (z * a > 0)
     weight = np.where(tells, old.weight + z * a, old.weight)
     moment = np.where(tells, old.moment + z * c, old.moment)
-    bounded = np.minimum(np.maximum(moment / weight, 0.0), shape.most)
+    bounded = np.minimum(np.maximum(moment / weight, 0.0), shape.max_overhead)
     noise = old.noise + 0.1 * (np.abs(a - z) - old.noise)
     return _Known(
         np.where(tells, bounded, old.overhead),
-        np.where(admitted, w1, np.nan),
-        np.where(admitted, b1, np.nan),
+        np.where(accepted, w1, np.nan),
+        np.where(accepted, b1, np.nan),
         weight,
         moment,
         np.where(known & small, noise, old.noise),

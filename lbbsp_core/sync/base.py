@@ -7,7 +7,7 @@ import operator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
-class Decision(NamedTuple):
+class SyncDecision(NamedTuple):
     """What is to be done now.
 
     A worker whose push is answered by a decision that does not release it waits; a later
@@ -40,18 +40,18 @@ class Synchroniser(Protocol):
         """The state at the start: `workers` workers, all of them released at time `now`."""
         ...
 
-    def push(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def push(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         """The next state, once `worker` has pushed the gradient of one iteration."""
         ...
 
-    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         """The next state, once `worker` has left: it is done, or dead. Nobody waits for it.
 
         What it has pushed still enters the model where the others' pushes do.
         """
         ...
 
-    def join(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def join(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         """The next state, once `worker` has come (back): a former one, or the next number.
 
         It is released at once, and counts as being where the slowest worker is. A push kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lbbsp_core.sync.base import require_absent, require_count, require_present
-from lbbsp_core.sync.persistent_vector import Vector
+from lbbsp_core.sync.persistent_vector import PersistentVector
 
 
 class Clocks(NamedTuple):
@@ -18,7 +18,7 @@ class Clocks(NamedTuple):
         slowest: The lowest rank with that count; -1 where nobody is there.
     """
 
-    counts: Vector[int]
+    counts: PersistentVector[int]
     least: int
     slowest: int
 
@@ -26,7 +26,7 @@ class Clocks(NamedTuple):
     def start(cls, workers: int) -> Clocks:
         """All at 0."""
         require_count("workers", workers, 1)
-        return cls(Vector.of((0,) * workers), least=0, slowest=0)
+        return cls(PersistentVector.of((0,) * workers), least=0, slowest=0)
 
     def count(self, worker: int) -> int:
         """The c of a worker that is there.

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import Decision, require_count, require_running, require_time
+from lbbsp_core.sync.base import SyncDecision, require_count, require_running, require_time
 from lbbsp_core.sync.clocks import Clocks
-from lbbsp_core.sync.persistent_vector import Vector
+from lbbsp_core.sync.persistent_vector import PersistentVector
 
 
-class Pace(NamedTuple):
+class DSSPWorker(NamedTuple):
     """What DSSP knows of one worker.
 
     Args:
@@ -29,7 +29,7 @@ class DSSPState(NamedTuple):
     """How far everybody is, and how fast; `most` is the greatest count of those who are there."""
 
     clocks: Clocks
-    paces: Vector[Pace]
+    paces: PersistentVector[DSSPWorker]
     most: int
 
 
@@ -81,9 +81,9 @@ class DSSP:
 
     def init(self, workers: int, now: float = 0.0) -> DSSPState:
         """All released."""
-        return DSSPState(Clocks.start(workers), Vector.of((Pace(),) * workers), 0)
+        return DSSPState(Clocks.start(workers), PersistentVector.of((DSSPWorker(),) * workers), 0)
 
-    def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, Decision]:
+    def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Applies the push; releases the worker for a credit, old or new, or for a small lead."""
         clocks = state.clocks.pushed(worker)
         pace = state.paces[worker]
@@ -97,24 +97,24 @@ class DSSP:
         known = known._replace(paces=known.paces.replaced(worker, pace))
         after, freed = self._free(state.clocks, known)
         release = freed if waits else tuple(sorted((*freed, worker)))
-        return after, Decision((worker,), release)
+        return after, SyncDecision((worker,), release)
 
-    def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, Decision]:
+    def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Releases whom only this worker held back."""
         clocks = state.clocks.left(worker)
-        paces = state.paces.replaced(worker, Pace())
+        paces = state.paces.replaced(worker, DSSPWorker())
         most = state.most
         if state.clocks.count(worker) == most:
             most = max(clocks.least, *clocks.counts)
         after, freed = self._free(state.clocks, DSSPState(clocks, paces, most))
-        return after, Decision(release=freed)
+        return after, SyncDecision(release=freed)
 
-    def join(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, Decision]:
+    def join(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """It begins where the slowest is."""
         clocks = state.clocks.joined(worker)
         new = worker == len(state.paces)
-        paces = state.paces.appended(Pace()) if new else state.paces
-        return DSSPState(clocks, paces, state.most), Decision(release=(worker,))
+        paces = state.paces.appended(DSSPWorker()) if new else state.paces
+        return DSSPState(clocks, paces, state.most), SyncDecision(release=(worker,))
 
     def _free(self, before: Clocks, after: DSSPState) -> tuple[DSSPState, tuple[int, ...]]:
         """Releases who waits and need not, now that the slowest has moved."""

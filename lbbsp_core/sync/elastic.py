@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from lbbsp_core.sync.base import (
-    Decision,
+    SyncDecision,
     require_absent,
     require_count,
     require_present,
     require_running,
     require_time,
 )
-from lbbsp_core.sync.persistent_vector import Vector
+from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.sync.zipline import zipline
 
 
@@ -41,7 +41,7 @@ class Runner(NamedTuple):
 class ElasticState(NamedTuple):
     """Where everybody is between two barriers, and how many are still on their way."""
 
-    runners: Vector[Runner]
+    runners: PersistentVector[Runner]
     missing: int
 
 
@@ -89,9 +89,13 @@ class ElasticBSP:
     def init(self, workers: int, now: float = 0.0) -> ElasticState:
         """All released, for one iteration."""
         first = Runner(released=require_time(now))
-        return ElasticState(Vector.of((first,) * require_count("workers", workers, 1)), workers)
+        return ElasticState(
+            PersistentVector.of((first,) * require_count("workers", workers, 1)), workers
+        )
 
-    def push(self, state: ElasticState, worker: int, now: float) -> tuple[ElasticState, Decision]:
+    def push(
+        self, state: ElasticState, worker: int, now: float
+    ) -> tuple[ElasticState, SyncDecision]:
         """Applies the push and goes on, or keeps it and waits; the last one makes the barrier."""
         runner = _present(state, worker)
         require_running(worker, runner.left > 0)
@@ -103,40 +107,46 @@ class ElasticBSP:
         )
         runners = state.runners.replaced(worker, runner)
         if runner.left:
-            return ElasticState(runners, state.missing), Decision((worker,), (worker,))
+            return ElasticState(runners, state.missing), SyncDecision((worker,), (worker,))
         return self._arrived(ElasticState(runners, state.missing - 1), now)
 
-    def finish(self, state: ElasticState, worker: int, now: float) -> tuple[ElasticState, Decision]:
+    def finish(
+        self, state: ElasticState, worker: int, now: float
+    ) -> tuple[ElasticState, SyncDecision]:
         """The barrier, if only this worker was missing."""
         runner = _present(state, worker)
         gone = runner._replace(there=False, left=0 if not runner.left else -1)
         runners = state.runners.replaced(worker, gone)
         if not runner.left:
-            return ElasticState(runners, state.missing), Decision()
+            return ElasticState(runners, state.missing), SyncDecision()
         return self._arrived(ElasticState(runners, state.missing - 1), now)
 
-    def join(self, state: ElasticState, worker: int, now: float) -> tuple[ElasticState, Decision]:
+    def join(
+        self, state: ElasticState, worker: int, now: float
+    ) -> tuple[ElasticState, SyncDecision]:
         """It has one iteration until the barrier, and is watched from now on."""
         known = len(state.runners)
         require_absent(worker, 0 <= worker < known and state.runners[worker].there, known)
         runners = state.runners.appended(Runner()) if worker == known else state.runners
         runners = runners.replaced(worker, Runner(released=require_time(now)))
-        return ElasticState(runners, state.missing + 1), Decision(release=(worker,))
+        return ElasticState(runners, state.missing + 1), SyncDecision(release=(worker,))
 
-    def _arrived(self, state: ElasticState, now: float) -> tuple[ElasticState, Decision]:
+    def _arrived(self, state: ElasticState, now: float) -> tuple[ElasticState, SyncDecision]:
         """One fewer is missing: if it was the last, the barrier is here."""
         if state.missing:
-            return state, Decision()
+            return state, SyncDecision()
         runners = list(state.runners)
         there = [rank for rank, runner in enumerate(runners) if runner.there]
         if not there:
-            return state, Decision()
+            return state, SyncDecision()
         kept = tuple(rank for rank, runner in enumerate(runners) if not runner.left)
         runners = [runner if runner.there else runner._replace(left=-1) for runner in runners]
         quotas = self._quotas([runners[rank] for rank in there], now)
         for rank, left in zip(there, quotas, strict=True):
             runners[rank] = runners[rank]._replace(left=left, released=now)
-        return ElasticState(Vector.of(runners), len(there)), Decision(kept, tuple(there))
+        return ElasticState(PersistentVector.of(runners), len(there)), SyncDecision(
+            kept, tuple(there)
+        )
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
         """Iterations of each worker until the next barrier."""

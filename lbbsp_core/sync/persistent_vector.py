@@ -13,7 +13,7 @@ _WIDTH = 1 << _BITS
 
 
 @dataclass(frozen=True, slots=True)
-class Vector(Generic[T]):
+class PersistentVector(Generic[T]):
     """A tree of tuples, 32 wide: to read or replace an item takes O(log n).
 
     States hold one, so that a transition can be pure without copying what it knows of ten
@@ -25,7 +25,7 @@ class Vector(Generic[T]):
         shift: Bits of the index below those that choose among the branches of `tree`.
 
     Example:
-        >>> numbers = Vector.of([1, 2, 3])
+        >>> numbers = PersistentVector.of([1, 2, 3])
         >>> list(numbers.replaced(1, 5)), list(numbers)
         ([1, 5, 3], [1, 2, 3])
     """
@@ -35,7 +35,7 @@ class Vector(Generic[T]):
     shift: int
 
     @classmethod
-    def of(cls, items: Iterable[T]) -> Vector[T]:
+    def of(cls, items: Iterable[T]) -> PersistentVector[T]:
         """A vector of `items`."""
         nodes: tuple[Any, ...] = tuple(items)
         length, shift = len(nodes), 0
@@ -62,15 +62,17 @@ class Vector(Generic[T]):
             nodes = [item for node in nodes for item in node]
         return iter(nodes)
 
-    def replaced(self, index: int, item: T) -> Vector[T]:
+    def replaced(self, index: int, item: T) -> PersistentVector[T]:
         """A copy with `item` at `index`."""
         if not 0 <= index < self.length:
             raise IndexError(f"index must be from 0 to {self.length - 1}, got {index}")
-        return Vector(_replaced(self.tree, self.shift, index, item), self.length, self.shift)
+        return PersistentVector(
+            _replaced(self.tree, self.shift, index, item), self.length, self.shift
+        )
 
-    def appended(self, item: T) -> Vector[T]:
+    def appended(self, item: T) -> PersistentVector[T]:
         """A copy with `item` after the others; O(n), for what is rare."""
-        return Vector.of([*self, item])
+        return PersistentVector.of([*self, item])
 
 
 def _replaced(node: tuple[Any, ...], shift: int, index: int, item: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.policy import Cluster, Even, FixedShares, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Even, FixedShares, Observation, Policy, Sizes
 
 
 class Rounds:
@@ -20,12 +20,12 @@ class Rounds:
         ValueError: A policy that needs common steps.
     """
 
-    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+    def __init__(self, constraints: BatchConstraints, policy: Policy) -> None:
         check_policy(policy)
-        self.cluster, self.policy = cluster, policy
-        self._state = policy.init(cluster)
-        self._latest: list[tuple[int, float, Cost | None]] = [(0, 0.0, None)] * cluster.workers
-        self._there = set(range(cluster.workers))
+        self.constraints, self.policy = constraints, policy
+        self._state = policy.init(constraints)
+        self._latest: list[tuple[int, float, Cost | None]] = [(0, 0.0, None)] * constraints.workers
+        self._there = set(range(constraints.workers))
         self._missing = set(self._there)
         self._round = 0
 
@@ -52,7 +52,7 @@ class Rounds:
     def _decide(self) -> None:
         sizes, seconds, costs = zip(*self._latest, strict=True)
         seen = Observation(self._round, sizes, seconds, (), costs)
-        self._state = self.policy.update(self._state, self.cluster, seen)
+        self._state = self.policy.update(self._state, self.constraints, seen)
         self._round += 1
         self._missing = set(self._there)
 

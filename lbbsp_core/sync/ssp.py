@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import Decision, require_count, require_running
+from lbbsp_core.sync.base import SyncDecision, require_count, require_running
 from lbbsp_core.sync.clocks import Clocks
 
 
@@ -35,13 +35,13 @@ class SSP:
         >>> ssp = SSP(1)
         >>> state, decision = ssp.push(ssp.init(2), 0, now=1.0)
         >>> decision
-        Decision(aggregate=(0,), release=(0,))
+        SyncDecision(aggregate=(0,), release=(0,))
         >>> state, decision = ssp.push(state, 0, now=2.0)  # two ahead: it waits
         >>> decision
-        Decision(aggregate=(0,), release=())
+        SyncDecision(aggregate=(0,), release=())
         >>> state, decision = ssp.push(state, 1, now=2.5)
         >>> decision
-        Decision(aggregate=(1,), release=(0, 1))
+        SyncDecision(aggregate=(1,), release=(0, 1))
 
     References:
         Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter
@@ -58,7 +58,7 @@ class SSP:
         """All released."""
         return SSPState(Clocks.start(workers))
 
-    def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, Decision]:
+    def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
         """Applies the push; releases whom the slowest no longer holds back."""
         clocks = state.clocks
         require_running(worker, clocks.lead(worker) <= self.staleness)
@@ -66,16 +66,16 @@ class SSP:
         release = self._freed(clocks.least, after)
         if after.lead(worker) <= self.staleness and worker not in release:
             release = tuple(sorted((*release, worker)))
-        return SSPState(after), Decision((worker,), release)
+        return SSPState(after), SyncDecision((worker,), release)
 
-    def finish(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, Decision]:
+    def finish(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
         """Releases whom only this worker held back."""
         after = state.clocks.left(worker)
-        return SSPState(after), Decision(release=self._freed(state.clocks.least, after))
+        return SSPState(after), SyncDecision(release=self._freed(state.clocks.least, after))
 
-    def join(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, Decision]:
+    def join(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
         """It begins where the slowest is."""
-        return SSPState(state.clocks.joined(worker)), Decision(release=(worker,))
+        return SSPState(state.clocks.joined(worker)), SyncDecision(release=(worker,))
 
     def _freed(self, least: int, after: Clocks) -> tuple[int, ...]:
         """Who waited while the slowest was at `least`, and does not now."""

@@ -13,7 +13,7 @@ Times = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 
-class Alignment(NamedTuple):
+class ZipLineResult(NamedTuple):
     """What `zipline` found.
 
     Args:
@@ -27,7 +27,7 @@ class Alignment(NamedTuple):
     barrier: float
 
 
-def zipline(times: npt.ArrayLike, method: Method = "zipline") -> Alignment:
+def zipline(times: npt.ArrayLike, method: Method = "zipline") -> ZipLineResult:
     r"""One time of each worker, with the smallest distance from the earliest to the latest.
 
     ``min_z max_p e[p, z_p] - min_p e[p, z_p]``; the first such minimum wins. Paper: merge all
@@ -69,7 +69,7 @@ def zipline(times: npt.ArrayLike, method: Method = "zipline") -> Alignment:
 
     Example:
         >>> zipline([[1.0, 2.0, 3.0], [2.5, 5.0, 7.5]])
-        Alignment(indices=array([1, 0]), spread=0.5, barrier=2.5)
+        ZipLineResult(indices=array([1, 0]), spread=0.5, barrier=2.5)
 
     References:
         Zhao, Papagelis, An, Chen, Liu, Hu: Elastic Bulk Synchronous Parallel Model for
@@ -83,7 +83,7 @@ def zipline(times: npt.ArrayLike, method: Method = "zipline") -> Alignment:
     indices = search(table)
     chosen = table[np.arange(len(table)), indices]
     barrier = float(chosen.max())
-    return Alignment(indices.astype(np.int64), barrier - float(chosen.min()), barrier)
+    return ZipLineResult(indices.astype(np.int64), barrier - float(chosen.min()), barrier)
 
 
 # The merged order: positions 0, 1, ... of all points by time; ties by worker, then by index

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from lbbsp_core.cost import Affine, Cost
-from lbbsp_core.policy import Cluster, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.predict import Predictor
 from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.protocol import WIDTH, Message, Row, decode, encode
+from lbbsp_core.runtime.protocol import WIDTH, Row, StepMessage, decode, encode
 from lbbsp_core.sim.events import Change, play, schedule
-from lbbsp_core.sync import Decision, Synchroniser
+from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.types import Limits, Measurement
 
 _SCALES = (1e-3, 1.0, 1e6)  # samples per second: a large model on a CPU, and a tiny one on a GPU
@@ -72,7 +72,7 @@ def check_predictor(
         _check_arrays(predictor, [list(_series(60, 6 + worker, 1.0)) for worker in range(3)])
 
 
-def check_policy(policy: Policy, *clusters: Cluster, steps: int = 80) -> None:
+def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -> None:
     """Checks the contract of `Policy`.
 
     That it is a frozen value which compares, hashes, pickles and prints its parameters; that
@@ -104,7 +104,7 @@ def check_policy(policy: Policy, *clusters: Cluster, steps: int = 80) -> None:
         _check_policy_states(policy, states)
 
 
-def check_plan(sizes: Sizes, cluster: Cluster) -> None:
+def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
     """Checks that `sizes` is a plan of `cluster`: sum, limits and granularity kept.
 
     Raises:
@@ -116,13 +116,15 @@ def check_plan(sizes: Sizes, cluster: Cluster) -> None:
         f"{shown} must be a tuple of Python's int: it is compared by its text, and recorded",
     )
     _require(len(sizes) == cluster.workers, f"{shown} must have {cluster.workers} sizes")
-    _require(sum(sizes) == cluster.total, f"{shown} must sum to {cluster.total}")
+    _require(
+        sum(sizes) == cluster.global_batch_size, f"{shown} must sum to {cluster.global_batch_size}"
+    )
     for size, bounds in zip(sizes, cluster.limits, strict=True):
         most = math.inf if bounds.maximum is None else bounds.maximum
         _require(bounds.minimum <= size <= most, f"{shown} must keep {bounds}")
     odd = sum(size % cluster.granularity != 0 for size in sizes)
     _require(
-        odd <= (cluster.total % cluster.granularity != 0),
+        odd <= (cluster.global_batch_size % cluster.granularity != 0),
         f"{shown} must be in multiples of {cluster.granularity}, but for one worker's remainder",
     )
 
@@ -197,10 +199,10 @@ def exchange_in_process(
     busy_seconds: Sequence[float],
     wall_seconds: float | None = None,
     *,
-    held: Collection[int] = (),
+    excluded: Collection[int] = (),
     stop: Collection[int] = (),
     drivers: Sequence[tuple[float, ...]] | None = None,
-) -> tuple[Message, ...]:
+) -> tuple[StepMessage, ...]:
     """One step of several balancers in one process, as a framework's all-reduce does it.
 
     Each worker's message becomes a row of a float32 array that is zero elsewhere; their sum is
@@ -210,7 +212,7 @@ def exchange_in_process(
         balancers: All workers', by rank.
         busy_seconds: What each measured, by rank.
         wall_seconds: From barrier to barrier; by default the slowest worker's busy seconds.
-        held: Ranks that hold this step.
+        excluded: Ranks that hold this step.
         stop: Ranks that ask to stop.
         drivers: Driving factors of each worker's next step, by rank.
 
@@ -228,13 +230,13 @@ def exchange_in_process(
     if wall_seconds is None:
         wall_seconds = max((busy for busy in busy_seconds if 0 < busy < math.inf), default=0.0)
     if balancers[0].step == 0:
-        introductions = [balancer.introduction() for balancer in balancers]
+        peer_info = [balancer.static_info() for balancer in balancers]
         for balancer in balancers:
-            balancer.meet(introductions)
+            balancer.set_peers(peer_info)
     slots = []
     for rank, (balancer, busy) in enumerate(zip(balancers, busy_seconds, strict=True)):
         known = drivers[rank] if drivers else ()
-        message = balancer.report(busy, held=rank in held, stop=rank in stop, drivers=known)
+        message = balancer.report(busy, excluded=rank in excluded, stop=rank in stop, drivers=known)
         slots.append(_one_hot(rank, len(balancers), encode(message)))
     rows = reduce(np.add, slots)
     messages = tuple(decode(row) for row in rows)
@@ -341,8 +343,8 @@ def _check_replay(predictor: Predictor, series: Sequence[Measurement]) -> None:
     _drive(predictor, predictor.init(), series[::-1])  # another worker's series in between
     twin = pickle.loads(pickle.dumps(predictor))
     for title, again in (("the same", predictor), ("a pickled", twin)):
-        replayed, _ = _drive(again, pickle.loads(pickled), series[half:])
-        for step, (old, new) in enumerate(zip(expected, replayed, strict=True)):
+        replay_trace, _ = _drive(again, pickle.loads(pickled), series[half:])
+        for step, (old, new) in enumerate(zip(expected, replay_trace, strict=True)):
             _require(
                 _same(old, new),
                 f"{title} {predictor!r} must replay a pickled state to the same bits: {old!r} "
@@ -405,17 +407,19 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _CLUSTERS = (
-    Cluster(64, (Limits(),) * 4),
-    Cluster(10, (Limits(1, 6), Limits(2), Limits(1))),
-    Cluster(100, (Limits(8, 64), Limits(8), Limits(16, 48)), granularity=8),
-    Cluster(96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16),  # one plan only
-    Cluster(3, (Limits(),) * 3),
-    Cluster(7, (Limits(),)),
+    BatchConstraints(64, (Limits(),) * 4),
+    BatchConstraints(10, (Limits(1, 6), Limits(2), Limits(1))),
+    BatchConstraints(100, (Limits(8, 64), Limits(8), Limits(16, 48)), granularity=8),
+    BatchConstraints(
+        96, (Limits(1, 48), Limits(1, 32), Limits(1, 16)), granularity=16
+    ),  # one plan only
+    BatchConstraints(3, (Limits(),) * 3),
+    BatchConstraints(7, (Limits(),)),
 )
 
 
 def _run_policy(
-    policy: Policy, cluster: Cluster, source: random.Random, steps: int
+    policy: Policy, cluster: BatchConstraints, source: random.Random, steps: int
 ) -> tuple[list[Any], list[Observation]]:
     """Lets `policy` run in a loop; returns its states, the first included, and what it saw."""
     states, observations = [policy.init(cluster)], []
@@ -440,18 +444,20 @@ def _observe(
         served = tuple(max(1, size // 2) for size in served)
     chance = source.choice((0.0, 0.0, 0.0, 0.3, 1.0)) if step else 1.0
     curves = [Affine(4.0 / v, 1.0 / v) for v in speeds]
-    held = tuple(rank for rank in range(len(speeds)) if source.random() < chance)
+    excluded = tuple(rank for rank in range(len(speeds)) if source.random() < chance)
     costs: tuple[Cost | None, ...] = tuple(
-        None if rank in held and source.random() < 0.5 else curve
+        None if rank in excluded and source.random() < 0.5 else curve
         for rank, curve in enumerate(curves)
     )
     if chance == 1.0:
         costs = (None,) * len(speeds)
     busy = tuple(
-        0.0 if rank in held and source.random() < 0.5 else curve(size) * source.uniform(0.9, 1.1)
+        0.0
+        if rank in excluded and source.random() < 0.5
+        else curve(size) * source.uniform(0.9, 1.1)
         for rank, (curve, size) in enumerate(zip(curves, served, strict=True))
     )
-    return Observation(step, served, busy, held, costs, last_of_epoch=source.random() < 0.2)
+    return Observation(step, served, busy, excluded, costs, last_of_epoch=source.random() < 0.2)
 
 
 def _check_policy_states(policy: Policy, states: Sequence[Any]) -> None:
@@ -471,12 +477,17 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _deciding(policy: Policy, state: Any, cluster: Cluster, seen: Observation) -> Callable[[], Any]:
+def _deciding(
+    policy: Policy, state: Any, cluster: BatchConstraints, seen: Observation
+) -> Callable[[], Any]:
     return lambda: policy.update(state, cluster, seen)
 
 
 def _check_policy_replay(
-    policy: Policy, cluster: Cluster, states: Sequence[Any], observations: Sequence[Observation]
+    policy: Policy,
+    cluster: BatchConstraints,
+    states: Sequence[Any],
+    observations: Sequence[Observation],
 ) -> None:
     twin = pickle.loads(pickle.dumps(policy))
     for begin in (0, len(observations) // 2):
@@ -506,30 +517,30 @@ class _Watch:
         self._running = set(self._counts)
         return self._inner.init(workers, now)
 
-    def push(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def push(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         self._running.remove(worker)
         self._kept.add(worker)
         self._counts[worker] += 1
         return self._call("push", state, worker, now)
 
-    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         self._running.discard(worker)
         del self._counts[worker]
         return self._call("finish", state, worker, now)
 
-    def join(self, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def join(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         self._kept.discard(worker)
         self._counts[worker] = min(self._counts.values(), default=0)
         return self._call("join", state, worker, now)
 
-    def _call(self, name: str, state: Any, worker: int, now: float) -> tuple[Any, Decision]:
+    def _call(self, name: str, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
         bound = partial(getattr(self._inner, name), state, worker, now)
         after, decision = _unchanged(name, state, bound)
         self._calls.append((name, state, worker, now, (after, decision)))
         self._check(f"after {name} of worker {worker}, {decision!r}", decision)
         return after, decision
 
-    def _check(self, shown: str, decision: Decision) -> None:
+    def _check(self, shown: str, decision: SyncDecision) -> None:
         aggregate, release = set(decision.aggregate), set(decision.release)
         for ranks in decision:
             _require(
@@ -608,7 +619,7 @@ def _check_all_enter(
 def _check_refusals(synchroniser: Synchroniser) -> None:
     start = synchroniser.init(2)
     gone, _ = synchroniser.finish(start, 1, 1.0)
-    state, decision = start, Decision(release=(0,))
+    state, decision = start, SyncDecision(release=(0,))
     for push in range(50):  # until worker 0 waits for worker 1, if it ever does
         if 0 in decision.release:
             state, decision = synchroniser.push(state, 0, 1.0 + push)

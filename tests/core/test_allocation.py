@@ -384,7 +384,7 @@ def test_times_at_the_border_of_the_integer_range() -> None:
 
 def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaps, plateaus and slopes twelve orders apart: still some fifty looks at the curves."""
-    ladders = importlib.import_module("lbbsp_core.allocate")._Ladders
+    ladders = importlib.import_module("lbbsp_core.allocation")._Ladders
     rungs, looks = ladders.rungs, 0
 
     def counted(self: object, time: float) -> object:

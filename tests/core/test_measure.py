@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lbbsp_core import BusyTimer, Gate, Measurement
-from lbbsp_core.measure import GateState
+from lbbsp_core import BusyTimer, Measurement, OutlierFilter
+from lbbsp_core.measure import OutlierFilterState
 from lbbsp_core.testing.contracts import FakeClock
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
@@ -70,63 +70,68 @@ def test_the_real_clock_is_monotonic() -> None:
 # Gate
 
 
-def admitted(gate: Gate, speeds: Iterable[float]) -> list[bool]:
+def accepted(gate: OutlierFilter, speeds: Iterable[float]) -> list[bool]:
     """What `gate` says of one measurement after the other, a second each."""
     state, said = gate.init(), []
     for speed in speeds:
-        state, passes = gate.admit(state, Measurement(speed, 1.0))
+        state, passes = gate.accept(state, Measurement(speed, 1.0))
         said.append(passes)
     return said
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_what_is_unusable_never_passes_and_changes_nothing(bad: float) -> None:
-    gate = Gate(patience=2)
-    for state in (gate.init(), GateState(10.0), GateState(10.0, outliers=1)):
-        assert gate.admit(state, Measurement(10, bad)) == (state, False)
-        assert gate.admit(state, Measurement(bad, 1.0)) == (state, False)
-    assert not any(admitted(gate, [bad] * 9)), "however often"
+    gate = OutlierFilter(patience=2)
+    for state in (gate.init(), OutlierFilterState(10.0), OutlierFilterState(10.0, outliers=1)):
+        assert gate.accept(state, Measurement(10, bad)) == (state, False)
+        assert gate.accept(state, Measurement(bad, 1.0)) == (state, False)
+    assert not any(accepted(gate, [bad] * 9)), "however often"
 
 
 def test_the_first_usable_one_sets_the_level() -> None:
-    assert admitted(Gate(), [math.nan, 10.0, 11.0]) == [False, True, True]
+    assert accepted(OutlierFilter(), [math.nan, 10.0, 11.0]) == [False, True, True]
 
 
 @pytest.mark.parametrize("outlier", [1.0, 1000.0])
 def test_an_outlier_is_held_until_it_is_the_new_level(outlier: float) -> None:
-    gate = Gate(factor=5.0, patience=3)
+    gate = OutlierFilter(factor=5.0, patience=3)
     speeds = [100.0, 100.0, outlier, outlier, outlier, outlier, 100.0]
-    assert admitted(gate, speeds) == [True, True, False, False, True, True, False]
+    assert accepted(gate, speeds) == [True, True, False, False, True, True, False]
 
 
 def test_outliers_must_come_in_a_row() -> None:
-    gate = Gate(factor=5.0, patience=2)
-    assert admitted(gate, [10.0, 0.1, 10.0, 0.1, 10.0]) == [True, False, True, False, True]
+    gate = OutlierFilter(factor=5.0, patience=2)
+    assert accepted(gate, [10.0, 0.1, 10.0, 0.1, 10.0]) == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("factor", [2.3, 1 / 2.3, 4.0, 1 / 4])
 def test_contention_passes_at_once(factor: float) -> None:
-    assert admitted(Gate(), [100.0, 100.0 * factor, 100.0]) == [True, True, True]
+    assert accepted(OutlierFilter(), [100.0, 100.0 * factor, 100.0]) == [True, True, True]
 
 
 def test_the_borders_pass() -> None:
-    assert admitted(Gate(factor=4.0), [16.0, 4.0, 16.0]) == [True, True, True]
-    assert admitted(Gate(factor=4.0), [16.0, 3.999]) == [True, False]
+    assert accepted(OutlierFilter(factor=4.0), [16.0, 4.0, 16.0]) == [True, True, True]
+    assert accepted(OutlierFilter(factor=4.0), [16.0, 3.999]) == [True, False]
 
 
 def test_patience_of_one_holds_nothing_that_is_usable() -> None:
-    assert admitted(Gate(patience=1), [1.0, 1e9, math.nan, 1.0]) == [True, True, False, True]
+    assert accepted(OutlierFilter(patience=1), [1.0, 1e9, math.nan, 1.0]) == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 @given(st.lists(st.floats(), max_size=30), st.integers(1, 4))
 @example([5e-324, 1.0], 3)
 @example([1.0, 1e-308, 1e308, 1e308], 2)
 def test_only_finite_positive_speeds_pass(seconds: list[float], patience: int) -> None:
-    gate = Gate(patience=patience)
+    gate = OutlierFilter(patience=patience)
     state = gate.init()
     for busy in seconds:
         measurement = Measurement(64, busy)
-        state, passes = gate.admit(state, measurement)
+        state, passes = gate.accept(state, measurement)
         if passes:
             assert 0 < measurement.samples_per_second < math.inf
         assert state.outliers < patience
@@ -135,4 +140,4 @@ def test_only_finite_positive_speeds_pass(seconds: list[float], patience: int) -
 @pytest.mark.parametrize("options", [{"factor": 1.0}, {"factor": math.nan}, {"patience": 0}])
 def test_options_out_of_range(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"Gate\.(factor|patience).* must be finite and > 0"):
-        Gate(**options)  # type: ignore[arg-type]
+        OutlierFilter(**options)  # type: ignore[arg-type]

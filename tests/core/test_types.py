@@ -26,9 +26,9 @@ def test_a_measurement_knows_its_speed() -> None:
 
 @pytest.mark.parametrize("bad", BAD + ABSURD)
 def test_what_is_not_finite_and_positive_is_unusable(bad: float) -> None:
-    assert not Measurement(32, bad).usable
-    assert not Measurement(bad, 0.5).usable
-    assert not Measurement(np.array([1.0, 2.0]), np.array([0.5, bad])).usable
+    assert not Measurement(32, bad).is_valid
+    assert not Measurement(bad, 0.5).is_valid
+    assert not Measurement(np.array([1.0, 2.0]), np.array([0.5, bad])).is_valid
 
 
 @given(st.integers(1, 10**6), st.floats())
@@ -37,13 +37,13 @@ def test_what_is_not_finite_and_positive_is_unusable(bad: float) -> None:
 @example(1, 1e308)
 def test_usable_means_that_the_speed_is_finite_and_positive(samples: int, seconds: float) -> None:
     measurement = Measurement(samples, seconds)
-    if measurement.usable:
+    if measurement.is_valid:
         assert 0.0 < measurement.samples_per_second < math.inf
 
 
 def test_usable_arrays() -> None:
-    assert Measurement(np.array([1.0, 2.0]), np.array([0.5, 0.25])).usable
-    assert isinstance(Measurement(np.array([1.0]), np.array([0.5])).usable, bool)
+    assert Measurement(np.array([1.0, 2.0]), np.array([0.5, 0.25])).is_valid
+    assert isinstance(Measurement(np.array([1.0]), np.array([0.5])).is_valid, bool)
 
 
 def test_a_measurement_is_frozen_and_pickles() -> None:

@@ -37,16 +37,16 @@ def test_closed_forms() -> None:
     affine = Affine(0.010, 0.001)
     assert affine(20) == pytest.approx(0.030)
     assert affine.overhead_samples == pytest.approx(10.0)
-    assert affine.work(20) == pytest.approx(30.0)
-    assert Proportional(50.0).work(20) == 20
+    assert affine.effective_samples(20) == pytest.approx(30.0)
+    assert Proportional(50.0).effective_samples(20) == 20
 
 
 @given(costs, batches)
 def test_seconds_are_shape_over_speed(cost: Cost, x: int) -> None:
     speed = 7.0
     at_speed = cost.at_speed(speed)
-    assert at_speed(x) == pytest.approx(cost.work(x) / speed, rel=1e-6)
-    assert at_speed.work(x) == pytest.approx(cost.work(x), rel=1e-9)
+    assert at_speed(x) == pytest.approx(cost.effective_samples(x) / speed, rel=1e-6)
+    assert at_speed.effective_samples(x) == pytest.approx(cost.effective_samples(x), rel=1e-9)
 
 
 @given(costs, speeds, st.integers(1, 10**4))
@@ -55,7 +55,7 @@ def test_the_speed_that_is_measured_is_the_speed_that_was_set(
 ) -> None:
     """What a predictor is fed does not depend on the batch size (rule 5)."""
     busy_seconds = cost.at_speed(speed)(x)
-    assert cost.work(x) / busy_seconds == pytest.approx(speed, rel=1e-9)
+    assert cost.effective_samples(x) / busy_seconds == pytest.approx(speed, rel=1e-9)
 
 
 @given(costs, st.lists(batches, min_size=1, max_size=5))
@@ -111,7 +111,7 @@ def test_flat_until_saturated() -> None:
     assert [cost(x) for x in (0, 1, 6, 7, 10)] == [0.5, 0.5, 0.5, 0.5625, 0.75]
     assert cost.segments() == ((0, 0.5, 0.0), (6, 0.5, 0.0625))
     assert Saturating(0.5, 0.125, 0.25).segments() == ((0, 0.5, 0.0), (2, 0.625, 0.25))
-    assert [cost.work(x) for x in (1, 6, 10)] == [8, 8, 12]
+    assert [cost.effective_samples(x) for x in (1, 6, 10)] == [8, 8, 12]
     assert cost.at_speed(32.0) == Saturating(0.25, 0.0625, 0.03125)
 
 
@@ -147,7 +147,7 @@ def test_lines_between_points_and_beyond_them() -> None:
 
 def test_the_shape_of_a_profile_counts_by_its_largest_batch() -> None:
     cost = Profile([4, 8, 16], [1.0, 1.5, 4.0], out_of_memory_at=20)
-    assert [cost.work(x) for x in (4, 8, 16)] == [4, 6, 16]
+    assert [cost.effective_samples(x) for x in (4, 8, 16)] == [4, 6, 16]
     assert cost.at_speed(8.0) == Profile([4, 8, 16], [0.5, 0.75, 2.0], out_of_memory_at=20)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lbbsp_core import (
     Affine,
     Balancer,
-    Cluster,
+    BatchConstraints,
     Cost,
     EpochBalanced,
     Even,
@@ -55,14 +55,14 @@ def test_contract(policy: Policy) -> None:
 def test_contract_of_fixed_shares() -> None:
     check_policy(
         FixedShares((4.0, 1.0, 2.0)),
-        Cluster(70, (Limits(),) * 3),
-        Cluster(70, (Limits(1, 30), Limits(12), Limits())),
-        Cluster(70, (Limits(),) * 3, granularity=8),
+        BatchConstraints(70, (Limits(),) * 3),
+        BatchConstraints(70, (Limits(1, 30), Limits(12), Limits())),
+        BatchConstraints(70, (Limits(),) * 3, granularity=8),
     )
 
 
-def three(total: int = 120, **options: Any) -> Cluster:
-    return Cluster(total, (Limits(),) * 3, **options)
+def three(global_batch_size: int = 120, **options: Any) -> BatchConstraints:
+    return BatchConstraints(global_batch_size, (Limits(),) * 3, **options)
 
 
 def seen(speeds: Sequence[float | None], step: int = 0) -> Observation:
@@ -80,11 +80,11 @@ def test_a_cluster_without_a_plan_names_value_and_cure() -> None:
         ValueError,
         match=r"global_batch_size must be at least workers \* minimum = 8, got 6: raise it, or lo",
     ):
-        Cluster(6, (Limits(4), Limits(4)))
+        BatchConstraints(6, (Limits(4), Limits(4)))
     with pytest.raises(ValueError, match=r"sum of maxima = 80, got 100: lower"):
-        LoadBalanced().init(Cluster(100, (Limits(1, 40), Limits(1, 40))))
+        LoadBalanced().init(BatchConstraints(100, (Limits(1, 40), Limits(1, 40))))
     with pytest.raises(ValueError, match="granularity"):
-        LoadBalanced().init(Cluster(16, (Limits(),) * 3, granularity=8))
+        LoadBalanced().init(BatchConstraints(16, (Limits(),) * 3, granularity=8))
 
 
 def test_a_cluster_plans_by_the_costs() -> None:
@@ -97,13 +97,17 @@ def test_a_cluster_plans_by_the_costs() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 200))
 def test_even_sizes_differ_by_one_at_most(workers: int, more: int) -> None:
-    sizes = Even().init(Cluster(workers + more, (Limits(),) * workers)).sizes
+    sizes = Even().init(BatchConstraints(workers + more, (Limits(),) * workers)).sizes
     assert max(sizes) - min(sizes) <= 1
     assert list(sizes) == sorted(sizes, reverse=True), "lower ranks take the remainder"
 
 
 def test_even_within_limits_and_granularity() -> None:
-    assert Even().init(Cluster(60, (Limits(1, 10), Limits(), Limits()))).sizes == (10, 25, 25)
+    assert Even().init(BatchConstraints(60, (Limits(1, 10), Limits(), Limits()))).sizes == (
+        10,
+        25,
+        25,
+    )
     assert sorted(Even().init(three(64, granularity=16)).sizes) == [16, 16, 32]
 
 
@@ -204,8 +208,8 @@ def test_an_interval_decides_every_so_many_steps() -> None:
 def test_overheads_count() -> None:
     costs = (Affine(10.0, 1.0), Proportional(1.0))
     observation = Observation(0, (15, 15), (1.0, 1.0), (), costs)
-    cluster = Cluster(30, (Limits(), Limits()))
-    state = LoadBalanced().update(LoadBalanced().init(cluster), cluster, observation)
+    constraints = BatchConstraints(30, (Limits(), Limits()))
+    state = LoadBalanced().update(LoadBalanced().init(constraints), constraints, observation)
     assert state.sizes == (10, 20)
 
 
@@ -220,7 +224,7 @@ class Piecewise:
     def __call__(self, x: Any) -> Any:
         return max(self.floor, self.overhead + self.slope * x)
 
-    def work(self, x: float) -> float:
+    def effective_samples(self, x: float) -> float:
         return x
 
     def at_speed(self, samples_per_second: float) -> Piecewise:
@@ -236,11 +240,11 @@ def test_gpus_of_2018_finish_together_below_their_memory() -> None:
     costs = (Piecewise(32.0, 10.0, 1.0), Piecewise(40.0, 30.0, 2.0))
     observation = Observation(0, (40, 40), (1.0, 1.0), (), costs)
     for most, expected in ((None, (60, 20)), (50, (50, 30))):
-        cluster = Cluster(80, (Limits(1, most), Limits()))
+        constraints = BatchConstraints(80, (Limits(1, most), Limits()))
         policy = LoadBalanced(min_gain=0.0)
-        sizes = policy.update(policy.init(cluster), cluster, observation).sizes
+        sizes = policy.update(policy.init(constraints), constraints, observation).sizes
         assert sizes == expected
-    small = Cluster(20, (Limits(), Limits()))
+    small = BatchConstraints(20, (Limits(), Limits()))
     sizes = LoadBalanced(min_gain=0.0).update(LoadBalanced().init(small), small, observation).sizes
     assert slowest(costs, sizes) == 40.0  # nobody is saturated: the slower floor, and no less
 
@@ -293,45 +297,59 @@ class Broken:
 
     weight: float = 1.0
 
-    def init(self, cluster: Cluster) -> State:
-        return State(Even().init(cluster).sizes, [])
+    def init(self, constraints: BatchConstraints) -> State:
+        return State(Even().init(constraints).sizes, [])
 
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
         return state
 
 
 class Losing(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
         first, *rest = state.sizes
         return State((first - 1, *rest), [])
 
 
 class Careless(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
-        total = cluster.total - cluster.workers + 1
-        return State((total, *(1,) * (cluster.workers - 1)), [])
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        global_batch_size = constraints.global_batch_size - constraints.workers + 1
+        return State((global_batch_size, *(1,) * (constraints.workers - 1)), [])
 
 
 class Floating(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
         return State(tuple(float(size) for size in state.sizes), [])  # type: ignore[misc]
 
 
 class InPlace(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
         state.memory.append(observation.step)
         return state
 
 
 class Dicing(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
-        speeds = [random.random() + 0.1 for _ in range(cluster.workers)]
-        return State(cluster.plan([Proportional(speed) for speed in speeds]), [])
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        speeds = [random.random() + 0.1 for _ in range(constraints.workers)]
+        return State(constraints.plan([Proportional(speed) for speed in speeds]), [])
 
 
 class Trusting(Broken):
-    def update(self, state: State, cluster: Cluster, observation: Observation) -> State:
-        return State(cluster.plan(observation.costs), [])  # type: ignore[arg-type]
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        return State(constraints.plan(observation.costs), [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

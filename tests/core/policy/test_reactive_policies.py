@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import (
     Balancer,
-    Cluster,
+    BatchConstraints,
     EpochBalanced,
     GlobalOrder,
     LastValue,
@@ -28,37 +28,39 @@ from lbbsp_core.testing.contracts import exchange_in_process
 SPEEDS = st.lists(st.integers(10, 100), min_size=2, max_size=5)
 
 
-def cluster_of(total: int, *limits: Limits, workers: int = 0, granularity: int = 1) -> Cluster:
-    return Cluster(total, limits or (Limits(),) * workers, granularity)
+def cluster_of(
+    global_batch_size: int, *limits: Limits, workers: int = 0, granularity: int = 1
+) -> BatchConstraints:
+    return BatchConstraints(global_batch_size, limits or (Limits(),) * workers, granularity)
 
 
 def seen(
-    sizes: Sequence[int], busy: Sequence[float], *, held: Sequence[int] = (), last: bool = False
+    sizes: Sequence[int], busy: Sequence[float], *, excluded: Sequence[int] = (), last: bool = False
 ) -> Observation:
     nothing = (None,) * len(sizes)
-    return Observation(0, tuple(sizes), tuple(busy), tuple(held), nothing, last_of_epoch=last)
+    return Observation(0, tuple(sizes), tuple(busy), tuple(excluded), nothing, last_of_epoch=last)
 
 
 def closed_loop(
     policy: Policy,
-    cluster: Cluster,
+    constraints: BatchConstraints,
     seconds: Callable[[int, int], float],
     steps: int,
     *,
     epoch: int = 1,
 ) -> list[Any]:
     """States of a run in which worker i takes ``seconds(i, x_i)``."""
-    states = [policy.init(cluster)]
+    states = [policy.init(constraints)]
     for step in range(steps):
         sizes = states[-1].sizes
         busy = [seconds(rank, x) for rank, x in enumerate(sizes)]
         last = (step + 1) % epoch == 0
-        states.append(policy.update(states[-1], cluster, seen(sizes, busy, last=last)))
+        states.append(policy.update(states[-1], constraints, seen(sizes, busy, last=last)))
     return states
 
 
 def test_only_what_was_measured_and_is_not_held_counts() -> None:
-    observation = seen((5, 5, 5, 5), (1.0, 0.0, 1.0, math.inf), held=[2])
+    observation = seen((5, 5, 5, 5), (1.0, 0.0, 1.0, math.inf), excluded=[2])
     assert [observation.measured(rank) for rank in range(4)] == [True, False, False, False]
 
 
@@ -67,23 +69,23 @@ def test_only_what_was_measured_and_is_not_held_counts() -> None:
 
 def test_dbs_plans_at_the_end_of_an_epoch_by_p_over_t() -> None:
     """Shares 1/2 and 1/2, 3 s and 5 s: p / t = 1/6 and 1/10, that is 5/8 and 3/8."""
-    cluster, policy = cluster_of(80, workers=2), EpochBalanced()
-    state = policy.init(cluster)
+    constraints, policy = cluster_of(80, workers=2), EpochBalanced()
+    state = policy.init(constraints)
     assert state.sizes == (40, 40)
-    state = policy.update(state, cluster, seen((40, 40), (1.0, 4.0)))
+    state = policy.update(state, constraints, seen((40, 40), (1.0, 4.0)))
     assert state.sizes == (40, 40)
-    state = policy.update(state, cluster, seen((40, 40), (2.0, 1.0), last=True))
+    state = policy.update(state, constraints, seen((40, 40), (2.0, 1.0), last=True))
     assert state == ((50, 30), (0, 0), (0.0, 0.0))
 
 
 @given(SPEEDS, st.integers(1, 4))
 def test_dbs_has_the_best_plan_after_one_epoch(speeds: list[int], epoch: int) -> None:
-    cluster = cluster_of(200, workers=len(speeds))
+    constraints = cluster_of(200, workers=len(speeds))
     states = closed_loop(
-        EpochBalanced(), cluster, lambda rank, x: x / speeds[rank], 3 * epoch, epoch=epoch
+        EpochBalanced(), constraints, lambda rank, x: x / speeds[rank], 3 * epoch, epoch=epoch
     )
     assert states[epoch - 1].sizes == states[0].sizes
-    best = cluster.plan([Proportional(v) for v in speeds])
+    best = constraints.plan([Proportional(v) for v in speeds])
     for state in states[epoch:]:
         assert slowest(state.sizes, speeds) == slowest(best, speeds)
 
@@ -93,29 +95,29 @@ def slowest(sizes: Sequence[int], speeds: Sequence[float]) -> float:
 
 
 def test_dbs_leaves_held_steps_out_worker_by_worker() -> None:
-    cluster, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(cluster)
-    state = policy.update(state, cluster, seen((30, 30), (99.0, 3.0), held=[0]))
+    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
+    state = policy.init(constraints)
+    state = policy.update(state, constraints, seen((30, 30), (99.0, 3.0), excluded=[0]))
     assert state == ((30, 30), (0, 30), (0.0, 3.0))
-    state = policy.update(state, cluster, seen((30, 30), (1.5, 3.0), last=True))
+    state = policy.update(state, constraints, seen((30, 30), (1.5, 3.0), last=True))
     assert state.sizes == (40, 20)
 
 
 def test_dbs_counts_samples_of_the_plan_that_was_served() -> None:
     """Within a lag of an epoch's begin the older plan is served: speeds 20 and 10 all the same."""
-    cluster, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(cluster)
-    state = policy.update(state, cluster, seen((50, 10), (2.5, 1.0)))
-    state = policy.update(state, cluster, seen((30, 30), (1.5, 3.0), last=True))
+    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
+    state = policy.init(constraints)
+    state = policy.update(state, constraints, seen((50, 10), (2.5, 1.0)))
+    state = policy.update(state, constraints, seen((30, 30), (1.5, 3.0), last=True))
     assert state.sizes == (40, 20)
 
 
 def test_dbs_counts_an_epoch_with_an_unmeasured_worker_with_the_next() -> None:
-    cluster, policy = cluster_of(60, workers=2), EpochBalanced()
-    state = policy.init(cluster)
-    state = policy.update(state, cluster, seen((30, 30), (1.0, 3.0), held=[1], last=True))
+    constraints, policy = cluster_of(60, workers=2), EpochBalanced()
+    state = policy.init(constraints)
+    state = policy.update(state, constraints, seen((30, 30), (1.0, 3.0), excluded=[1], last=True))
     assert state == ((30, 30), (30, 0), (1.0, 0.0))
-    state = policy.update(state, cluster, seen((30, 30), (2.0, 3.0), last=True))
+    state = policy.update(state, constraints, seen((30, 30), (2.0, 3.0), last=True))
     assert state.sizes == (40, 20)
 
 
@@ -131,7 +133,7 @@ def test_the_balancer_tells_when_an_epoch_ends() -> None:
     plans = []
     for balancer in balancers:
         balancer.skip_to(2)
-        balancer.follow(GlobalOrder(80, 30))
+        balancer.use_order(GlobalOrder(80, 30))
     for step in range(2, 9):
         sizes = balancers[0].sizes(step)
         plans.append(sizes)
@@ -158,15 +160,17 @@ def control(**options: Any) -> ProportionalControl:
 
 def test_control_conserves_where_the_mean_of_times_does_not() -> None:
     """x = (10, 10), t = (1, 3): by the mean 2 s of the times it would be (20, 6.7)."""
-    cluster, policy = cluster_of(20, workers=2), control()
-    assert policy.update(policy.init(cluster), cluster, seen((10, 10), (1.0, 3.0))).sizes == (15, 5)
+    constraints, policy = cluster_of(20, workers=2), control()
+    assert policy.update(
+        policy.init(constraints), constraints, seen((10, 10), (1.0, 3.0))
+    ).sizes == (15, 5)
 
 
 @given(SPEEDS)
 def test_control_reaches_the_fixed_point_in_two_adjustments(speeds: list[int]) -> None:
-    cluster = cluster_of(300, workers=len(speeds))
-    states = closed_loop(control(dead_band=0.0), cluster, lambda i, x: x / speeds[i], 6)
-    best = cluster.plan([Proportional(v) for v in speeds])
+    constraints = cluster_of(300, workers=len(speeds))
+    states = closed_loop(control(dead_band=0.0), constraints, lambda i, x: x / speeds[i], 6)
+    best = constraints.plan([Proportional(v) for v in speeds])
     for state in states[2:]:
         assert slowest(state.sizes, speeds) == slowest(best, speeds)
 
@@ -183,16 +187,16 @@ def test_control_approaches_equal_times_where_there_is_an_overhead() -> None:
 
 def test_control_smooths_from_the_first_time_after_a_change() -> None:
     """1, 2, 3 s at weight 1/2: 1, 1.5, 2.25; then from anew."""
-    cluster, policy = cluster_of(130, workers=2), control(smoothing=0.5, interval=3)
-    state = policy.init(cluster)
+    constraints, policy = cluster_of(130, workers=2), control(smoothing=0.5, interval=3)
+    state = policy.init(constraints)
     for seconds in (1.0, 2.0):
-        state = policy.update(state, cluster, seen((65, 65), (seconds, 1.0)))
+        state = policy.update(state, constraints, seen((65, 65), (seconds, 1.0)))
         assert state.sizes == (65, 65)
     assert state.seconds == (1.5, 1.0)
-    state = policy.update(state, cluster, seen((65, 65), (3.0, 1.0)))
+    state = policy.update(state, constraints, seen((65, 65), (3.0, 1.0)))
     assert state.sizes == (40, 90)  # as 1 / 2.25 to 1
     assert (state.seconds, state.steps) == ((0.0, 0.0), 0)
-    state = policy.update(state, cluster, seen((40, 90), (7.0, 7.0)))
+    state = policy.update(state, constraints, seen((40, 90), (7.0, 7.0)))
     assert state.seconds == (7.0, 7.0)
 
 
@@ -207,27 +211,27 @@ def test_control_smooths_from_the_first_time_after_a_change() -> None:
 def test_control_changes_beyond_the_dead_band_only(
     speeds: tuple[float, ...], expected: tuple[int, ...]
 ) -> None:
-    cluster = cluster_of(40, workers=2)
-    states = closed_loop(control(), cluster, lambda i, x: x / speeds[i], 1)
+    constraints = cluster_of(40, workers=2)
+    states = closed_loop(control(), constraints, lambda i, x: x / speeds[i], 1)
     assert states[-1].sizes == expected
 
 
 def test_control_changes_all_or_none() -> None:
     """From (100, 100, 100): 3, 3 and 6 of 100. One is beyond the band, so all move."""
-    cluster = cluster_of(300, workers=3)
-    moved = closed_loop(control(), cluster, lambda i, x: x / (103, 103, 94)[i], 1)
-    kept = closed_loop(control(dead_band=0.06), cluster, lambda i, x: x / (103, 103, 94)[i], 1)
+    constraints = cluster_of(300, workers=3)
+    moved = closed_loop(control(), constraints, lambda i, x: x / (103, 103, 94)[i], 1)
+    kept = closed_loop(control(dead_band=0.06), constraints, lambda i, x: x / (103, 103, 94)[i], 1)
     assert moved[-1].sizes == (103, 103, 94)
     assert kept[-1].sizes == (100, 100, 100)
 
 
 def test_control_waits_for_its_own_plan_and_for_everybody() -> None:
-    cluster, policy = cluster_of(40, workers=2), control()
-    state = policy.init(cluster)
-    assert policy.update(state, cluster, seen((30, 10), (9.0, 1.0))) == state
-    held = policy.update(state, cluster, seen((20, 20), (9.0, 3.0), held=[0]))
-    assert (held.sizes, held.seconds) == ((20, 20), (0.0, 3.0))
-    assert policy.update(held, cluster, seen((20, 20), (1.0, 3.0))).sizes == (30, 10)
+    constraints, policy = cluster_of(40, workers=2), control()
+    state = policy.init(constraints)
+    assert policy.update(state, constraints, seen((30, 10), (9.0, 1.0))) == state
+    excluded = policy.update(state, constraints, seen((20, 20), (9.0, 3.0), excluded=[0]))
+    assert (excluded.sizes, excluded.seconds) == ((20, 20), (0.0, 3.0))
+    assert policy.update(excluded, constraints, seen((20, 20), (1.0, 3.0))).sizes == (30, 10)
 
 
 def crowded(knee: int) -> Callable[[int, int], float]:
@@ -236,8 +240,8 @@ def crowded(knee: int) -> Callable[[int, int], float]:
 
 
 def test_control_learns_an_upper_bound_where_growing_costs_throughput() -> None:
-    cluster = cluster_of(40, workers=2)
-    states = closed_loop(control(), cluster, crowded(25), 6)
+    constraints = cluster_of(40, workers=2)
+    states = closed_loop(control(), constraints, crowded(25), 6)
     assert [state.sizes for state in states[:3]] == [(20, 20), (30, 10), (20, 20)]
     assert {state.maxima for state in states[2:]} == {(20, None)}
     assert {state.sizes for state in states[2:]} == {(20, 20)}
@@ -252,15 +256,15 @@ def test_control_learns_nothing_from_a_lesser_drop() -> None:
 
 def test_control_forgets_bounds_that_leave_no_plan() -> None:
     """Both have a bound of 15, together less than 40."""
-    cluster, policy = cluster_of(40, workers=2), control()
-    state = policy.init(cluster)._replace(maxima=(15, 15))
-    state = policy.update(state, cluster, seen((20, 20), (1.0, 3.0)))
+    constraints, policy = cluster_of(40, workers=2), control()
+    state = policy.init(constraints)._replace(maxima=(15, 15))
+    state = policy.update(state, constraints, seen((20, 20), (1.0, 3.0)))
     assert (state.sizes, state.maxima) == ((30, 10), (None, None))
 
 
 def test_control_keeps_limits_and_granularity() -> None:
-    cluster = Cluster(64, (Limits(1, 40), Limits(16)), granularity=8)
-    states = closed_loop(control(), cluster, lambda rank, x: x / (90, 10)[rank], 3)
+    constraints = BatchConstraints(64, (Limits(1, 40), Limits(16)), granularity=8)
+    states = closed_loop(control(), constraints, lambda rank, x: x / (90, 10)[rank], 3)
     assert states[-1].sizes == (40, 24)
 
 
@@ -286,60 +290,65 @@ def test_control_options_out_of_range(options: dict[str, Any], message: str) -> 
 
 def test_leader_gets_from_straggler_once_the_window_is_full() -> None:
     """Means over the window: 2, 3 and 1 s, though the last step alone would say otherwise."""
-    cluster, policy = cluster_of(60, workers=3), LeaderStraggler(delta=4, window=2)
-    state = policy.update(policy.init(cluster), cluster, seen((20, 20, 20), (1.0, 5.0, 1.9)))
+    constraints, policy = cluster_of(60, workers=3), LeaderStraggler(delta=4, window=2)
+    state = policy.update(
+        policy.init(constraints), constraints, seen((20, 20, 20), (1.0, 5.0, 1.9))
+    )
     assert state.sizes == (20, 20, 20)
-    state = policy.update(state, cluster, seen((20, 20, 20), (3.0, 1.0, 0.1)))
+    state = policy.update(state, constraints, seen((20, 20, 20), (3.0, 1.0, 0.1)))
     assert state.sizes == (20, 16, 24)
     assert (state.leader, state.straggler, state.counts) == (2, 1, (0, 0, 0))
 
 
 def test_the_window_is_filled_worker_by_worker() -> None:
     """Three times 1.5 s are more than twice 2 s in all, but not on average."""
-    cluster, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=2)
-    state = policy.init(cluster)
-    for busy, held in (((1.5, 9.0), [1]), ((1.5, 2.0), []), ((1.5, 2.0), [])):
+    constraints, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=2)
+    state = policy.init(constraints)
+    for busy, excluded in (((1.5, 9.0), [1]), ((1.5, 2.0), []), ((1.5, 2.0), [])):
         assert state.sizes == (20, 20)
-        state = policy.update(state, cluster, seen((20, 20), busy, held=held))
+        state = policy.update(state, constraints, seen((20, 20), busy, excluded=excluded))
     assert state.sizes == (24, 16)
 
 
 def test_steps_of_another_plan_do_not_count() -> None:
-    cluster, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=1)
-    state = policy.init(cluster)
-    assert policy.update(state, cluster, seen((30, 10), (3.0, 1.0))) == state
+    constraints, policy = cluster_of(40, workers=2), LeaderStraggler(delta=4, window=1)
+    state = policy.init(constraints)
+    assert policy.update(state, constraints, seen((30, 10), (3.0, 1.0))) == state
 
 
 def test_a_leader_needs_room_and_a_straggler_has_a_minimum() -> None:
-    cluster, policy = Cluster(30, (Limits(1, 11), Limits(9), Limits())), LeaderStraggler(4, 1)
-    state = policy.init(cluster)
+    constraints, policy = (
+        BatchConstraints(30, (Limits(1, 11), Limits(9), Limits())),
+        LeaderStraggler(4, 1),
+    )
+    state = policy.init(constraints)
     assert state.sizes == (10, 10, 10)
-    state = policy.update(state, cluster, seen((10, 10, 10), (1.0, 3.0, 2.0)))
+    state = policy.update(state, constraints, seen((10, 10, 10), (1.0, 3.0, 2.0)))
     assert state.sizes == (11, 9, 10)  # 4 to move, 1 is allowed
-    state = policy.update(state, cluster, seen((11, 9, 10), (1.0, 3.0, 2.0)))
+    state = policy.update(state, constraints, seen((11, 9, 10), (1.0, 3.0, 2.0)))
     assert state.sizes == (11, 9, 10)  # the minimum; and the fastest is full
-    state = policy.update(state, cluster, seen((11, 9, 10), (1.0, 2.0, 3.0)))
+    state = policy.update(state, constraints, seen((11, 9, 10), (1.0, 2.0, 3.0)))
     assert state.sizes == (11, 13, 6)
 
 
 def test_nothing_moves_between_equals_or_where_all_are_full() -> None:
     policy = LeaderStraggler(delta=4, window=1)
     for limits in ((Limits(), Limits()), (Limits(1, 20), Limits(1, 20))):
-        cluster = Cluster(40, limits)
+        constraints = BatchConstraints(40, limits)
         busy = (1.0, 1.0) if limits[0].maximum is None else (1.0, 2.0)
-        assert policy.update(policy.init(cluster), cluster, seen((20, 20), busy)) == policy.init(
-            cluster
-        )
+        assert policy.update(
+            policy.init(constraints), constraints, seen((20, 20), busy)
+        ) == policy.init(constraints)
 
 
 def test_oscillation_halves_delta_and_enlarges_the_window() -> None:
-    cluster, policy = cluster_of(80, workers=2), LeaderStraggler(delta=8, window=1, longest=4)
-    state, trail = policy.init(cluster), []
+    constraints, policy = cluster_of(80, workers=2), LeaderStraggler(delta=8, window=1, longest=4)
+    state, trail = policy.init(constraints), []
     for fast in (0, 1, 0, 1, 0):
         for _ in range(9):
             sizes = state.sizes
             busy = (1.0, 2.0) if fast == 0 else (2.0, 1.0)
-            state = policy.update(state, cluster, seen(sizes, busy))
+            state = policy.update(state, constraints, seen(sizes, busy))
             if state.sizes != sizes:
                 break
         trail.append((state.sizes, state.delta, state.window))
@@ -354,9 +363,11 @@ def test_oscillation_halves_delta_and_enlarges_the_window() -> None:
 
 def test_with_many_workers_an_overshoot_is_enough() -> None:
     """The leader of one move is the straggler of the next; its leader is a third one."""
-    cluster, policy = cluster_of(60, workers=3), LeaderStraggler(delta=8, window=1)
-    state = policy.update(policy.init(cluster), cluster, seen((20, 20, 20), (1.0, 2.0, 1.5)))
-    state = policy.update(state, cluster, seen((28, 12, 20), (3.0, 2.0, 1.0)))
+    constraints, policy = cluster_of(60, workers=3), LeaderStraggler(delta=8, window=1)
+    state = policy.update(
+        policy.init(constraints), constraints, seen((20, 20, 20), (1.0, 2.0, 1.5))
+    )
+    state = policy.update(state, constraints, seen((28, 12, 20), (3.0, 2.0, 1.0)))
     assert (state.sizes, state.delta, state.window) == ((24, 12, 24), 4, 8 // 4)
 
 
@@ -366,19 +377,19 @@ def test_delta_begins_with_a_sixteenth_of_an_even_batch() -> None:
 
 
 def test_delta_is_never_less_than_the_granularity() -> None:
-    cluster, policy = cluster_of(64, workers=2, granularity=8), LeaderStraggler(9, window=1)
-    assert policy.init(cluster).delta == 8
-    state = policy.update(policy.init(cluster), cluster, seen((32, 32), (1.0, 2.0)))
-    state = policy.update(state, cluster, seen((40, 24), (2.0, 1.0)))
+    constraints, policy = cluster_of(64, workers=2, granularity=8), LeaderStraggler(9, window=1)
+    assert policy.init(constraints).delta == 8
+    state = policy.update(policy.init(constraints), constraints, seen((32, 32), (1.0, 2.0)))
+    state = policy.update(state, constraints, seen((40, 24), (2.0, 1.0)))
     assert (state.sizes, state.delta) == ((32, 32), 8)
 
 
 def test_the_third_move_from_one_straggler_doubles_delta_again() -> None:
-    cluster, policy = cluster_of(160, workers=2), LeaderStraggler(delta=8, window=1)
-    state = policy.init(cluster)._replace(delta=2, window=4)
+    constraints, policy = cluster_of(160, workers=2), LeaderStraggler(delta=8, window=1)
+    state = policy.init(constraints)._replace(delta=2, window=4)
     deltas = []
     for _ in range(16):
-        state = policy.update(state, cluster, seen(state.sizes, (1.0, 2.0)))
+        state = policy.update(state, constraints, seen(state.sizes, (1.0, 2.0)))
         if state.counts == (0, 0):
             deltas.append((state.delta, state.window))
     assert deltas[:5] == [(2, 4), (2, 4), (4, 2), (8, 1), (8, 1)]
@@ -387,9 +398,9 @@ def test_the_third_move_from_one_straggler_doubles_delta_again() -> None:
 @given(SPEEDS)
 def test_leader_and_straggler_end_within_a_few_samples_of_the_best(speeds: list[int]) -> None:
     """A fixed point of single samples: no worker is slower than the best plan by two samples."""
-    cluster = cluster_of(40 * len(speeds), workers=len(speeds))
-    states = closed_loop(LeaderStraggler(window=1), cluster, lambda i, x: x / speeds[i], 1500)
-    best = slowest(cluster.plan([Proportional(v) for v in speeds]), speeds)
+    constraints = cluster_of(40 * len(speeds), workers=len(speeds))
+    states = closed_loop(LeaderStraggler(window=1), constraints, lambda i, x: x / speeds[i], 1500)
+    best = slowest(constraints.plan([Proportional(v) for v in speeds]), speeds)
     times = [slowest(state.sizes, speeds) for state in states[-100:]]
     assert min(times) <= best + 2 / min(speeds)
 

@@ -19,12 +19,12 @@ from lbbsp_core import (
     Clipped,
     Ema,
     Fallback,
-    Gate,
-    Held,
+    Filtered,
     LastValue,
     Measurement,
     Mixture,
     Narx,
+    OutlierFilter,
     Predictor,
     Recurrent,
 )
@@ -36,17 +36,17 @@ needs_statsmodels = pytest.mark.skipif(
 PREDICTORS: dict[str, Predictor] = {
     "last": LastValue(),
     "ema": Ema(0.3),
-    "rnn": Recurrent("rnn", hidden=3, length=6, batch=4, window=40),
-    "lstm": Recurrent("lstm", hidden=3, length=6, batch=4, window=40),
+    "rnn": Recurrent("rnn", hidden=3, sequence_length=6, batch=4, window=40),
+    "lstm": Recurrent("lstm", hidden=3, sequence_length=6, batch=4, window=40),
     "narx": Narx(window=40),
     "narx-linear": Narx(hidden=0, window=40),
-    "narx-without-drivers": Narx(with_drivers=False, window=40),
-    "narx-ahead": Narx(ahead=3, window=40),
+    "narx-without-drivers": Narx(use_exogenous=False, window=40),
+    "narx-ahead": Narx(horizon=3, window=40),
     "mixture": Mixture((Narx(window=40), Ema(0.5), LastValue())),
-    "mixture-ahead": Mixture(ahead=2),
+    "mixture-ahead": Mixture(horizon=2),
     "clipped": Clipped(Ema(0.3)),
     "fallback": Fallback(Narx(window=40)),
-    "held": Held(Ema(0.3)),
+    "held": Filtered(Ema(0.3)),
 }
 every_predictor = pytest.mark.parametrize(
     "predictor",
@@ -142,7 +142,7 @@ def test_memory_is_bounded(predictor: Predictor) -> None:
     if predictor == Clipped(Ema(0.3)):
         predictor = Clipped(Ema(0.3), window=40)
     series = noisy(120)
-    state = learn(predictor, series if predictor != Mixture(ahead=2) else noisy(320))
+    state = learn(predictor, series if predictor != Mixture(horizon=2) else noisy(320))
     assert size_of(learn(predictor, series, state)) <= size_of(state) * 1.02 + 64
 
 
@@ -178,11 +178,11 @@ BAD = (math.nan, math.inf, 0.0, -1.0)
 @every_predictor
 @pytest.mark.parametrize("bad", BAD)
 def test_unusable_measurements_change_nothing(predictor: Predictor, bad: float) -> None:
-    """On their own, or within `Held` for the two that trust their caller."""
+    """On their own, or within `Filtered` for the two that trust their caller."""
     if isinstance(predictor, LastValue | Ema):
-        predictor = Held(predictor)
+        predictor = Filtered(predictor)
     if isinstance(predictor, Clipped):
-        predictor = Clipped(Held(predictor.predictor))
+        predictor = Clipped(Filtered(predictor.predictor))
     state = learn(predictor, noisy(50))
     forecast = predictor.predict(state, (0.0, 0.0))
     for samples, seconds in ((32, bad), (bad, 0.3)):
@@ -240,14 +240,14 @@ def test_is_always_finite_and_positive(
         lambda: Arima(refit_every=0),
         lambda: Recurrent("gru"),
         lambda: Recurrent(hidden=0),
-        lambda: Recurrent(rate=math.nan),
+        lambda: Recurrent(learning_rate=math.nan),
         lambda: Recurrent(window=10),
-        lambda: Narx(ahead=0),
+        lambda: Narx(horizon=0),
         lambda: Narx(window=3),
-        lambda: Narx(age=1.5),
+        lambda: Narx(forgetting_factor=1.5),
         lambda: Narx(decay=0),
         lambda: Narx(hidden_decay=math.nan),
-        lambda: Mixture(ahead=0),
+        lambda: Mixture(horizon=0),
         lambda: Mixture((Ema(),), prior=(1, 2)),
         lambda: Mixture((Ema(),), prior=(0,)),
         lambda: Mixture(eta=0),
@@ -280,7 +280,7 @@ def test_jacobian_of_narx_is_the_derivative() -> None:
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 def test_back_propagation_is_the_derivative(kind: str) -> None:
-    recurrent, random = Recurrent(kind, hidden=3, length=6), np.random.default_rng(0)
+    recurrent, random = Recurrent(kind, hidden=3, sequence_length=6), np.random.default_rng(0)
     start = recurrent._initial(random)
     weights = start + random.normal(0, 0.4, len(start))
     x, targets = random.normal(size=(4, 6, 2)), random.normal(size=(4, 6))
@@ -299,8 +299,8 @@ def test_back_propagation_is_the_derivative(kind: str) -> None:
 
 def test_narx_learns_what_a_driver_says() -> None:
     series = noisy(300)
-    assert rmse(Narx(), series) < 0.6 * rmse(Narx(with_drivers=False), series)
-    assert rmse(Narx(with_drivers=False), series) < rmse(LastValue(), series)
+    assert rmse(Narx(), series) < 0.6 * rmse(Narx(use_exogenous=False), series)
+    assert rmse(Narx(use_exogenous=False), series) < rmse(LastValue(), series)
 
 
 def test_narx_learns_a_bend_that_no_line_has() -> None:
@@ -308,7 +308,7 @@ def test_narx_learns_a_bend_that_no_line_has() -> None:
     for _ in range(600):
         driver = random.uniform(-1, 1)
         series.append(Measurement(100 + 40 * abs(driver), 1.0, (driver,)))
-    loose = {"hidden_decay": 0.1, "every": 1, "decay": 1.0}
+    loose = {"hidden_decay": 0.1, "train_interval": 1, "decay": 1.0}
     assert rmse(Narx(hidden=6, **loose), series) < 0.5 * rmse(Narx(hidden=0, **loose), series)
 
 
@@ -317,12 +317,12 @@ def test_narx_ahead_learns_that_drivers_tell_of_later() -> None:
     random = np.random.default_rng(0)
     drivers = (random.random(400) < 0.5).astype(float)
     series = [Measurement(100 - 40 * drivers[k - 2], 1.0, (float(drivers[k]),)) for k in range(400)]
-    assert rmse(Narx(ahead=3), series, ahead=3) < 0.3 * rmse(Narx(), series, ahead=3)
+    assert rmse(Narx(horizon=3), series, ahead=3) < 0.3 * rmse(Narx(), series, ahead=3)
 
 
 def test_a_linear_narx_is_the_weighted_ridge_regression() -> None:
     """One step solves a linear problem: (Z'WZ + D) s = Z'W t, W the age, D the decay."""
-    narx = Narx(hidden=0, huber=1e9, age=0.9, every=1, window=40)
+    narx = Narx(hidden=0, huber=1e9, forgetting_factor=0.9, train_interval=1, window=40)
     state = learn(narx, noisy(200))
     z = (state.inputs - state.center) / state.scale
     z[:, 6:] = z[:, 6:].clip(-2, 2)
@@ -356,7 +356,7 @@ def test_narx_bounds_what_an_unseen_driver_can_do() -> None:
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 def test_recurrent_networks_learn_an_alternation(kind: str) -> None:
     series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(300)]
-    assert rmse(Recurrent(kind, rate=0.01, decay=0.0), series) < 10
+    assert rmse(Recurrent(kind, learning_rate=0.01, decay=0.0), series) < 10
     assert rmse(LastValue(), series) == pytest.approx(40)
 
 
@@ -436,7 +436,7 @@ def test_mixture_judges_at_its_own_horizon() -> None:
     """A period of two: the last value is as wrong as can be at 1, and right at 2."""
     series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(100)]
     for ahead, leader in ((1, Ema(0.05)), (2, LastValue())):
-        mixture = Mixture((LastValue(), Ema(0.05)), ahead=ahead)
+        mixture = Mixture((LastValue(), Ema(0.05)), horizon=ahead)
         assert mixture.leader(learn(mixture, series)) == leader
 
 
@@ -475,9 +475,9 @@ def test_fallback_takes_over_where_the_forecast_makes_no_sense(
 
 
 def test_held_takes_a_lasting_change_for_a_new_level() -> None:
-    held = Held(LastValue(), Gate(factor=5, patience=2))
+    held = Filtered(LastValue(), OutlierFilter(factor=5, patience=2))
     state = learn(held, [Measurement(10, 1.0), Measurement(10, 60.0)])
-    assert (held.predict(state), state.held) == (10, 1)
+    assert (held.predict(state), state.rejected) == (10, 1)
     assert held.predict(learn(held, [Measurement(10, 60.0)], state)) == pytest.approx(1 / 6)
 
 

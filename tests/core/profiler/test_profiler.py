@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Affine, Profile
 from lbbsp_core.cost.fitting import Point, fit_costs
-from lbbsp_core.profiler import ProfileError, Profiling, Search, _step, profile_step
+from lbbsp_core.profiler import BatchSweep, ProfileError, ProfileResult, _step, profile_step
 
-QUICK = Search(max_batch=16, repeats=1, point_seconds=0, rounds=1)
+QUICK = BatchSweep(max_batch=16, repeats=1, point_seconds=0, rounds=1)
 
 
 class Machine:
@@ -44,7 +44,7 @@ def silent(_done: str, _batch: int, _seconds: float | None) -> None:
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_the_end_of_memory_is_exact(memory: int, max_batch: int) -> None:
     machine = Machine(memory)
-    found = Search(max_batch, 2, 0, 1e9).run(machine.step, silent)
+    found = BatchSweep(max_batch, 2, 0, 1e9).run(machine.step, silent)
     assert found.out_of_memory_at == (memory + 1 if memory < max_batch else None)
     batches = [point.batch for point in found.points]
     assert batches == sorted(set(batches))
@@ -56,19 +56,19 @@ def test_the_end_of_memory_is_exact(memory: int, max_batch: int) -> None:
 
 
 def test_batches_grow_by_a_half_and_a_third_in_turn() -> None:
-    assert list(Search(max_batch=20).batches()) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
-    assert list(Search(max_batch=6).batches()) == [1, 2, 3, 4, 6]
-    assert list(Search(max_batch=1).batches()) == [1]
+    assert list(BatchSweep(max_batch=20).batches()) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert list(BatchSweep(max_batch=6).batches()) == [1, 2, 3, 4, 6]
+    assert list(BatchSweep(max_batch=1).batches()) == [1]
 
 
 def test_the_first_step_of_a_batch_is_not_counted_and_the_median_is() -> None:
     times = iter([99.0, 1.0, 5.0, 2.0, 99.0, 3.0, 3.0, 3.0])
-    found = Search(2, 3, 0, 1e9, rounds=1).run(lambda batch: next(times), silent)
+    found = BatchSweep(2, 3, 0, 1e9, rounds=1).run(lambda batch: next(times), silent)
     assert found.points == [Point(1, 2.0, 3), Point(2, 3.0, 3)]
 
 
 def test_short_steps_are_repeated_more_often() -> None:
-    search = Search(1, 2, point_seconds=1.0, rounds=1)
+    search = BatchSweep(1, 2, point_seconds=1.0, rounds=1)
     assert search.run(lambda batch: 0.125, silent).points == [Point(1, 0.125, 8)]
     assert search.run(lambda batch: 1e-6, silent).points == [Point(1, 1e-6, 100)]
 
@@ -76,7 +76,7 @@ def test_short_steps_are_repeated_more_often() -> None:
 def test_bursts_of_others_are_left_out_by_coming_back() -> None:
     """Everything takes twice as long in the first round but for batch 2, and in the third."""
     calls = iter([2.0] * 3 + [1.25] * 3 + [1.0, 1.0, 1.0] + [2.5] * 3 + [3.0] * 6)
-    search = Search(2, 2, point_seconds=2.0, rounds=3, longest_step=9)
+    search = BatchSweep(2, 2, point_seconds=2.0, rounds=3, longest_step=9)
     assert search.run(lambda batch: next(calls), silent).points == [
         Point(1, 1.0, 6),
         Point(2, 1.25, 6),
@@ -85,33 +85,33 @@ def test_bursts_of_others_are_left_out_by_coming_back() -> None:
 
 def test_whole_numbers_only() -> None:
     with pytest.raises(ValueError, match=r"max_batch must be an integer >= 1, got 4.0"):
-        Search(max_batch=4.0)  # type: ignore[arg-type]
+        BatchSweep(max_batch=4.0)  # type: ignore[arg-type]
 
 
 def test_slow_steps_end_the_growth() -> None:
-    found = Search(64, 1, 0, longest_step=0.3).run(Machine(1e9).step, silent)
+    found = BatchSweep(64, 1, 0, longest_step=0.3).run(Machine(1e9).step, silent)
     assert [point.batch for point in found.points] == [1, 2, 3, 4]
     assert found.slow
-    assert not Search(4, 1, 0, longest_step=0.3).run(Machine(1e9).step, silent).slow
+    assert not BatchSweep(4, 1, 0, longest_step=0.3).run(Machine(1e9).step, silent).slow
 
 
 @pytest.mark.parametrize("less", range(1, 12))
 @pytest.mark.parametrize("after", range(40, 56))
 def test_a_memory_that_shrinks_while_it_is_sought(after: int, less: int) -> None:
     machine = Machine(90, after, less)
-    found = Search(1024, 2, 0, 1e9).run(machine.step, silent)
+    found = BatchSweep(1024, 2, 0, 1e9).run(machine.step, silent)
     assert found.out_of_memory_at is not None
     assert found.points[-1].batch == found.out_of_memory_at - 1 or found.points[-1].batch == 64
     Profile([p.batch for p in found.points], [p.seconds for p in found.points])
 
 
 def test_not_one_sample_fits() -> None:
-    assert Search().run(Machine(0).step, silent) == ([], 1, False)
+    assert BatchSweep().run(Machine(0).step, silent) == ([], 1, False)
 
 
 def test_progress_is_told_of_every_batch() -> None:
     told: list[tuple[str, int, float | None]] = []
-    Search(8, 1, 0, 1e9, rounds=1).run(Machine(5).step, lambda *event: told.append(event))
+    BatchSweep(8, 1, 0, 1e9, rounds=1).run(Machine(5).step, lambda *event: told.append(event))
     assert [(done, batch, seconds is None) for done, batch, seconds in told] == [
         ("measured", 1, False), ("measured", 2, False), ("measured", 3, False),
         ("measured", 4, False), ("measured", 6, True), ("probed", 5, False),
@@ -131,7 +131,7 @@ def test_progress_is_told_of_every_batch() -> None:
 )
 def test_a_search_that_makes_no_sense(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Search(**options)
+        BatchSweep(**options)
 
 
 # A function in this process
@@ -353,9 +353,9 @@ def test_open_files_do_not_add_up(tmp_path: Path) -> None:
 # What comes out
 
 
-def result() -> Profiling:
+def result() -> ProfileResult:
     points = tuple(Point(x, 0.01 + 0.001 * x, 5) for x in (1, 2, 4, 8, 16))
-    return Profiling("an abacus", points, 20, fit_costs(points))
+    return ProfileResult("an abacus", points, 20, fit_costs(points))
 
 
 def test_its_file_is_a_profile(tmp_path: Path) -> None:

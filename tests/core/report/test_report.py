@@ -11,14 +11,14 @@ from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
 from lbbsp_core.runtime.record import Run, RunRecord, read_run
 
 
-def step(number, sizes, busy, wall, held=(), short=False):
+def step(number, sizes, busy, wall, excluded=(), short=False):
     line = {
         "step": number,
         "sizes": sizes,
         "busy_seconds": busy,
         "predicted_seconds": [None] * len(sizes),
         "wall_seconds": wall,
-        "held": list(held),
+        "excluded": list(excluded),
     }
     return {**line, "short": True} if short else line
 
@@ -68,7 +68,7 @@ def test_the_ideal_is_one_of_whole_samples():
 def test_figures_ignore_the_first_half_and_held_and_short_steps():
     steady = [step(k, [9, 3], [0.09, 0.09], 0.11) for k in range(6, 10)]
     noise = [
-        step(10, [9, 3], [5.0, 0.09], 5.1, held=[0]),
+        step(10, [9, 3], [5.0, 0.09], 5.1, excluded=[0]),
         step(11, [3, 1], [0.03, 0.03], 0.05, short=True),
     ]
     first = [step(k, [6, 6], [0.06, 0.18], 0.22) for k in range(6)]
@@ -100,7 +100,7 @@ def test_a_run_without_steps_or_measurements_says_so():
     with pytest.raises(ValueError, match="at least one step, got none"):
         summarise(run())
     with pytest.raises(ValueError, match="worker 1 must be measured"):
-        summarise(run(step(0, [6, 6], [0.1, 0.0], 0.1, held=[0, 1])))
+        summarise(run(step(0, [6, 6], [0.1, 0.0], 0.1, excluded=[0, 1])))
 
 
 def outcome(accuracy, *weights):

@@ -581,7 +581,7 @@ class Slow:
 
 def test_the_slowest_go_to_the_background(machine: Machine) -> None:
     clock = machine.host.clock
-    made = [feeds.Feed(Slow(machine, us / 1e6), clock, ()) for us in (50, 1000, 20, 29, 2)]
+    made = [feeds.PolledSource(Slow(machine, us / 1e6), clock, ()) for us in (50, 1000, 20, 29, 2)]
     here, background = feeds.split(made)
     assert [round(feed.cost * 1e6) for feed in here] == [2, 20, 29]
     assert [round(feed.cost * 1e6) for feed in background] == [50, 1000]

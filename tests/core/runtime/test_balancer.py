@@ -17,30 +17,30 @@ from hypothesis import strategies as st
 from lbbsp_core import (
     Affine,
     Balancer,
-    Cluster,
+    BatchConstraints,
     Cost,
+    CostShape,
     DisagreementError,
     Even,
     FixedShares,
-    Gate,
     GlobalOrder,
     LastValue,
     Limits,
     LoadBalanced,
     Measurement,
-    Message,
+    OutlierFilter,
     Profile,
     Proportional,
     RunRecord,
     Saturating,
-    Shape,
+    StepMessage,
     read_run,
 )
 from lbbsp_core.testing.contracts import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
 EXACT = LoadBalanced(min_gain=0.0)
-KNOWN = Shape(Proportional(), most=0)  # no overhead, whatever the times say
+KNOWN = CostShape(Proportional(), max_overhead=0)  # no overhead, whatever the times say
 
 Sizes = tuple[int, ...]
 
@@ -111,7 +111,7 @@ def test_all_agree_on_legal_plans_whatever_is_measured(
     for busy in data.draw(busy_times(workers)):
         exchange_in_process(balancers, busy)
         for ahead in range(balancers[0].lag):
-            check_plan(plan(balancers, balancers[0].step + ahead), balancers[0].cluster)
+            check_plan(plan(balancers, balancers[0].step + ahead), balancers[0].constraints)
 
 
 @settings(max_examples=15)
@@ -134,7 +134,7 @@ def test_no_busy_time_breaks_the_loop(first: float, second: float) -> None:
 def test_constant_speeds_are_balanced_after_one_step(costs: list[Cost]) -> None:
     balancers = team(3, 120, policy=EXACT)
     plans = run(balancers, costs, steps=6)
-    best = Cluster(120, (Limits(),) * 3).plan(costs)
+    best = BatchConstraints(120, (Limits(),) * 3).plan(costs)
     assert plans[0] == (40, 40, 40)
     assert plans[1:] == [best] * 5
 
@@ -143,7 +143,7 @@ def test_by_default_within_min_gain_of_the_optimum() -> None:
     costs = speeds(31, 29, 17, 23)
     balancers = team(4, 1000)
     sizes = run(balancers, costs, steps=5)[-1]
-    best = Cluster(1000, (Limits(),) * 4).plan(costs)
+    best = BatchConstraints(1000, (Limits(),) * 4).plan(costs)
     assert slowest(costs, sizes) <= slowest(costs, best) / (1 - 0.02)
 
 
@@ -153,7 +153,7 @@ def test_an_overhead_does_not_bend_the_speed() -> None:
     costs = [shape.at_speed(speed) for speed in (10.0, 20.0, 50.0)]
     balancers = team(3, 256, policy=EXACT, cost=shape)
     plans = run(balancers, costs, steps=4)
-    best = Cluster(256, (Limits(),) * 3).plan(costs)
+    best = BatchConstraints(256, (Limits(),) * 3).plan(costs)
     assert plans[1:] == [best] * 3
 
 
@@ -185,7 +185,7 @@ def test_a_bad_busy_time_changes_no_plan(bad: float, steps: int) -> None:
     for _ in range(steps):
         good = [cost(x) for cost, x in zip(costs, plan(balancers), strict=True)]
         messages = exchange_in_process(balancers, [good[0], bad, good[2]])
-        assert [message.held for message in messages] == [False, True, False]
+        assert [message.excluded for message in messages] == [False, True, False]
         assert messages[1].picoseconds_per_sample == 5 * 10**10, "the last good estimate"
         assert plan(balancers) == (10, 20, 30)
     assert run(balancers, costs, steps=2) == [(10, 20, 30)] * 2
@@ -210,14 +210,14 @@ def test_nobody_moves_before_all_are_known(bad: float) -> None:
 def test_held_steps_are_not_learned_from() -> None:
     balancers = team(2, 60, predictor=LastValue())
     run(balancers, speeds(10, 20), steps=2)
-    messages = exchange_in_process(balancers, [2.2, 1.1], held=[0, 1])
-    assert all(message.held for message in messages)
+    messages = exchange_in_process(balancers, [2.2, 1.1], excluded=[0, 1])
+    assert all(message.excluded for message in messages)
     assert [message.busy_nanoseconds for message in messages] == [2_200_000_000, 1_100_000_000]
     assert plan(balancers) == (20, 40)
 
 
 def test_an_outlier_is_held_until_it_is_the_new_level() -> None:
-    gate = Gate(factor=5.0, patience=3)
+    gate = OutlierFilter(factor=5.0, patience=3)
     balancers = team(2, 60, gate=gate, predictor=LastValue(), policy=EXACT)
     run(balancers, speeds(10, 10), steps=2)
     paused = speeds(1, 10)
@@ -245,7 +245,9 @@ def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None
     (alone,) = team(1, 60, predictor=Noting())
     for step in range(4):
         known = (float(step + 1),)
-        exchange_in_process([alone], [1.0 + step], held={0} if step == 2 else (), drivers=[known])
+        exchange_in_process(
+            [alone], [1.0 + step], excluded={0} if step == 2 else (), drivers=[known]
+        )
     learned = [(m.busy_seconds, m.drivers) for m in alone._known.predictor]
     # Before the first step nobody has looked: the first look stands in. Step 2 was held.
     assert learned == [(1.0, (1.0,)), (2.0, (1.0,)), (4.0, (3.0,))]
@@ -259,7 +261,7 @@ def test_an_overhead_is_learned_and_makes_the_plan_exact() -> None:
     balancers = team(2, 200, policy=EXACT, predictor=LastValue())
     costs = [Affine(0.2, 0.01), Affine(0.2, 0.03)]
     plans = run(balancers, costs, steps=12)
-    ideal = Cluster(200, (Limits(),) * 2).plan(costs)
+    ideal = BatchConstraints(200, (Limits(),) * 2).plan(costs)
     assert plans[0] == (100, 100)
     assert abs(plans[-1][0] - ideal[0]) <= 1
     assert 0 < balancers[0]._known.shape.overhead <= 50  # X / 2N
@@ -279,12 +281,12 @@ def test_every_form_of_cost_is_planned_for_exactly() -> None:
             global_batch_size=240,
             policy=EXACT,
             predictor=LastValue(),
-            cost=Shape(form.at_speed(7.0), most=form.work(0)),
+            cost=CostShape(form.at_speed(7.0), max_overhead=form.effective_samples(0)),
         )
         for rank, form in enumerate(forms)
     ]
     plans = run(balancers, forms, steps=8)
-    best = Cluster(240, (Limits(),) * 4).plan(forms)
+    best = BatchConstraints(240, (Limits(),) * 4).plan(forms)
     slowest = max(cost(x) for cost, x in zip(forms, best, strict=True))
     for sizes in plans[3:]:
         assert max(cost(x) for cost, x in zip(forms, sizes, strict=True)) <= slowest * 1.001
@@ -327,23 +329,23 @@ def test_a_profile_brings_the_end_of_its_memory() -> None:
         policy=EXACT,
         cost=profile,
     )
-    introductions = [small.introduction(), large.introduction()]
+    peer_info = [small.static_info(), large.static_info()]
     for balancer in (small, large):
-        balancer.meet(introductions)
+        balancer.set_peers(peer_info)
     assert set(run([small, large], speeds(1000, 10), steps=6)) == {(20, 40)}
-    small.meet(introductions)  # a second fit changes nothing
+    small.set_peers(peer_info)  # a second fit changes nothing
     assert plan([small, large]) == (20, 40)
 
 
 def test_memories_that_cannot_hold_the_global_batch() -> None:
     balancer = Balancer(rank=0, workers=2, global_batch_size=60, cost=Profile([8], [0.1], 20))
     with pytest.raises(ValueError, match="38"):
-        balancer.meet([balancer.introduction()] * 2)
+        balancer.set_peers([balancer.static_info()] * 2)
 
 
 def test_a_shape_that_no_peer_knows_is_refused() -> None:
     balancer = Balancer(rank=0, workers=2, global_batch_size=8, cost=Saturating(1.0, 0.1, 0.1))
-    with pytest.raises(LookupError, match=r"Saturating.*call meet\(\) first"):
+    with pytest.raises(LookupError, match=r"Saturating.*call set_peers\(\) first"):
         balancer.report(0.1)
 
 
@@ -357,11 +359,11 @@ def test_a_plan_decided_after_a_step_serves_lag_steps_later(lag: int) -> None:
     for step, (first, second) in enumerate(script):
         assert balancers[0].step == step
         run(balancers, speeds(first, second))
-        best = Cluster(60, (Limits(),) * 2).plan(speeds(first, second))
+        best = BatchConstraints(60, (Limits(),) * 2).plan(speeds(first, second))
         assert plan(balancers, step + lag) == best
     begin = len(script)
     served = [plan(balancers, begin + ahead) for ahead in range(lag)]
-    decided = [Cluster(60, (Limits(),) * 2).plan(speeds(*pair)) for pair in script[-lag:]]
+    decided = [BatchConstraints(60, (Limits(),) * 2).plan(speeds(*pair)) for pair in script[-lag:]]
     assert served == decided
 
 
@@ -399,7 +401,9 @@ def test_predictors_look_as_far_ahead_as_the_plan_serves() -> None:
     balancer = Balancer(rank=0, workers=2, global_batch_size=60, predictor=Spy(), lag=3)
     message = balancer.report(2.0, drivers=(12.0, 40.0))
     assert asked == [((12.0, 40.0), 3)]
-    assert message == Message(round(1e12 / 15), 0, 2 * 10**9, balancer.report(math.nan).checksum)
+    assert message == StepMessage(
+        round(1e12 / 15), 0, 2 * 10**9, balancer.report(math.nan).checksum
+    )
 
 
 def test_lag_must_be_at_least_one() -> None:
@@ -445,7 +449,7 @@ def test_workers_of_other_options_are_found_out() -> None:
 def follow(balancers: Iterable[Balancer], num_samples: int, seed: int = 0) -> GlobalOrder:
     (order,) = {balancer.order(num_samples, seed) for balancer in balancers}
     for balancer in balancers:
-        balancer.follow(order)
+        balancer.use_order(order)
     return order
 
 
@@ -457,7 +461,7 @@ def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None
     for epoch in range(3):
         drawn: list[int] = []
         for step in range(epoch * 5, epoch * 5 + 5):
-            parts = [balancer.draw(step) for balancer in balancers]
+            parts = [balancer.local_indices(step) for balancer in balancers]
             assert tuple(len(part) for part in parts) == plan(balancers)
             drawn += np.concatenate(parts).tolist()
             run(balancers, speeds(*random.uniform(10, 40, size=3)))
@@ -504,8 +508,8 @@ def test_fewer_samples_than_workers_are_dropped_with_one_warning(
 
 
 def test_drawing_needs_an_order() -> None:
-    with pytest.raises(LookupError, match=r"call follow\(\) first"):
-        team(2, 8)[0].draw(0)
+    with pytest.raises(LookupError, match=r"call use_order\(\) first"):
+        team(2, 8)[0].local_indices(0)
     with pytest.raises(ValueError, match="num_samples = 7 < global_batch_size = 8"):
         team(2, 8)[0].order(7, seed=0)
 
@@ -531,7 +535,7 @@ def test_an_epoch_begins_where_the_last_one_ended_or_ahead() -> None:
     balancer = team(2, 10)[0]
     balancer.begin_epoch(3)
     assert balancer.step == 0, "no order, no epochs"
-    balancer.follow(balancer.order(40, seed=0))
+    balancer.use_order(balancer.order(40, seed=0))
     balancer.begin_epoch(0)
     assert balancer.step == 0
     balancer.skip_to(5)
@@ -548,7 +552,7 @@ def test_an_order_begins_at_the_running_step() -> None:
     follow(balancers, 40)
     run(balancers, speeds(1, 1), steps=4)
     order = follow(balancers, 30, seed=1)
-    drawn = np.concatenate([balancer.draw(4) for balancer in balancers])
+    drawn = np.concatenate([balancer.local_indices(4) for balancer in balancers])
     assert drawn.tolist() == order.indices(0).tolist()
     balancers[0].begin_epoch(1)
     assert balancers[0].step == 7
@@ -557,8 +561,8 @@ def test_an_order_begins_at_the_running_step() -> None:
 def test_one_worker_alone_draws_any_step() -> None:
     (balancer,) = team(1, 10)
     order = follow([balancer], 25)
-    assert [len(balancer.draw(step)) for step in (0, 2, 5)] == [10, 5, 5]
-    assert balancer.draw(4).tolist() == order.indices(4).tolist()
+    assert [len(balancer.local_indices(step)) for step in (0, 2, 5)] == [10, 5, 5]
+    assert balancer.local_indices(4).tolist() == order.indices(4).tolist()
 
 
 # Options
@@ -569,7 +573,7 @@ def test_limits_and_granularity_are_kept() -> None:
     balancers = team(3, 128, limits=limits, granularity=8, policy=EXACT)
     plans = run(balancers, speeds(1, 100, 10), steps=4)
     for sizes in plans:
-        check_plan(sizes, balancers[0].cluster)
+        check_plan(sizes, balancers[0].constraints)
     assert plans[-1] == (8, 48, 72)
 
 
@@ -620,9 +624,9 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
         "busy_seconds": [0.6, 0.3],
         "predicted_seconds": [None, None],
         "wall_seconds": 0.6,
-        "held": [],
+        "excluded": [],
     }
-    assert (second["sizes"], second["held"], second["wall_seconds"]) == ([4, 8], [1], 0.5)
+    assert (second["sizes"], second["excluded"], second["wall_seconds"]) == ([4, 8], [1], 0.5)
     assert second["busy_seconds"] == [0.4, 0.0]
     assert second["predicted_seconds"] == pytest.approx([0.4, 0.4])
     assert (third["sizes"], third["short"]) == ([1, 2], True)

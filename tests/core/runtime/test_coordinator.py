@@ -26,7 +26,7 @@ from lbbsp_core import (
     LoadBalanced,
     Synchroniser,
 )
-from lbbsp_core.policy import Cluster
+from lbbsp_core.policy import BatchConstraints
 from lbbsp_core.runtime.coordinator import Coordinator, Pushed
 from lbbsp_core.sim import schedule
 
@@ -46,7 +46,7 @@ class Server:
     def run(self) -> list[Pushed]:
         workers, iterations = self.seconds.shape
         self.now = 0.0
-        cluster = Cluster(8 * workers, (Limits(),) * workers)
+        cluster = BatchConstraints(8 * workers, (Limits(),) * workers)
         self.coordinator = Coordinator(self.synchroniser, cluster, Even(), lambda: self.now)
         self.coordinator._began = 0.0
         self.model: list[list[int]] = []
@@ -135,7 +135,7 @@ def test_leads_are_reached() -> None:
 
 
 def coordinator(synchroniser: Synchroniser, policy: Any = None, workers: int = 2) -> Coordinator:
-    return Coordinator(synchroniser, Cluster(16, (Limits(),) * workers), policy or Even())
+    return Coordinator(synchroniser, BatchConstraints(16, (Limits(),) * workers), policy or Even())
 
 
 def test_samples_are_dealt_out_once_up_to_the_limit() -> None:
@@ -233,7 +233,7 @@ def test_a_policy_that_needs_common_steps_is_refused() -> None:
 def test_time_begins_with_the_first_iteration() -> None:
     """Else ElasticBSP takes the first interval of the first worker for nothing."""
     now = [5.0]
-    cluster = Cluster(16, (Limits(),) * 2)
+    cluster = BatchConstraints(16, (Limits(),) * 2)
     elastic = Coordinator(ElasticBSP(15, warmup=1), cluster, Even(), lambda: now[0])
     for worker in (0, 1):
         elastic.claim(worker, 1000)
@@ -245,7 +245,7 @@ def test_time_begins_with_the_first_iteration() -> None:
 
 
 def test_without_a_reader_there_is_no_log() -> None:
-    silent = Coordinator(ASP(), Cluster(16, (Limits(),) * 2), Even(), logs=False)
+    silent = Coordinator(ASP(), BatchConstraints(16, (Limits(),) * 2), Even(), logs=False)
     for _ in range(3):
         silent.push(0, 8, 1.0)
         silent.entered(0)

@@ -32,7 +32,7 @@ def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
 def test_agreement_introduces_the_workers():
     mine = balancer()
     rows = handshake.agree(mine, mine.order(50, seed=1), gathers(lambda v: v), {"epochs": 2})
-    assert rows == [mine.introduction()] * 2
+    assert rows == [mine.static_info()] * 2
 
 
 @pytest.mark.parametrize("name", ["workers", "global_batch_size", "seed", "epochs", "sample order"])
@@ -78,7 +78,7 @@ def run(balancers, steps):
     for _ in range(steps):
         step = balancers[0].step
         sizes.append(balancers[0].sizes(step))
-        drawn.append([one.draw(step).tolist() for one in balancers])
+        drawn.append([one.local_indices(step).tolist() for one in balancers])
         messages = [one.report(0.1 * (2 + one.rank)) for one in balancers]
         for one in balancers:
             one.receive(messages, 0.3)
@@ -88,7 +88,7 @@ def run(balancers, steps):
 def pair(lag=1, samples=50):
     both = [balancer(rank, policy=Turns(), lag=lag) for rank in (0, 1)]
     for one in both:
-        one.follow(one.order(samples, seed=4))
+        one.use_order(one.order(samples, seed=4))
     return both
 
 
@@ -99,7 +99,7 @@ def test_a_restored_run_goes_on_as_if_unbroken(at):
     run(first, at)
     for one, other in zip(first, second, strict=True):
         other.restore(one.state())
-        other.follow(other.order(50, seed=4))
+        other.use_order(other.order(50, seed=4))
     found = run(second, 12 - at)
     assert list(found) == expected
     assert [repr(one.state()) for one in whole] == [repr(one.state()) for one in second]
@@ -128,7 +128,7 @@ def test_the_place_survives_another_number_of_workers():
     alone = Balancer(rank=0, workers=3, global_batch_size=X)
     alone.restore(first[1].state())
     assert (alone.step, alone.sizes(3)) == (3, (4, 4, 4))
-    assert alone.draw(3).tolist() == alone.order(50, seed=4).indices(3)[:4].tolist()
+    assert alone.local_indices(3).tolist() == alone.order(50, seed=4).indices(3)[:4].tolist()
 
 
 def test_what_was_learned_of_one_worker_is_not_another_ones():
@@ -146,9 +146,9 @@ def test_what_was_learned_of_one_worker_is_not_another_ones():
 def test_the_end_of_the_running_epoch(step, end):
     one = pair()[0]
     one.skip_to(step)
-    assert one.epoch_ends() == end
+    assert one.epoch_end_step() == end
 
 
 def test_no_epochs_without_an_order():
-    with pytest.raises(LookupError, match=r"call follow\(\) first"):
-        balancer().epoch_ends()
+    with pytest.raises(LookupError, match=r"call use_order\(\) first"):
+        balancer().epoch_end_step()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import Balancer, DisagreementError, Message
+from lbbsp_core import Balancer, DisagreementError, StepMessage
 from lbbsp_core.runtime.protocol import (
     WIDTH,
-    Introduction,
+    PeerInfo,
     checksum,
     compare_facts,
     decode,
@@ -28,7 +28,13 @@ EDGES = [0, 1, 2**24 - 1, 2**24, 2**24 + 1, 2**47, LARGEST - 1, LARGEST]
 
 integers = st.one_of(st.sampled_from(EDGES), st.integers(0, LARGEST))
 messages = st.builds(
-    Message, integers, integers, integers, st.integers(0, 2**24 - 1), st.booleans(), st.booleans()
+    StepMessage,
+    integers,
+    integers,
+    integers,
+    st.integers(0, 2**24 - 1),
+    st.booleans(),
+    st.booleans(),
 )
 
 
@@ -58,13 +64,13 @@ def test_introductions_cross_in_millionths_of_a_sample(
     pieces: list[tuple[int, int, int]], most: int | None, filled_up: int
 ) -> None:
     shape = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in pieces)
-    introduction = Introduction(shape, most)
-    row = unpack(pack([*introduction.pack(), *[0] * filled_up]))
-    assert Introduction.unpack(row) == introduction
+    static_info = PeerInfo(shape, most)
+    row = unpack(pack([*static_info.pack(), *[0] * filled_up]))
+    assert PeerInfo.unpack(row) == static_info
 
 
 @given(messages)
-def test_messages_are_exact_through_float32(message: Message) -> None:
+def test_messages_are_exact_through_float32(message: StepMessage) -> None:
     row = encode(message)
     assert (row.shape, row.dtype) == ((WIDTH,), np.float32)
     assert decode(row) == message
@@ -72,7 +78,7 @@ def test_messages_are_exact_through_float32(message: Message) -> None:
 
 
 @given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_a_sum_of_one_hot_slots_is_an_exact_gather(sent: list[Message], random: object) -> None:
+def test_a_sum_of_one_hot_slots_is_an_exact_gather(sent: list[StepMessage], random: object) -> None:
     """In whatever order an all-reduce adds, and in float32."""
     slots = np.zeros((len(sent), len(sent), WIDTH), np.float32)
     for rank, message in enumerate(sent):
@@ -86,11 +92,11 @@ def test_a_sum_of_one_hot_slots_is_an_exact_gather(sent: list[Message], random: 
 
 
 def test_flags_are_apart() -> None:
-    plain = Message(1, 2, 3, 4)
+    plain = StepMessage(1, 2, 3, 4)
     for stop in (False, True):
-        for held in (False, True):
-            message = decode(encode(replace(plain, stop=stop, held=held)))
-            assert (message.stop, message.held) == (stop, held)
+        for excluded in (False, True):
+            message = decode(encode(replace(plain, stop=stop, excluded=excluded)))
+            assert (message.stop, message.excluded) == (stop, excluded)
 
 
 def test_checksums_are_24_bits_of_the_whole_plan() -> None:
@@ -129,8 +135,8 @@ def test_a_disagreement_shows_what_a_fingerprint_stands_for() -> None:
 
 def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
     balancers = [Balancer(rank=rank, workers=3, global_batch_size=30) for rank in range(3)]
-    seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], held=[1], stop=[2])
+    seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], excluded=[1], stop=[2])
     assert [message.busy_nanoseconds for message in seen] == [10**8, 2 * 10**8, 4 * 10**8]
-    assert [message.held for message in seen] == [False, True, False]
+    assert [message.excluded for message in seen] == [False, True, False]
     assert [message.stop for message in seen] == [False, False, True]
     assert [balancer.step for balancer in balancers] == [1, 1, 1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import RunRecord, read_run
-from lbbsp_core.sim.from_run import recorded
+from lbbsp_core.sim.from_run import cluster_from_run
 
 STEP: dict[str, Any] = {
     "sizes": (8, 4),
@@ -32,14 +32,14 @@ def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder" / "run.jsonl"
     record = RunRecord(path, {"workers": 2, "policy": "LoadBalanced()"})
     record.step(0, **STEP)
-    record.step(1, **STEP, held=(1,), short=True)
+    record.step(1, **STEP, excluded=(1,), short=True)
     record.close()
     run = read_run(path)
     assert run.header == {"schema": 1, "workers": 2, "policy": "LoadBalanced()"}
     line = {name: list(value) if name != "wall_seconds" else value for name, value in STEP.items()}
     assert run.steps == [
-        {"step": 0, **line, "held": []},
-        {"step": 1, **line, "held": [1], "short": True},
+        {"step": 0, **line, "excluded": []},
+        {"step": 1, **line, "excluded": [1], "short": True},
     ]
     assert read_run(path.parent) == run, "or the folder that holds it"
     assert record.path == path
@@ -111,7 +111,7 @@ def test_no_record_there(tmp_path: Path) -> None:
 def test_steady_state_is_the_last_half_without_odd_steps(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "run.jsonl", {})
     for step in range(10):
-        record.step(step, **STEP, held=(0,) if step == 6 else (), short=step == 8)
+        record.step(step, **STEP, excluded=(0,) if step == 6 else (), short=step == 8)
     record.close()
     assert [line["step"] for line in read_run(tmp_path).last_half()] == [5, 7, 9]
 
@@ -119,7 +119,7 @@ def test_steady_state_is_the_last_half_without_odd_steps(tmp_path: Path) -> None
 def test_a_run_of_odd_steps_only_has_a_last_half_too(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "run.jsonl", {})
     for step in range(4):
-        record.step(step, **STEP, held=(0, 1))
+        record.step(step, **STEP, excluded=(0, 1))
     record.close()
     assert [line["step"] for line in read_run(tmp_path).last_half()] == [2, 3]
 
@@ -141,4 +141,4 @@ def test_pushes_are_read_back_apart_from_steps(tmp_path: Path) -> None:
     assert run.pushes == [{"push": 7, **line}]
     assert run.steps == []
     with pytest.raises(ValueError, match="records pushes of workers that were not in step"):
-        recorded(tmp_path)
+        cluster_from_run(tmp_path)

@@ -29,14 +29,14 @@ from lbbsp_core.sim import (
     Change,
     Lognormal,
     Preemption,
-    Setting,
+    SimConfig,
     cores,
-    invented,
-    run_arrays,
+    run_async,
     run_bsp,
-    run_relaxed,
+    run_vectorised,
     schedule,
     synchroniser,
+    synthetic_cluster,
 )
 
 UNEQUAL = cores([1, 1, 2, 4], 8.0)
@@ -45,8 +45,8 @@ WILD = Lognormal(0.4, 0.7)
 
 def test_asynchronous_workers_share_the_samples_by_their_speed() -> None:
     """1 + 3 samples a second do 96 in 24 s; batches of 4 and 4 are pushed each 4 s and 4/3 s."""
-    cluster = invented(cores([1, 3], 1.0), 12)
-    run = run_relaxed(cluster, Setting(8), ASP())
+    cluster = synthetic_cluster(cores([1, 3], 1.0), 12)
+    run = run_async(cluster, SimConfig(8), ASP())
     assert run.total_seconds == pytest.approx(24.0)
     assert np.bincount(run.schedule.worker).tolist() == [6, 18]
     assert set(run.sizes.tolist()) == {4}
@@ -54,18 +54,18 @@ def test_asynchronous_workers_share_the_samples_by_their_speed() -> None:
 
 
 def test_a_push_and_pull_is_paid_by_each() -> None:
-    cluster = invented(cores([1, 3], 1.0), 12)
-    run = run_relaxed(cluster, Setting(8, communication_seconds=4.0), SSP(math.inf))
+    cluster = synthetic_cluster(cores([1, 3], 1.0), 12)
+    run = run_async(cluster, SimConfig(8, communication_seconds=4.0), SSP(math.inf))
     first = run.schedule.push[run.schedule.iteration == 0]
     assert first.tolist() == [4.0 + 4.0, 4 / 3 + 4.0]
 
 
 @pytest.mark.parametrize("policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced()])
 def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
-    cluster = invented(UNEQUAL, 80, noise=WILD)
-    setting = Setting(97, communication_seconds=0.25)
-    events = run_relaxed(cluster, setting, BSP(), policy, Ema(0.5))
-    in_step = run_arrays(cluster, setting, policy, Ema(0.5))
+    cluster = synthetic_cluster(UNEQUAL, 80, noise=WILD)
+    setting = SimConfig(97, communication_seconds=0.25)
+    events = run_async(cluster, setting, BSP(), policy, Ema(0.5))
+    in_step = run_vectorised(cluster, setting, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
     assert events.sizes.reshape(4, 80).T.tolist() == in_step.sizes.tolist()
     assert events.schedule.updates == 80
@@ -74,10 +74,10 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
 
 
 def test_ssp_0_is_bsp_and_ssp_inf_is_asp_and_elastic_1_is_bsp() -> None:
-    cluster = invented(UNEQUAL, 50, noise=WILD)
+    cluster = synthetic_cluster(UNEQUAL, 50, noise=WILD)
 
     def total(sync: Synchroniser) -> float:
-        return run_relaxed(cluster, Setting(64), sync).total_seconds
+        return run_async(cluster, SimConfig(64), sync).total_seconds
 
     assert total(SSP(0)) == total(ElasticBSP(1)) == total(BSP())
     assert total(SSP(math.inf)) == total(ASP())
@@ -85,8 +85,8 @@ def test_ssp_0_is_bsp_and_ssp_inf_is_asp_and_elastic_1_is_bsp() -> None:
 
 
 def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
-    cluster = invented(UNEQUAL, 60, noise=WILD)
-    run = run_relaxed(cluster, Setting(64), SSP(2), LoadBalanced(), LastValue()).schedule
+    cluster = synthetic_cluster(UNEQUAL, 60, noise=WILD)
+    run = run_async(cluster, SimConfig(64), SSP(2), LoadBalanced(), LastValue()).schedule
     for start, iteration in zip(run.start, run.iteration, strict=True):
         pushed = [int((run.push[run.worker == w] <= start).sum()) for w in range(4)]
         assert iteration - min(pushed) <= 2
@@ -94,10 +94,10 @@ def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
 
 def test_balanced_batches_end_the_wait_of_ssp() -> None:
     """LB + SSP, and LB + ASP: after a round of even batches, all take as long."""
-    cluster = invented(UNEQUAL, 60)
-    even = run_relaxed(cluster, Setting(64), SSP(3))
+    cluster = synthetic_cluster(UNEQUAL, 60)
+    even = run_async(cluster, SimConfig(64), SSP(3))
     for sync in (SSP(3), ASP(), DSSP(1, 4)):
-        balanced = run_relaxed(cluster, Setting(64), sync, LoadBalanced(), LastValue())
+        balanced = run_async(cluster, SimConfig(64), sync, LoadBalanced(), LastValue())
         last = [balanced.sizes[balanced.schedule.worker == w][-1] for w in range(4)]
         assert last == [8, 8, 16, 32]
         assert balanced.waiting_share < 0.1
@@ -106,16 +106,16 @@ def test_balanced_batches_end_the_wait_of_ssp() -> None:
 
 @pytest.mark.parametrize("cost", [Affine(2.0, 1.0), [Saturating(20.0, 0.0, 1.0)] * 4])
 def test_it_assumes_what_balancers_assume(cost: Any) -> None:
-    cluster = invented([Saturating(2.0, 0.0, 0.1)] * 3 + [Affine(0.1, 0.05)], 30)
-    setting = Setting(80, cost=cost)
-    events = run_relaxed(cluster, setting, BSP(), LoadBalanced(), LastValue())
+    cluster = synthetic_cluster([Saturating(2.0, 0.0, 0.1)] * 3 + [Affine(0.1, 0.05)], 30)
+    setting = SimConfig(80, cost=cost)
+    events = run_async(cluster, setting, BSP(), LoadBalanced(), LastValue())
     in_step = run_bsp(cluster, setting, LoadBalanced(), LastValue())
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-6)
 
 
 def test_weather_begins_anew_where_a_fast_worker_does_more_than_was_drawn() -> None:
-    cluster = invented(cores([1, 9], 1.0), 10, noise=Lognormal(0.3))
-    run = run_relaxed(cluster, Setting(8), ASP()).schedule
+    cluster = synthetic_cluster(cores([1, 9], 1.0), 10, noise=Lognormal(0.3))
+    run = run_async(cluster, SimConfig(8), ASP()).schedule
     fast = (run.push - run.start)[run.worker == 1]
     assert len(fast) > 10
     assert fast[10] == pytest.approx(fast[0])
@@ -125,42 +125,42 @@ def test_weather_begins_anew_where_a_fast_worker_does_more_than_was_drawn() -> N
 
 
 def test_who_is_preempted_loses_an_iteration_and_the_rest_goes_on() -> None:
-    cluster = invented(cores([1, 1, 1], 16.0), 200)
+    cluster = synthetic_cluster(cores([1, 1, 1], 16.0), 200)
     spot = Preemption(40.0, 10.0, seed=1)
     for sync in (BSP(), SSP(3), ASP(), DSSP(1, 4), ElasticBSP(4)):
-        run = run_relaxed(cluster, Setting(48), sync, preemption=spot)
+        run = run_async(cluster, SimConfig(48), sync, preemption=spot)
         done = run.sizes[run.schedule.update >= 0].sum()
         assert 200 * 48 <= done < 200 * 48 + 48
         assert 1.1 < run.total_seconds / 200 < 2.5
-    again = run_relaxed(cluster, Setting(48), ElasticBSP(4), preemption=spot)
+    again = run_async(cluster, SimConfig(48), ElasticBSP(4), preemption=spot)
     assert again.total_seconds == run.total_seconds
 
 
 def test_many_changes_are_no_reason_to_give_up_while_updates_come() -> None:
-    cluster = invented(cores([1, 1], 16.0), 500)
-    run = run_relaxed(cluster, Setting(32), ASP(), preemption=Preemption(2.0, 0.5))
+    cluster = synthetic_cluster(cores([1, 1], 16.0), 500)
+    run = run_async(cluster, SimConfig(32), ASP(), preemption=Preemption(2.0, 0.5))
     assert run.total_seconds / 2.5 * 2 * 2 > 100 * 2, "more changes than PATIENCE allows in a row"
 
 
 def test_a_scenario_that_can_never_finish_says_so() -> None:
-    cluster = invented(cores([1, 1], 16.0), 200)
+    cluster = synthetic_cluster(cores([1, 1], 16.0), 200)
     with pytest.raises(ValueError, match=r"never finish: all workers have left with \d+ of 6400"):
-        run_relaxed(cluster, Setting(32), ASP(), preemption=Preemption(20.0, math.inf))
+        run_async(cluster, SimConfig(32), ASP(), preemption=Preemption(20.0, math.inf))
     with pytest.raises(ValueError, match="never finish: workers leave before they have done"):
-        run_relaxed(cluster, Setting(32), BSP(), preemption=Preemption(1e-4, 1e-4))
+        run_async(cluster, SimConfig(32), BSP(), preemption=Preemption(1e-4, 1e-4))
 
 
 def test_combinations_that_cannot_be_say_why() -> None:
-    cluster = invented(cores([1, 1]), 5)
+    cluster = synthetic_cluster(cores([1, 1]), 5)
     with pytest.raises(ValueError, match="EpochBalanced compares what all workers took in the s"):
-        run_relaxed(cluster, Setting(16), ASP(), EpochBalanced())
+        run_async(cluster, SimConfig(16), ASP(), EpochBalanced())
     with pytest.raises(ValueError, match="LoadBalanced plans for all workers, and with preemptio"):
-        run_relaxed(cluster, Setting(16), ASP(), LoadBalanced(), preemption=Preemption(1.0, 1.0))
+        run_async(cluster, SimConfig(16), ASP(), LoadBalanced(), preemption=Preemption(1.0, 1.0))
 
 
 def test_progress_comes_to_the_steps_asked_for() -> None:
     told: list[int] = []
-    run_relaxed(invented(UNEQUAL, 40), Setting(64), ASP(), progress=told.append)
+    run_async(synthetic_cluster(UNEQUAL, 40), SimConfig(64), ASP(), progress=told.append)
     assert sum(told) == 40
     assert min(told) >= 1
 
@@ -171,11 +171,11 @@ def test_progress_comes_to_the_steps_asked_for() -> None:
 def test_a_run_may_end_when_enough_has_entered() -> None:
     entered: list[tuple[int, float]] = []
 
-    def enters(worker: int, now: float) -> bool:
+    def on_update(worker: int, now: float) -> bool:
         entered.append((worker, now))
         return len(entered) >= 5
 
-    run = schedule(SSP(1), lambda worker, _: 1.0 + 3 * worker, workers=2, enters=enters)
+    run = schedule(SSP(1), lambda worker, _: 1.0 + 3 * worker, workers=2, on_update=on_update)
     assert entered == [(0, 1.0), (0, 2.0), (1, 4.0), (0, 5.0), (1, 8.0)]
     assert run.total_seconds == entered[-1][1]
     assert (run.update >= 0).all()
@@ -188,7 +188,7 @@ def test_a_list_of_changes_is_sorted_and_an_endless_one_is_read_as_time_goes_on(
     assert run.start.tolist() == [0.0, 2.5, 3.5]
     endless = (Change(1.5 + k, 0, joins=bool(k % 2)) for k in count())
     run = schedule(
-        ASP(), lambda *_: 0.5, workers=1, changes=endless, enters=lambda _, now: now >= 3.5
+        ASP(), lambda *_: 0.5, workers=1, changes=endless, on_update=lambda _, now: now >= 3.5
     )
     assert run.push.tolist() == [0.5, 1.0, 1.5, 3.0, 3.5]
 

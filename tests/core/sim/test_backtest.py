@@ -106,7 +106,7 @@ def test_bad_calls_name_the_cure() -> None:
 def test_contenders_have_the_names_that_stay() -> None:
     pytest.importorskip("statsmodels")
     assert list(contenders()) == NAMES
-    assert contenders(2)["narx"] == Narx(ahead=2)
+    assert contenders(2)["narx"] == Narx(horizon=2)
     assert DEFAULT in NAMES
 
 

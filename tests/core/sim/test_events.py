@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import ASP, BSP, DSSP, SSP, Decision, ElasticBSP, Synchroniser
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
 from lbbsp_core.sim import Change, Iteration, play, schedule
 
 
@@ -124,7 +124,7 @@ class Stuck(Synchroniser):
         return None
 
     def push(self, state: Any, worker: int, now: float) -> Any:
-        return None, Decision()
+        return None, SyncDecision()
 
     def __repr__(self) -> str:
         return "Stuck()"

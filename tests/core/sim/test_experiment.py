@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from lbbsp_core import (
     Affine,
     Balancer,
+    CostShape,
     Even,
     GlobalOrder,
     LastValue,
@@ -28,17 +29,16 @@ from lbbsp_core import (
     LoadBalanced,
     Measurement,
     Saturating,
-    Shape,
 )
 from lbbsp_core.cli.app import application
 from lbbsp_core.sim import (
     ReplayedCluster,
     Series,
-    Setting,
+    SimConfig,
     SimulatedCluster,
     Trace,
     TraceError,
-    replayed,
+    replay_trace,
     run_bsp,
     run_oracle,
 )
@@ -69,7 +69,7 @@ def trace_of(*speeds: Sequence[float], samples: int = 6, name: str = "made.csv")
 
 
 def cluster_of(*speeds: Sequence[float]) -> ReplayedCluster:
-    return replayed(trace_of(*speeds))
+    return replay_trace(trace_of(*speeds))
 
 
 # By hand
@@ -100,7 +100,7 @@ def test_two_workers_by_hand(policy: str, walls: list[float]) -> None:
 
 def test_a_share_of_waiting_by_hand() -> None:
     """Steps of 3, 2, 2, 4, 2 s, in which the faster one waits 1.5, 0, 0, 3, 0 s."""
-    line = run_bsp(cluster_of(*SPEEDS), Setting(12), LoadBalanced(), LastValue())
+    line = run_bsp(cluster_of(*SPEEDS), SimConfig(12), LoadBalanced(), LastValue())
     assert line.sizes.tolist() == [[6, 6], [8, 4], [8, 4], [8, 4], [4, 8]]
     assert line.wall_seconds.tolist() == [3, 2, 2, 4, 2]
     assert line.waiting_share == 4.5 / (2 * 13)
@@ -134,7 +134,7 @@ def test_recorded_batches_count_for_speeds_only() -> None:
         for m in trace.series[0].measurements
     ))  # fmt: skip
     doubled = replace(trace, series=(odd, trace.series[1]))
-    assert replayed(doubled).global_batch_size == 18
+    assert replay_trace(doubled).global_batch_size == 18
     assert simulate([doubled], policies=["bsp"], global_batch_size=12) == simulate(
         [trace], policies=["bsp"]
     )
@@ -151,7 +151,7 @@ NOISY = st.lists(
 @given(NOISY, st.integers(3, 12))
 def test_the_oracle_is_the_best_of_all_splits(speeds: list[list[float]], total: int) -> None:
     cluster = cluster_of(*speeds)
-    walls = run_oracle(cluster, Setting(total)).wall_seconds
+    walls = run_oracle(cluster, SimConfig(total)).wall_seconds
     for step, wall in enumerate(walls):
         v = [own[step] for own in speeds]
         best = min(
@@ -189,7 +189,7 @@ def test_on_a_steady_cluster_the_right_shares_are_the_oracle() -> None:
 
 
 def test_limits_bind_the_oracle_too() -> None:
-    setting = Setting(12, limits=Limits(1, 7))
+    setting = SimConfig(12, limits=Limits(1, 7))
     assert run_oracle(cluster_of(*SPEEDS), setting).sizes.tolist() == [[7, 5]] * 3 + [[5, 7]] * 2
 
 
@@ -201,9 +201,9 @@ def test_limits_bind_the_oracle_too() -> None:
 def test_plans_are_those_of_balancers_that_exchange_messages(name: str, lag: int) -> None:
     random = np.random.default_rng(5)
     speeds = 50 * np.exp(random.normal(0, 0.5, (3, 60)))
-    cluster = replayed(trace_of(*speeds.tolist()))
+    cluster = replay_trace(trace_of(*speeds.tolist()))
     policy = POLICIES[name].build(cluster)
-    line = run_bsp(cluster, Setting(99, lag, steps_per_epoch=7), policy, LastValue())
+    line = run_bsp(cluster, SimConfig(99, lag, steps_per_epoch=7), policy, LastValue())
 
     balancers = [
         Balancer(
@@ -213,7 +213,7 @@ def test_plans_are_those_of_balancers_that_exchange_messages(name: str, lag: int
         for rank in range(3)
     ]  # fmt: skip
     for balancer in balancers:
-        balancer.follow(GlobalOrder(7 * 99, 99))
+        balancer.use_order(GlobalOrder(7 * 99, 99))
     for step in range(60):
         sizes = balancers[step % 3].sizes(step)
         assert line.sizes[step].tolist() == list(sizes)
@@ -243,7 +243,7 @@ class Spy:
 
 def test_predictors_know_the_drivers_of_the_next_step_and_learn_with_the_steps_own() -> None:
     spy = Spy([])
-    run_bsp(cluster_of([1.0] * 5, [1.0] * 5), Setting(12, lag=2), LoadBalanced(), spy)
+    run_bsp(cluster_of([1.0] * 5, [1.0] * 5), SimConfig(12, lag=2), LoadBalanced(), spy)
     second = spy.asked[1::2]
     told = [drivers for _, drivers, _ in second]
     assert told == [(101.0,), (102.0,), (103.0,), (104.0,), (104.0,)]
@@ -289,7 +289,7 @@ def test_prediction_pays_where_a_driver_tells_what_comes() -> None:
 def test_steps_are_aligned_by_number() -> None:
     trace = trace_of([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60])
     late = Series(1, np.arange(6) + 1, trace.series[1].measurements)
-    cluster = replayed(replace(trace, series=(trace.series[0], late)))
+    cluster = replay_trace(replace(trace, series=(trace.series[0], late)))
     assert isinstance(cluster, SimulatedCluster)
     assert (cluster.steps, cluster.workers) == (5, 2)
     assert cluster.speeds.tolist() == [[2, 10], [3, 20], [4, 30], [5, 40], [6, 50]]
@@ -331,7 +331,7 @@ def test_without_statsmodels_arima_names_the_cure(monkeypatch: pytest.MonkeyPatc
 def test_predictors_are_trained_for_the_lag_and_named_once() -> None:
     runs = chosen_runs(["lbbsp", "bsp", "lbbsp"], ["mixture", "mixture"], lag=3)
     assert [run.title for run in runs] == ["lbbsp mixture", "bsp"]
-    assert runs[0].predictor.ahead == 3  # type: ignore[union-attr]
+    assert runs[0].predictor.horizon == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_predictors_are_trained_for_the_lag_and_named_once() -> None:
 )
 def test_settings_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Setting(**{"global_batch_size": 8, **options})
+        SimConfig(**{"global_batch_size": 8, **options})
 
 
 def test_progress_is_told_of_every_step() -> None:
@@ -365,8 +365,8 @@ def test_what_predicts_is_what_uses_costs() -> None:
 def test_the_costs_that_balancers_assume_may_be_given() -> None:
     """With 6 samples of overhead, 6 in 1.5 s and in 3 s are 8 and 4 a second."""
     cluster = cluster_of([4.0] * 5, [2.0] * 5)
-    setting = Setting(12, cost=Shape(Affine(6.0, 1.0), most=6.0))
-    known = run_bsp(cluster, Setting(12), LoadBalanced(min_gain=0.0), LastValue())
+    setting = SimConfig(12, cost=CostShape(Affine(6.0, 1.0), max_overhead=6.0))
+    known = run_bsp(cluster, SimConfig(12), LoadBalanced(min_gain=0.0), LastValue())
     fixed = run_bsp(cluster, setting, LoadBalanced(min_gain=0.0), LastValue())
     assert known.sizes[1].tolist() == [8, 4]
     assert fixed.sizes[1].tolist() == [10, 2]  # (10 + 6) / 8 = (2 + 6) / 4
@@ -374,14 +374,14 @@ def test_the_costs_that_balancers_assume_may_be_given() -> None:
 
 def test_simulated_balancers_know_the_curves_of_their_peers() -> None:
     """A curve of several pieces can be planned for once all have introduced theirs."""
-    setting = Setting(12, cost=Saturating(8.0, 0.0, 1.0))
+    setting = SimConfig(12, cost=Saturating(8.0, 0.0, 1.0))
     line = run_bsp(cluster_of([4.0] * 5, [2.0] * 5), setting, LoadBalanced(), LastValue())
     assert line.sizes.shape == (5, 2)
     assert (line.sizes.sum(axis=1) == 12).all()
 
 
 def test_even_needs_no_predictor() -> None:
-    assert run_bsp(cluster_of(*SPEEDS), Setting(12), Even()).total_seconds == 15
+    assert run_bsp(cluster_of(*SPEEDS), SimConfig(12), Even()).total_seconds == 15
 
 
 # The command

@@ -12,18 +12,18 @@ from lbbsp_core.sim import (
     Data,
     Lognormal,
     Mlp,
-    Setting,
+    SimConfig,
     Softmax,
     Task,
     Timeline,
     cores,
-    invented,
     learn,
     learn_schedule,
     learned_in_step,
-    run_arrays,
-    run_relaxed,
+    run_async,
+    run_vectorised,
     schedule,
+    synthetic_cluster,
 )
 
 
@@ -100,12 +100,12 @@ def test_gradients_that_never_enter_take_no_samples() -> None:
 @pytest.mark.parametrize("model", [Softmax(), Mlp(6)])
 def test_uneven_weighted_gradients_are_those_of_the_whole_batch(policy: Any, model: Any) -> None:
     """BSP in pieces of changing sizes learns what one process with the whole batch learns."""
-    cluster = invented(cores([1, 2, 5]), 40, noise=Lognormal(0.4))
+    cluster = synthetic_cluster(cores([1, 2, 5]), 40, noise=Lognormal(0.4))
     task = Task(blobs(), model, 0.3, seed=7)
-    run = run_relaxed(cluster, Setting(31), BSP(), policy, LastValue())
+    run = run_async(cluster, SimConfig(31), BSP(), policy, LastValue())
     assert len(set(run.sizes.tolist())) > 1
     pieces = learn(task, run, 31)
-    whole = learn(task, run_arrays(cluster, Setting(31), policy, LastValue()), 31)
+    whole = learn(task, run_vectorised(cluster, SimConfig(31), policy, LastValue()), 31)
     assert pieces.accuracy.tolist() == whole.accuracy.tolist()
     assert pieces.seconds == pytest.approx(whole.seconds)
     assert whole.accuracy[-1] > 0.9
@@ -113,9 +113,9 @@ def test_uneven_weighted_gradients_are_those_of_the_whole_batch(policy: Any, mod
 
 @pytest.mark.parametrize("sync", [SSP(2), ASP(), ElasticBSP(5)])
 def test_learning_is_deterministic_and_works(sync: Synchroniser) -> None:
-    cluster = invented(cores([1, 2, 5]), 40, noise=Lognormal(0.4))
+    cluster = synthetic_cluster(cores([1, 2, 5]), 40, noise=Lognormal(0.4))
     task = Task(blobs(), Mlp(6), 0.3)
-    one, two = (learn(task, run_relaxed(cluster, Setting(30), sync), 30) for _ in range(2))
+    one, two = (learn(task, run_async(cluster, SimConfig(30), sync), 30) for _ in range(2))
     assert one.accuracy.tolist() == two.accuracy.tolist()
     assert one.accuracy.max() > 0.9
     assert len(one.seconds) == 41

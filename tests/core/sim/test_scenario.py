@@ -23,11 +23,11 @@ from lbbsp_core.sim import (
     Preemption,
     RingAllReduce,
     Scenario,
+    cluster_from_run,
     load_scenario,
     read_scenario,
-    recorded,
 )
-from lbbsp_core.sim.experiment import arena_of, chosen_runs, compete
+from lbbsp_core.sim.experiment import arena_of, chosen_runs, run_experiments
 
 FILE = """
 steps = 30
@@ -61,7 +61,9 @@ def test_presets_can_be_run(name: str) -> None:
     scenario = load_scenario(name)
     small = read_scenario({**PRESETS[name], "steps": 10}, name)
     assert (scenario.name, small.cluster().workers, small.cluster().steps) == (name, 4, 10)
-    rows = [r.row for r in compete([arena_of(small)], chosen_runs(["bsp", "fixed"], ["last"]))]
+    rows = [
+        r.row for r in run_experiments([arena_of(small)], chosen_runs(["bsp", "fixed"], ["last"]))
+    ]
     assert [row.scenario for row in rows] == [name] * 2
     assert all(row.total_seconds > 0 and row.trace is None for row in rows)
 
@@ -99,7 +101,7 @@ def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path:
     assert scenario.curves() == gpus
     assert scenario.limits() == [Limits(1, 199), Limits()]
     runs = chosen_runs(["bsp", "lbbsp-every"], ["last"], syncs=["bsp", "asp"])
-    bsp, lbbsp, *_ = [r.row for r in compete([arena_of(scenario)], runs)]
+    bsp, lbbsp, *_ = [r.row for r in run_experiments([arena_of(scenario)], runs)]
     assert bsp.efficiency < 0.5
     assert lbbsp.efficiency > 0.7  # all but the first step
 
@@ -144,9 +146,9 @@ def test_bad_files_name_themselves(tmp_path: Path) -> None:
 def test_ring_and_asynchrony_do_not_go_together() -> None:
     scenario = Scenario("s", steps=10, communication=RingAllReduce(1e6, 1e8))
     arena = arena_of(scenario)
-    assert [r.row.sync for r in compete([arena], chosen_runs(["bsp"], ["last"]))] == ["bsp"]
+    assert [r.row.sync for r in run_experiments([arena], chosen_runs(["bsp"], ["last"]))] == ["bsp"]
     with pytest.raises(ValueError, match="ends when its last worker has arrived"):
-        list(compete([arena], chosen_runs(["bsp"], ["last"], syncs=["asp"])))
+        list(run_experiments([arena], chosen_runs(["bsp"], ["last"], syncs=["asp"])))
 
 
 def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
@@ -176,7 +178,7 @@ def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8,
         wall = float(busy.max() + random.uniform(0.004, 0.008) + 2.0 * first)
         record.step(
             step, sizes=sizes, busy_seconds=(busy + first).tolist(), predicted_seconds=[None] * 3,
-            wall_seconds=wall, held=[0, 1, 2] if first else [], short=step == 59,
+            wall_seconds=wall, excluded=[0, 1, 2] if first else [], short=step == 59,
         )  # fmt: skip
         if not first and step != 59:
             walls.append(wall)
@@ -186,7 +188,7 @@ def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8,
 
 def test_a_recorded_run_is_reproduced_within_a_tenth_and_lbbsp_gains(tmp_path: Path) -> None:
     measured = record_run(tmp_path)
-    run_of = recorded(tmp_path)
+    run_of = cluster_from_run(tmp_path)
     assert run_of.step_seconds == pytest.approx(measured)
     assert run_of.cluster.steps == 60 - 3 - 1
     assert run_of.cluster.global_batch_size == 24
@@ -203,22 +205,22 @@ def test_a_recorded_run_is_reproduced_within_a_tenth_and_lbbsp_gains(tmp_path: P
 
 def test_records_that_tell_too_little(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read as a run record"):
-        recorded(tmp_path / "nothing")
+        cluster_from_run(tmp_path / "nothing")
     record_run(tmp_path / "short", steps=5)
     with pytest.raises(ValueError, match="only 4 of 5 steps are whole, at least 5"):
-        recorded(tmp_path / "short")
+        cluster_from_run(tmp_path / "short")
     record = RunRecord(tmp_path / "changing" / "run.jsonl", {})
     for step in range(9):
         record.step(step, sizes=(8 - step % 2, 8 + step % 2), busy_seconds=(1.0, 1.0),
                     predicted_seconds=(None, None), wall_seconds=1.0)  # fmt: skip
     record.close()
-    assert "no plain BSP run" in recorded(tmp_path / "changing").cluster.notes[0]
+    assert "no plain BSP run" in cluster_from_run(tmp_path / "changing").cluster.notes[0]
     alone = RunRecord(tmp_path / "alone" / "run.jsonl", {})
     for step in range(9):
         alone.step(step, sizes=(8,), busy_seconds=(1.0,), predicted_seconds=(None,), wall_seconds=1)
     alone.close()
     with pytest.raises(ValueError, match="a single worker has nobody to wait for"):
-        recorded(tmp_path / "alone")
+        cluster_from_run(tmp_path / "alone")
 
 
 # The command

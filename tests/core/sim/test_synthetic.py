@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import Affine, Profile, Proportional, Saturating, allocate
-from lbbsp_core.cost import Lines, slowest
+from lbbsp_core.cost import AffineArray, slowest
 from lbbsp_core.sim import (
     OMNILEARN,
     Change,
     Constant,
     Disturbance,
     FixedTime,
-    InventedCluster,
     Lognormal,
     Markov,
     Noise,
@@ -27,9 +26,10 @@ from lbbsp_core.sim import (
     Preemption,
     RingAllReduce,
     SimulatedCluster,
-    Weather,
+    Slowdowns,
+    SyntheticCluster,
     cores,
-    invented,
+    synthetic_cluster,
 )
 
 NOISES = [Constant(), Lognormal(0.4, 0.5), Pareto(2.5), Markov(), Disturbance(steps_per_epoch=7)]
@@ -41,7 +41,7 @@ MIXED = [
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
 @pytest.mark.parametrize("curves", [cores([1, 2, 3], 5.0, 0.3), MIXED], ids=["lines", "mixed"])
 def test_arrays_and_single_curves_are_the_same_bits(noise: Noise, curves: Any) -> None:
-    cluster = invented(curves, 40, noise=noise, seed=2)
+    cluster = synthetic_cluster(curves, 40, noise=noise, seed=2)
     assert isinstance(cluster, SimulatedCluster)
     assert (cluster.steps, cluster.workers) == (40, len(curves))
     sizes = np.array([1, 7, 30, 9][: len(curves)])
@@ -54,18 +54,18 @@ def test_arrays_and_single_curves_are_the_same_bits(noise: Noise, curves: Any) -
 
 
 def test_slowness_stretches_the_curve_and_a_delay_is_added() -> None:
-    weather = Weather(np.array([[2.0, 1.0]]), np.array([[0.5, 0.0]]))
-    cluster = InventedCluster([Affine(1.0, 0.25)] * 2, weather)
+    weather = Slowdowns(np.array([[2.0, 1.0]]), np.array([[0.5, 0.0]]))
+    cluster = SyntheticCluster([Affine(1.0, 0.25)] * 2, weather)
     assert cluster.cost(0, 0)(4) == 2 * (1.0 + 4 * 0.25) + 0.5
     assert cluster.seconds(0, np.array([4, 4])).tolist() == [4.5, 2.0]
     with pytest.raises(ValueError, match="curves must be one for each of the 2 workers, got 1"):
-        InventedCluster([Affine(1.0, 0.25)], weather)
+        SyntheticCluster([Affine(1.0, 0.25)], weather)
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
 def test_the_seed_is_the_cluster(noise: Noise) -> None:
     def drawn(seed: int) -> list[list[float]]:
-        cluster = invented(cores([1] * 9), 60, noise=noise, seed=seed)
+        cluster = synthetic_cluster(cores([1] * 9), 60, noise=noise, seed=seed)
         return [cluster.seconds(step, np.full(9, 8)).tolist() for step in range(60)]
 
     assert drawn(1) == drawn(1)
@@ -162,7 +162,7 @@ def test_communication_by_formula() -> None:
     st.integers(0, 50),
 )
 def test_lines_are_allocated_as_the_affine_curves_they_stand_for(pairs: Any, more: int) -> None:
-    lines = Lines(*np.array(pairs).T)
+    lines = AffineArray(*np.array(pairs).T)
     curves = [Affine(*pair) for pair in pairs]
     assert list(lines) == curves
     total = len(pairs) + more
@@ -174,11 +174,11 @@ def test_lines_are_allocated_as_the_affine_curves_they_stand_for(pairs: Any, mor
 
 def test_lines_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="seconds_per_sample must be finite and > 0, got nan"):
-        allocate(Lines(np.zeros(2), np.array([1.0, np.nan])), total=4)
+        allocate(AffineArray(np.zeros(2), np.array([1.0, np.nan])), total=4)
     with pytest.raises(ValueError, match="the cost of worker 1 must be finite"):
-        allocate(Lines(np.array([0.0, 1e250]), np.ones(2)), total=4)
+        allocate(AffineArray(np.array([0.0, 1e250]), np.ones(2)), total=4)
     with pytest.raises(ValueError, match="must hold a curve a worker"):
-        allocate(Lines(np.zeros(0), np.zeros(0)), total=0)
+        allocate(AffineArray(np.zeros(0), np.zeros(0)), total=0)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_lines_that_make_no_sense_are_refused() -> None:
         (lambda: Disturbance(steps_per_epoch=0), "steps_per_epoch must be >= 1, got 0"),
         (lambda: cores([0]), "cores must be finite and > 0, got 0"),
         (lambda: cores([1], serial_share=1.0), r"serial_share must be in \[0, 1\), got 1.0"),
-        (lambda: invented([], 3), "needs workers and steps, got 0 and 3"),
+        (lambda: synthetic_cluster([], 3), "needs workers and steps, got 0 and 3"),
         (lambda: Preemption(0.0, 1.0), "mean_up_seconds must be finite and > 0"),
         (lambda: Preemption(1.0, 0.0), "mean_down_seconds must be > 0, got 0.0"),
         (lambda: FixedTime(-1.0), "communication_seconds must be finite and >= 0, got -1.0"),

@@ -10,6 +10,7 @@ import pytest
 
 from lbbsp_core import (
     Affine,
+    CostShape,
     Ema,
     EpochBalanced,
     Even,
@@ -20,27 +21,26 @@ from lbbsp_core import (
     Narx,
     ProportionalControl,
     Saturating,
-    Shape,
 )
 from lbbsp_core.sim import (
     Disturbance,
     Lognormal,
     Markov,
     Pareto,
-    Setting,
+    SimConfig,
     cores,
-    fits_arrays,
-    invented,
-    run_arrays,
+    fits_vectorised,
     run_bsp,
     run_oracle,
+    run_vectorised,
+    synthetic_cluster,
 )
 
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"lag": 3},
     {"cost": Affine(3.0, 1.0)},
-    {"cost": Shape(Affine(3.0, 2.0), most=9.0), "communication_seconds": 0.5},
+    {"cost": CostShape(Affine(3.0, 2.0), max_overhead=9.0), "communication_seconds": 0.5},
     {"limits": Limits(2, 70), "granularity": 4},
 ]
 WEATHER = {
@@ -55,8 +55,8 @@ WEATHER = {
 @pytest.mark.parametrize("weather", WEATHER)
 def test_plans_and_times_are_those_of_real_balancers(weather: str, setting: dict[str, Any]) -> None:
     for curves in (cores([3, 1, 2], 5.0), cores([2, 5, 1, 1], 7.0, 0.8)):
-        cluster = invented(curves, 45, noise=WEATHER[weather], seed=4)
-        own = Setting(120, steps_per_epoch=9, **setting)
+        cluster = synthetic_cluster(curves, 45, noise=WEATHER[weather], seed=4)
+        own = SimConfig(120, steps_per_epoch=9, **setting)
         _same(cluster, own, LoadBalanced(), LastValue())
         _same(cluster, own, LoadBalanced(min_gain=0.0, interval=3), Ema(0.3))
 
@@ -66,12 +66,12 @@ def test_plans_and_times_are_those_of_real_balancers(weather: str, setting: dict
 )
 @pytest.mark.parametrize("weather", ["pareto", "dbs"])
 def test_policies_that_measure_only(weather: str, policy: Any) -> None:
-    cluster = invented(cores([2, 5, 1, 1], 7.0, 0.8), 80, noise=WEATHER[weather], seed=1)
-    _same(cluster, Setting(120, lag=2, steps_per_epoch=9), policy, None)
+    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 80, noise=WEATHER[weather], seed=1)
+    _same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, None)
 
 
-def _same(cluster: Any, setting: Setting, policy: Any, predictor: Any) -> None:
-    fast = run_arrays(cluster, setting, policy, predictor)
+def _same(cluster: Any, setting: SimConfig, policy: Any, predictor: Any) -> None:
+    fast = run_vectorised(cluster, setting, policy, predictor)
     real = run_bsp(cluster, setting, policy, predictor)
     assert fast.sizes.tolist() == real.sizes.tolist()
     assert fast.busy_seconds.tolist() == real.busy_seconds.tolist()
@@ -92,43 +92,43 @@ TOLD: list[Any] = []
 
 
 def test_the_policy_is_told_the_same_integers() -> None:
-    cluster = invented(cores([2, 5, 1, 1], 7.0, 0.8), 30, noise=WEATHER["markov"], seed=1)
+    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 30, noise=WEATHER["markov"], seed=1)
     told = []
-    for run in (run_arrays, run_bsp):
+    for run in (run_vectorised, run_bsp):
         TOLD.clear()
-        run(cluster, Setting(120, lag=2, steps_per_epoch=9), Spy(), Ema(0.3))
+        run(cluster, SimConfig(120, lag=2, steps_per_epoch=9), Spy(), Ema(0.3))
         told.append([one for number, one in enumerate(TOLD) if one not in TOLD[:number]])
     assert told[0] == told[1]
     assert len(told[0]) == 30
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    cluster = invented(cores([1, 2]), 5)
-    several = Setting(12, cost=[Affine(0.1, 0.1)] * 2)
-    assert fits_arrays(Setting(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
+    cluster = synthetic_cluster(cores([1, 2]), 5)
+    several = SimConfig(12, cost=[Affine(0.1, 0.1)] * 2)
+    assert fits_vectorised(SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
     for setting, predictor in (
-        (Setting(12), Narx()),
-        (Setting(12, cost=Saturating(1.0, 0.0, 1.0)), LastValue()),
+        (SimConfig(12), Narx()),
+        (SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), LastValue()),
         (several, LastValue()),
     ):
-        assert not fits_arrays(setting, LoadBalanced(), predictor)
+        assert not fits_vectorised(setting, LoadBalanced(), predictor)
         with pytest.raises(ValueError, match="cannot be run in arrays: use LastValue or Ema"):
-            run_arrays(cluster, setting, LoadBalanced(), predictor)
+            run_vectorised(cluster, setting, LoadBalanced(), predictor)
 
 
 def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
     """Profiled shapes: after one step of constant weather, the plan is the oracle's."""
     curves = [Saturating(2.0, 0.5, 0.25), Affine(1.0, 0.125)]
-    cluster = invented(curves, 4)
-    setting = Setting(24, cost=curves)
+    cluster = synthetic_cluster(curves, 4)
+    setting = SimConfig(24, cost=curves)
     line = run_bsp(cluster, setting, LoadBalanced(min_gain=0.0), LastValue())
     assert line.sizes[1:].tolist() == run_oracle(cluster, setting).sizes[1:].tolist()
 
 
 def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
-    cluster = invented(cores([1, 2, 3, 6] * 250, 10.0), 6)
-    setting = Setting(64_000)
-    line = run_arrays(cluster, setting, LoadBalanced(), LastValue())
+    cluster = synthetic_cluster(cores([1, 2, 3, 6] * 250, 10.0), 6)
+    setting = SimConfig(64_000)
+    line = run_vectorised(cluster, setting, LoadBalanced(), LastValue())
     best = run_oracle(cluster, setting)
     assert line.wall_seconds[1:].tolist() == best.wall_seconds[1:].tolist()
     assert (line.sizes.sum(axis=1) == 64_000).all()
@@ -136,14 +136,14 @@ def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
 
 def test_progress_is_told_of_every_step() -> None:
     told: list[int] = []
-    run_arrays(invented(cores([1, 2]), 5), Setting(12), Even(), progress=told.append)
+    run_vectorised(synthetic_cluster(cores([1, 2]), 5), SimConfig(12), Even(), progress=told.append)
     assert told == [1] * 5
 
 
 @pytest.mark.parametrize("limits", [Limits(0, 9), [Limits()] * 3])
 def test_settings_that_balancers_refuse_are_refused(limits: Any) -> None:
     with pytest.raises(ValueError, match=r"minimum must be >= 1|limits must be one for each"):
-        run_arrays(invented(cores([1, 2]), 5), Setting(12, limits=limits), Even())
+        run_vectorised(synthetic_cluster(cores([1, 2]), 5), SimConfig(12, limits=limits), Even())
 
 
 def test_the_closed_form_of_bsp_and_the_bound() -> None:
@@ -151,11 +151,11 @@ def test_the_closed_form_of_bsp_and_the_bound() -> None:
     random = np.random.default_rng(0)
     for seed in range(20):
         curves = cores(random.uniform(1, 4, 5).tolist(), 10.0)
-        cluster = invented(curves, 10, noise=Lognormal(0.5), seed=seed)
+        cluster = synthetic_cluster(curves, 10, noise=Lognormal(0.5), seed=seed)
         speeds = np.array([1 / cluster.seconds(k, np.ones(5, np.int64)) for k in range(10)])
-        bsp = run_arrays(cluster, Setting(50_000), Even())
+        bsp = run_vectorised(cluster, SimConfig(50_000), Even())
         assert bsp.total_seconds == pytest.approx((10_000 / speeds.min(axis=1)).sum())
-        best = run_oracle(cluster, Setting(50_000))
+        best = run_oracle(cluster, SimConfig(50_000))
         bound = 50_000 / speeds.sum(axis=1)
         assert (best.wall_seconds >= bound * (1 - 1e-12)).all()
         assert best.wall_seconds == pytest.approx(bound, rel=1e-3)

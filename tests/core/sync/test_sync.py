@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import ASP, BSP, DSSP, SSP, Decision, ElasticBSP, Synchroniser
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
 from lbbsp_core.sim import Schedule, schedule
-from lbbsp_core.sync.persistent_vector import Vector
+from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.testing.contracts import check_synchroniser
 
 SYNCHRONISERS: list[tuple[Synchroniser, float]] = [
@@ -169,7 +169,9 @@ def test_dssp_waits_less_than_ssp_of_its_lower_bound() -> None:
     assert runs[0].waiting_seconds > runs[1].waiting_seconds > runs[2].waiting_seconds
 
 
-def decisions(synchroniser: Any, events: list[tuple[int, float]], workers: int) -> list[Decision]:
+def decisions(
+    synchroniser: Any, events: list[tuple[int, float]], workers: int
+) -> list[SyncDecision]:
     state, decided = synchroniser.init(workers), []
     for worker, now in events:
         state, decision = synchroniser.push(state, worker, now)
@@ -252,7 +254,7 @@ def test_elastic_measures_from_release_to_push() -> None:
     for worker, now in [(0, 1.0), (1, 9.0), (0, 10.0)]:
         state, decision = elastic.push(state, worker, now)
     assert [runner.interval for runner in state.runners] == [1.0, 9.0 - 0.0]
-    assert decision == Decision((0,), (0,))
+    assert decision == SyncDecision((0,), (0,))
 
 
 def test_elastic_watches_twice_before_it_predicts() -> None:
@@ -288,8 +290,8 @@ def test_a_barrier_does_not_wait_for_who_has_left() -> None:
         state, _ = synchroniser.push(state, 1, 2.0)
         state, none = synchroniser.finish(state, 1, 2.5)  # what it has pushed, is kept
         _, decision = synchroniser.finish(state, 2, 3.0)
-        assert none == Decision()
-        assert decision == Decision((0, 1), (0,))
+        assert none == SyncDecision()
+        assert decision == SyncDecision((0, 1), (0,))
 
 
 def test_ssp_releases_whom_only_the_leaver_held_back() -> None:
@@ -299,7 +301,7 @@ def test_ssp_releases_whom_only_the_leaver_held_back() -> None:
             state, decision = synchroniser.push(state, worker, 1.0)
         assert decision.release == ()
         _, decision = synchroniser.finish(state, 2, 2.0)
-        assert decision == Decision((), (0, 1))
+        assert decision == SyncDecision((), (0, 1))
 
 
 def test_a_joiner_takes_part_at_once() -> None:
@@ -309,7 +311,7 @@ def test_a_joiner_takes_part_at_once() -> None:
     state, early = BSP().push(state, 1, 1.0)
     _, decision = BSP().push(state, 2, 2.0)
     assert (joined.release, early.release) == ((2,), ())
-    assert decision == Decision((0, 1, 2), (0, 1, 2))
+    assert decision == SyncDecision((0, 1, 2), (0, 1, 2))
 
 
 # Options
@@ -353,7 +355,7 @@ def test_what_cannot_be_names_the_cure() -> None:
 @given(st.integers(1, 2100), st.integers(0, 2**32 - 1))
 def test_a_vector_is_a_list(length: int, seed: int) -> None:
     source, plain = random.Random(seed), list(range(length))
-    vector = Vector.of(plain)
+    vector = PersistentVector.of(plain)
     for _ in range(20):
         index = source.randrange(length)
         before, vector = vector, vector.replaced(index, -index)
@@ -361,7 +363,7 @@ def test_a_vector_is_a_list(length: int, seed: int) -> None:
         plain[index] = -index
         assert vector[index] == -index
     assert list(vector) == plain == [vector[i] for i in range(length)]
-    assert vector == Vector.of(plain)
+    assert vector == PersistentVector.of(plain)
     assert list(vector.appended(7)) == [*plain, 7]
     assert len(vector) == length
     for outside in (-1, length):
@@ -392,38 +394,38 @@ class Broken:
     def join(self, state: Any, worker: int, now: float) -> Any:
         return BSP().join(state, worker, now)
 
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return state, decision
 
 
 class Stuck(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return state, decision._replace(release=())
 
 
 class Hasty(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return state, decision._replace(aggregate=())
 
 
 class Greedy(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return state, decision._replace(aggregate=(0, 1))
 
 
 class Doubling(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return state, decision._replace(release=decision.release * 2)
 
 
 class Remembering(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         self.memory.append(0)
         return state, decision
 
 
 class Fickle(Broken):
-    def change(self, state: Any, decision: Decision) -> Any:
+    def change(self, state: Any, decision: SyncDecision) -> Any:
         return (state, random.random()), decision
 
     def push(self, state: Any, worker: int, now: float) -> Any:
@@ -438,12 +440,12 @@ class Trusting(Broken):
         try:
             return super().push(state, worker, now)
         except ValueError:
-            return state, Decision()
+            return state, SyncDecision()
 
 
 class Immortal(Broken):
     def finish(self, state: Any, worker: int, now: float) -> Any:
-        return state, Decision()
+        return state, SyncDecision()
 
 
 @pytest.mark.parametrize(
