@@ -15,7 +15,6 @@ whole numbers below 2^53, which are exact in any order.
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.cost.base import SEGMENT_BYTES, pack
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_integer
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -88,7 +88,10 @@ def allocate(
         Sizing, arXiv 1806.02508, 2018. Frederickson, Johnson: The Complexity of Selection and
         Ranking in X + Y and Matrices with Sorted Columns, JCSS 24, 1982 (the kind of problem).
     """
-    total, granularity = _whole("total", total, 0), _whole("granularity", granularity, 1)
+    total, granularity = (
+        require_integer("total", total, 0),
+        require_integer("granularity", granularity, 1),
+    )
     curves = _read(costs)
     minima, maxima = _bounds(limits, len(costs), total)
 
@@ -459,13 +462,3 @@ def _tighten(minima: Ints, maxima: Ints, grain: int, remainder: int = 0) -> Ints
 def _feasible(bounds: Ints, total: int) -> bool:
     lowest, highest = bounds
     return bool((lowest <= highest).all() and lowest.sum() <= total <= highest.sum())
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    return whole

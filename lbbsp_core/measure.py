@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.types import Measurement, require_positive
+from lbbsp_core.types import Measurement
+from lbbsp_core.validate import require_positive
 
 
 class BusyTimer:

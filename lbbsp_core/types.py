@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,23 +104,9 @@ def training_limits(limits: Limits | Sequence[Limits] | None, workers: int) -> t
     return each
 
 
-def require_positive(name: str, value: float) -> float:
-    """Returns `value` if it is finite and > 0, else raises ValueError naming both."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value!r}")
-    return float(value)
-
-
 def is_plausible(value: Any) -> bool:
     """Whether a value, or all of an array, may be a measurement: finite, > 0, not absurd."""
     if isinstance(value, float | int):  # a tenth of what an array of one costs, in every step
         return 1 / _ABSURD < value < _ABSURD
     values = np.asarray(value)
     return bool(np.all((values > 1 / _ABSURD) & (values < _ABSURD)))
-
-
-def require_nonnegative(name: str, value: float) -> float:
-    """Returns `value` if it is finite and >= 0, else raises ValueError naming both."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-    return float(value)

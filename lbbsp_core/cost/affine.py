@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost.base import Segment, pack_one
-from lbbsp_core.types import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 @dataclass(frozen=True, slots=True)

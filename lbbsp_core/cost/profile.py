@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from lbbsp_core.cost.base import Segment, along, pack
 from lbbsp_core.cost.profile_file import make_document, read_points, write_document
-from lbbsp_core.types import Limits, require_positive
+from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_positive
 
 _AGAIN = "measure it again, with more repeats"
 

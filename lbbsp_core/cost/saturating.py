@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost.base import Segment, pack
-from lbbsp_core.types import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 _MANY = 2**53  # whole numbers below it are exact in float64
 

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
-from lbbsp_core.types import require_positive
+from lbbsp_core.validate import require_positive
 
 
 class FixedState(NamedTuple):

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.types import Measurement, require_positive
+from lbbsp_core.types import Measurement
+from lbbsp_core.validate import require_positive
 
 Array = npt.NDArray[np.float64]
 

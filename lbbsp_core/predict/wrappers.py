@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
 from lbbsp_core.predict.base import Predictor
 from lbbsp_core.predict.ema import Ema
-from lbbsp_core.types import Measurement, require_positive
+from lbbsp_core.types import Measurement
+from lbbsp_core.validate import require_positive
 
 
 class ClippedState(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from lbbsp_core.types import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 class Communication(Protocol):

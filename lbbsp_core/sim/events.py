@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.sync.base import SyncDecision, Synchroniser
-from lbbsp_core.types import require_positive
+from lbbsp_core.validate import require_positive
 
 Seconds = Callable[[int, int], float] | npt.ArrayLike
 """Busy seconds of ``(worker, iteration)``: a function, or an array ``(workers, iterations)``."""

@@ -26,7 +26,7 @@ from lbbsp_core.order import SampleStream
 from lbbsp_core.sim.asynchronous import AsyncRun
 from lbbsp_core.sim.engine import Timeline
 from lbbsp_core.sim.events import Schedule
-from lbbsp_core.types import require_positive
+from lbbsp_core.validate import require_positive
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

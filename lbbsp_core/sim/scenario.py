@@ -24,8 +24,8 @@ from lbbsp_core.sim.synthetic import (
     cores,
     synthetic_cluster,
 )
-from lbbsp_core.types import Limits, require_nonnegative, require_positive
-from lbbsp_core.validate import require_known
+from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_known, require_nonnegative, require_positive
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.types import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 Array = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost, Segment
 from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
-from lbbsp_core.types import require_nonnegative, require_positive
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 Array = npt.NDArray[np.float64]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
@@ -58,17 +57,6 @@ class Synchroniser(Protocol):
         from before it left is dropped.
         """
         ...
-
-
-def require_count(name: str, value: float, least: int) -> int:
-    """Returns `value` if it is an integer >= `least`, else raises ValueError naming both."""
-    try:
-        whole = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    return whole
 
 
 def require_time(now: float) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import require_absent, require_count, require_present
+from lbbsp_core.sync.base import require_absent, require_present
 from lbbsp_core.sync.persistent_vector import PersistentVector
+from lbbsp_core.validate import require_integer
 
 
 class Clocks(NamedTuple):
@@ -25,7 +26,7 @@ class Clocks(NamedTuple):
     @classmethod
     def start(cls, workers: int) -> Clocks:
         """All at 0."""
-        require_count("workers", workers, 1)
+        require_integer("workers", workers, 1)
         return cls(PersistentVector.of((0,) * workers), least=0, slowest=0)
 
     def count(self, worker: int) -> int:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import SyncDecision, require_count, require_running, require_time
+from lbbsp_core.sync.base import SyncDecision, require_running, require_time
 from lbbsp_core.sync.clocks import Clocks
 from lbbsp_core.sync.persistent_vector import PersistentVector
+from lbbsp_core.validate import require_integer
 
 
 class DSSPWorker(NamedTuple):
@@ -71,8 +72,8 @@ class DSSP:
     upper: int
 
     def __post_init__(self) -> None:
-        require_count("DSSP.lower", self.lower, 0)
-        require_count("DSSP.upper", self.upper, 0)
+        require_integer("DSSP.lower", self.lower, 0)
+        require_integer("DSSP.upper", self.upper, 0)
         if self.upper < self.lower:
             raise ValueError(
                 f"DSSP.upper must be >= lower = {self.lower}, got {self.upper}: raise upper, or "

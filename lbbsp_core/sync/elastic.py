@@ -10,13 +10,13 @@ import numpy as np
 from lbbsp_core.sync.base import (
     SyncDecision,
     require_absent,
-    require_count,
     require_present,
     require_running,
     require_time,
 )
 from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.sync.zipline import zipline
+from lbbsp_core.validate import require_integer
 
 
 class Runner(NamedTuple):
@@ -83,14 +83,14 @@ class ElasticBSP:
     warmup: int = 2
 
     def __post_init__(self) -> None:
-        require_count("ElasticBSP.lookahead", self.lookahead, 1)
-        require_count("ElasticBSP.warmup", self.warmup, 1)
+        require_integer("ElasticBSP.lookahead", self.lookahead, 1)
+        require_integer("ElasticBSP.warmup", self.warmup, 1)
 
     def init(self, workers: int, now: float = 0.0) -> ElasticState:
         """All released, for one iteration."""
         first = Runner(released=require_time(now))
         return ElasticState(
-            PersistentVector.of((first,) * require_count("workers", workers, 1)), workers
+            PersistentVector.of((first,) * require_integer("workers", workers, 1)), workers
         )
 
     def push(

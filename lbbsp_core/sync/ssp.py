@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import SyncDecision, require_count, require_running
+from lbbsp_core.sync.base import SyncDecision, require_running
 from lbbsp_core.sync.clocks import Clocks
+from lbbsp_core.validate import require_integer
 
 
 class SSPState(NamedTuple):
@@ -52,7 +53,7 @@ class SSP:
 
     def __post_init__(self) -> None:
         if self.staleness != math.inf:
-            require_count("SSP.staleness", self.staleness, 0)
+            require_integer("SSP.staleness", self.staleness, 0)
 
     def init(self, workers: int, now: float = 0.0) -> SSPState:
         """All released."""

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lbbsp_core import Limits, Measurement
-from lbbsp_core.types import require_positive
+from lbbsp_core.validate import require_positive
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
 ABSURD = [1e13, 1e-13, 1e308, 5e-324]
