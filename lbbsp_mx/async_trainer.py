@@ -294,7 +294,7 @@ class AsyncTrainer(gluon.Trainer):
             self._native.init(list(values), list(values.values()))
         if self.rank == 0:
             optimizer = self._optimizer
-            optimizer.rescale_grad = self._scale / self._cluster.total
+            optimizer.rescale_grad = self._scale / self._cluster.global_batch_size
             optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(self._params)})
             optimizer.set_wd_mult({i: p.wd_mult for i, p in enumerate(self._params)})
             logs = self._record_path is not None
@@ -447,7 +447,7 @@ class AsyncTrainer(gluon.Trainer):
         return {
             "framework": "mxnet",
             "workers": self.num_workers,
-            "global_batch_size": self._cluster.total,
+            "global_batch_size": self._cluster.global_batch_size,
             "sync": repr(self._sync),
             "policy": repr(self._policy),
             "predictor": repr(self._forecaster.predictor),
