@@ -7,8 +7,8 @@ import itertools
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
 
 import mxnet as mx
 
@@ -20,22 +20,26 @@ DISTRIBUTED = ("dist_sync", "dist_device_sync")
 IN_ONE_PROCESS = ("local", "device")
 
 LEAVE_SECONDS = 1800.0
-"""How long a worker that is done waits for the others, who may still evaluate."""
+"""How long a worker that is done waits for the others, which may still evaluate."""
 
 
-class Process:
-    """What all stores of this process share."""
+class Runtime:
+    """State that all stores of a process share."""
 
     def __init__(self) -> None:
-        self.watch = Watchdog()
+        self.watchdog = Watchdog()
         self.numbers = itertools.count()
-        self.distributed: Any = None
+        self.distributed: mx.kv.KVStore | None = None
         self.endings: list[Callable[[], None]] = []
-        """What is still to be done before this process leaves the cluster in peace."""
+        """Work that must be done before this process leaves the cluster."""
         self.serves_optimizer = False
 
-    def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> Any:
-        """The native store of a kind; of the distributed ones there is only one."""
+    def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
+        """Returns the native store of a kind; of the distributed ones there is only one.
+
+        Raises:
+            ValueError: The process has a distributed store of another kind.
+        """
         if not isinstance(kind, str):
             if kind.type.startswith("dist"):
                 self._adopt(kind)
@@ -47,7 +51,7 @@ class Process:
                 f"no cluster of {cluster.describe()} has come together within {start_seconds:g} s: "
                 "start the scheduler, all servers and all workers, where they reach each other"
             )
-            with self.watch.waiting(start_seconds, message):
+            with self.watchdog.deadline(start_seconds, message):
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
         if self.distributed.type != kind:
@@ -57,17 +61,34 @@ class Process:
             )
         return self.distributed
 
-    def _adopt(self, native: Any) -> None:
+    def waiting(
+        self, rank: int, seconds: float, what: str, owner: str
+    ) -> AbstractContextManager[None]:
+        """Ends the process when the wait inside the context takes longer than `seconds`.
+
+        Args:
+            rank: Of this worker.
+            seconds: Longest wait.
+            what: Of the wait, to complete "has waited ...".
+            owner: Class whose `wait_seconds` can be raised.
+        """
+        return self.watchdog.deadline(
+            seconds,
+            f"worker {rank} has waited {seconds:g} s {what}, and gives up: a worker or server did "
+            f"not respond; if it only needs longer, raise wait_seconds of {owner}",
+        )
+
+    def _adopt(self, native: mx.kv.KVStore) -> None:
         if self.distributed is None:
             self.distributed = native
             fail_fast()
             atexit.register(self._leave, _exit_status())
 
     def _leave(self, status: Callable[[], int]) -> None:
-        """The end: together with all workers, or at once where this one has failed.
+        """Leaves the cluster: together with all workers, or at once where this one has failed.
 
-        MXNet would do so when Python frees the store, which is too late: its threads are still
-        running when its library is unloaded, and abort the process.
+        MXNet would do so when Python frees the store, which is too late: its threads still run
+        when its library is unloaded, and abort the process.
         """
         if status():
             end_now(status())
@@ -78,29 +99,29 @@ class Process:
             traceback.print_exc()
             end_now(1)
         message = f"the other workers have not ended within {LEAVE_SECONDS:g} s: this one gives up"
-        with self.watch.waiting(LEAVE_SECONDS, message):
+        with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()
             self.distributed.__del__()
             self.distributed.handle = None  # it is freed: once only
 
 
 @lru_cache(maxsize=1)
-def process() -> Process:
-    """This one."""
-    return Process()
+def runtime() -> Runtime:
+    """Returns the one of this process."""
+    return Runtime()
 
 
 def _exit_status() -> Callable[[], int]:
-    """Notes what the process is asked to exit with; 0 if it just ends.
+    """Watches what the process is asked to exit with. Returns what reads it; 0 if it just ends.
 
-    A worker that wishes to exit with an error must not wait in MXNet's exit barrier for peers
-    that wait for its gradients, and Python tells nobody what status it is about to exit with.
+    A worker that exits with an error must not wait in MXNet's exit barrier for peers that wait
+    for its gradients, and Python does not say what status it is about to exit with.
     """
-    exit_with, wished = sys.exit, [0]
+    exit_with, requested = sys.exit, [0]
 
-    def noting_exit(status: Any = None) -> None:
-        wished[0] = status if isinstance(status, int) else int(status is not None)
+    def exit_and_note(status: object = None) -> None:
+        requested[0] = status if isinstance(status, int) else int(status is not None)
         exit_with(status)
 
-    sys.exit = noting_exit
-    return lambda: wished[0]
+    sys.exit = exit_and_note
+    return lambda: requested[0]

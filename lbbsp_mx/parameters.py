@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from mxnet import gluon
+
+Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list[gluon.Parameter]"
 
 
-def as_created(params: Any) -> Any:
-    """Parameters in the order in which the network made them: alike on all workers.
+def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
+    """Returns the parameters in the order in which the network made them, alike on all workers.
 
     Gluon sorts a dictionary by names, and "conv10" comes before "conv9": a worker that has made
     one network more than its peers, to evaluate say, would sum its gradients with those of others.
@@ -14,7 +19,7 @@ def as_created(params: Any) -> Any:
     return list(params.values()) if hasattr(params, "values") else params
 
 
-def require_dense(param: Any) -> None:
+def require_dense(param: gluon.Parameter) -> None:
     """Refuses a parameter that is sparse, or whose gradient is.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Waiting behind the training's back: MXNet says only by blocking that something is there."""
+"""Waiting in the background, where a framework reports only by blocking."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import lru_cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class Opening:
-    """What a wait will bring, done by a thread that all of them share, in their order.
+class BackgroundCall(Generic[T]):
+    """A call made by the one background thread of the process, after all earlier ones.
 
     Args:
-        wait: Called in that thread; what it returns or raises, `result` does.
+        call: Called in that thread; `result` returns or raises what it does.
     """
 
-    def __init__(self, wait: Callable[[], Any]) -> None:
-        self._future: Future[Any] = Future()
-        _waits().put((wait, self._future))
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._future: Future[T] = Future()
+        self._call = call
+        _queue().put(self._run)
 
-    def result(self) -> Any:
-        """What came of it, once it is there."""
+    def result(self) -> T:
+        """Waits for the call. Returns, or raises, what it did."""
         return self._future.result()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._call())
+        except BaseException as error:  # raised where the result is asked for
+            self._future.set_exception(error)
 
 
 @lru_cache(maxsize=1)
-def _waits() -> SimpleQueue[tuple[Callable[[], Any], Future[Any]]]:
-    """The queue of a thread that ends with the process, whatever it waits for then."""
-    queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-    threading.Thread(target=_work, args=(queue,), name="lbbsp-barrier", daemon=True).start()
+def _queue() -> SimpleQueue[Callable[[], None]]:
+    """Starts the thread. It ends with the process, whatever it waits for at that time."""
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    threading.Thread(target=_work, args=(queue,), name="lbbsp-background", daemon=True).start()
     return queue
 
 
-def _work(queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]]]) -> None:
+def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        wait, future = queue.get()
-        try:
-            future.set_result(wait())
-        except BaseException as error:  # raised where the result is asked for
-            future.set_exception(error)
+        queue.get()()

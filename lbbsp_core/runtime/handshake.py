@@ -1,133 +1,77 @@
-"""What the plugin of every framework does around the loop: options, agreement, the record."""
+"""Agreement of all workers, before the first step, on what never changes."""
 
 from __future__ import annotations
 
 import dataclasses
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from lbbsp_core.order import GlobalOrder
-from lbbsp_core.policy import LoadBalanced, Policy
+from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.protocol import compare_facts, fingerprint
-from lbbsp_core.runtime.record import RunRecord
-
-Gather = Callable[[Sequence[int]], list[list[int]]]
-"""A collective: this worker's integers in, those of all workers by rank out."""
+from lbbsp_core.runtime.record import all_versions
 
 
-def choose_policy(policy: Policy | None, interval: int | None, min_gain: float | None) -> Policy:
-    """The given policy, or LB-BSP with the given options.
+class Gathers(Protocol):
+    """The part of `lbbsp_core.runtime.session.Collectives` that a handshake needs."""
 
-    Raises:
-        ValueError: Options of the default policy beside another.
-    """
-    given = {"interval": interval, "min_gain": min_gain}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if policy is None:
-        return LoadBalanced(**options)
-    if options:
-        raise ValueError(f"{sorted(options)} belong to the default policy: set them on {policy!r}")
-    return policy
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Gathers integers from all workers, by rank."""
+        ...
 
 
 def agree(
-    balancer: Balancer, order: GlobalOrder | None, gather: Gather, more: Mapping[str, int]
+    balancer: Balancer, order: GlobalOrder | None, collectives: Gathers, facts: Mapping[str, int]
 ) -> list[list[int]]:
-    """Before the first step: compares what never changes, and introduces the workers' costs.
+    """Compares what never changes, and introduces the workers' costs to each other.
+
+    Every worker must call this at the same time, before the first step.
 
     Args:
         balancer: This worker's.
-        order: Which samples each step holds, if that is known.
-        gather: The framework's all-gather; every worker must call this at the same time.
-        more: Facts of the plugin's own.
+        order: Samples of each step, if known.
+        collectives: Of the framework.
+        facts: Facts of the plugin's own.
 
     Returns:
-        The introductions, for another balancer of the same cost.
+        What each worker says of itself, for another balancer of the same cost.
 
     Raises:
-        DisagreementError: Naming the fact, the ranks and their values.
+        DisagreementError: Names the fact, the ranks and their values.
     """
-    chosen = balancer.policy
+    policy = balancer.policy
     texts = {
-        "lbbsp version": _version(),
+        "lbbsp version": all_versions({})["lbbsp"],
         "limits, granularity and policy": (
-            f"{balancer.constraints} {type(chosen).__name__} {_options_of(chosen)}"
+            f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
         "sample order": str(order.indices(0).tolist()) if order else "none",
     }
-    facts = {
+    compared = {
         "workers": balancer.workers,
         "global_batch_size": balancer.constraints.global_batch_size,
         "lag (batches drawn ahead, and one)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
-        **more,
+        **facts,
         "steps run so far": balancer.step,
         **{name: fingerprint(text) for name, text in texts.items()},
     }
     shown = {name: text[:200] for name, text in texts.items()}
-    compare_facts(list(facts), gather(list(facts.values())), shown)
-    peer_info = _introductions(balancer, gather)
-    balancer.set_peers(peer_info)
-    return peer_info
+    compare_facts(list(compared), collectives.all_gather(list(compared.values())), shown)
+    peers = _gather_static_info(balancer, collectives)
+    balancer.set_peers(peers)
+    return peers
 
 
-def header(
-    balancer: Balancer,
-    order: GlobalOrder | None,
-    framework: str,
-    versions: Mapping[str, str],
-    drivers: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The first line of the run record.
-
-    Args:
-        balancer: This worker's.
-        order: Which samples each step holds, if that is known.
-        framework: Its name.
-        versions: Of the framework's packages.
-        drivers: Names of the driving factors that the predictor is told of.
-    """
-    return {
-        "framework": framework,
-        "workers": balancer.workers,
-        "global_batch_size": balancer.constraints.global_batch_size,
-        "num_samples": order.num_samples if order else None,
-        "seed": order.seed if order else None,
-        "lag": balancer.lag,
-        "policy": repr(balancer.policy),
-        "predictor": repr(balancer.predictor),
-        "cost": repr(balancer.shape.prior),
-        "drivers": list(drivers),
-        "versions": all_versions(versions),
-    }
-
-
-def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
-    """Of a framework's packages, lbbsp and Python."""
-    return {"lbbsp": _version(), **framework, "python": platform.python_version()}
-
-
-def open_record(path: Path, facts: Mapping[str, Any]) -> RunRecord:
-    """Begins the record at `path`, a file or the folder to hold ``run.jsonl``."""
-    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", facts)
-
-
-def _introductions(balancer: Balancer, gather: Gather) -> list[list[int]]:
+def _gather_static_info(balancer: Balancer, collectives: Gathers) -> list[list[int]]:
+    """Gathers rows of different lengths: filled up to the longest."""
     mine = balancer.static_info()
-    longest = max(row[0] for row in gather([len(mine)]))
-    return gather([*mine, *[0] * (longest - len(mine))])
+    longest = max(row[0] for row in collectives.all_gather([len(mine)]))
+    return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
 
 
-def _options_of(policy: Policy) -> str:
-    """A dataclass's fields: not the default repr, whose address differs between workers."""
+def _options_of(policy: Policy[Any]) -> str:
+    """Returns a dataclass's fields: the default repr has an address, which differs by worker."""
     return repr(policy) if dataclasses.is_dataclass(policy) else ""
-
-
-def _version() -> str:
-    from lbbsp_core import __version__  # defined once all of the core is imported
-
-    return __version__

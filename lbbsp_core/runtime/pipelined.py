@@ -1,211 +1,203 @@
-"""The balancer's loop as a gluon training drives it: epochs, drawing ahead, stopping together."""
+"""The pipelined mode of a session: the barrier of a step is passed on a background thread."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from lbbsp_core import Balancer, BusyTimer, DisagreementError, GlobalOrder, ResourceSampler
-from lbbsp_core.order import Indices
-from lbbsp_core.runtime.background import Opening
-from lbbsp_core.runtime.balancer import BalancerState
-from lbbsp_core.runtime.protocol import WIDTH, decode, encode, fingerprint, pack, unpack
+from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.runtime.background import BackgroundCall
+from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.protocol import (
+    WIDTH,
+    DisagreementError,
+    Row,
+    decode,
+    fingerprint,
+    pack,
+    unpack,
+)
+from lbbsp_core.runtime.session import Collectives, StepFlags, WorkerSession
 
-Introductions = list[list[int]]
+Rows = npt.NDArray[np.float32]
 _URGENT = 1 << 20  # an exchange travels before all gradients
 
 
-class Loop:
-    """Runs one `Balancer` beside a training on one store.
+class PipelinedCollectives(Collectives, Protocol):
+    """Collectives of a framework that computes asynchronously and reports only by blocking."""
 
-    A step's barrier is passed behind the training's back: a thread waits for the gradients, notes
-    when, exchanges, and waits for the sums; what it brings is looked at when somebody asks for
-    the balancer, at the latest in the next step. A loader that fetches nothing ahead asks at once
-    for the very next plan, and so waits for it (lag 1, the paper's own). With any other the next
-    step is under way while this one is still computed, as in stock gluon, for one more step of lag.
+    def begin_gather(
+        self, row: Row | Sequence[float], *, slot: int, priority: int = 0
+    ) -> Callable[[], Rows]:
+        """Starts to gather a float32 row of one width from every worker.
 
-    How far a loader fetches ahead shows when it draws its first batches: the loop's lag grows
-    with it, and every step makes sure that all workers have come to the same.
+        Returns:
+            A function that waits for the rows by rank, shape ``(workers, width)``.
+        """
+        ...
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Bounds the time spent inside the context, a wait for peers."""
+        ...
+
+
+class PipelinedSession(WorkerSession):
+    """A session whose barriers are passed on a background thread.
+
+    The thread waits for this worker's gradients, reads the clock, exchanges messages and waits
+    for the sums; its result is read when the balancer is asked, at the latest in the next step.
+    A loader that fetches nothing ahead asks at once for the very next plan, and so waits for it
+    (lag 1, the paper's own mode). With any other loader the next step starts while this one is
+    still computed, at the price of one more step of lag.
+
+    How far a loader fetches ahead shows when it draws its first batches: the lag grows with it,
+    and every step checks that all workers have the same.
 
     Args:
-        store: Carries the exchange.
-        make: Makes the balancer for a lag.
-        on_first_step: Called at the first step, by all workers, before its exchange; returns
-            what they say of their costs.
-        drivers: Names of the driving factors that the predictor is told of; None for those that
-            measured best.
+        collectives: Of the framework.
+        global_batch_size: X, samples a step over all workers; constant.
+        options: As the user gave them.
+        framework: Its name, for the run record.
+        versions: Versions of the framework's packages, for the run record.
+        facts: Facts of the plugin's own that must be the same on all workers; compared at the
+            first step.
     """
 
     def __init__(
         self,
-        store: Any,
-        make: Callable[[int], Balancer],
-        on_first_step: Callable[[Balancer], Introductions],
-        drivers: Sequence[str] | None = None,
+        collectives: PipelinedCollectives,
+        global_batch_size: int,
+        options: SessionOptions,
+        *,
+        framework: str,
+        versions: Mapping[str, str] | None = None,
+        facts: Mapping[str, int] | None = None,
     ) -> None:
-        self.store = store
-        self.order: GlobalOrder | None = None
-        self.timer = BusyTimer()
-        self.wants_stop = False
-        self._make = make
-        self._balancer = make(1)
-        self._opening: Opening | None = None
-        predicts = self._balancer.policy.uses_costs and self._balancer.workers > 1
-        self.sampler = ResourceSampler(drivers if predicts else ())
-        self._on_first_step = on_first_step
-        self._peers: Introductions | None = None
-        self._excluded = True
+        super().__init__(
+            collectives, global_batch_size, options, framework=framework, versions=versions
+        )
+        self._pipelined = collectives
+        self._facts = dict(facts or {})
+        self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
         self._resumes = False
         self._iteration = 0
-        self._lock = threading.Lock()
-        self._pauses = 0
-        self.timer.start()
 
     @property
     def balancer(self) -> Balancer:
-        """After the barrier that was reached last, for which it waits."""
-        self.settle()
+        """State machine of the loop, after the barrier that was reached last."""
+        self.finish_barrier()
         return self._balancer
 
-    def settle(self) -> None:
-        """Leaves the barrier that was reached last: takes what the peers said there."""
-        if self._opening is not None:
-            opening, self._opening = self._opening, None
-            self._take(*opening.result())
+    def finish_barrier(self) -> None:
+        """Waits for the barrier that was reached last, and takes what the peers said there."""
+        if self._barrier is not None:
+            barrier, self._barrier = self._barrier, None
+            self._take(*barrier.result())
 
-    def use_order(self, order: GlobalOrder) -> None:
-        """From now on steps hold what `order` says."""
-        self.balancer.use_order(order)
-        self.order = order
+    def epoch_steps(self, order: GlobalOrder) -> Iterator[int]:
+        """Yields the global steps of an epoch; the rest of an unfinished one is skipped.
 
-    def begin_epoch(self, order: GlobalOrder) -> Iterator[int]:
-        """The steps of an epoch; the rest of one that was left half-way is skipped.
+        After `restore` the running epoch continues.
 
         Raises:
-            RuntimeError: The training has gone elsewhere since: the batch belongs to no step.
+            RuntimeError: The training has moved on: the batch belongs to no step.
         """
         self.use_order(order)
-        if not self._resumes:
-            self.balancer.begin_epoch(0)
-        self._resumes = False
+        if self._resumes:
+            self._resumes = False
+            self.exclude_step()
+        else:
+            self.begin_epoch(0)
         self._iteration += 1
-        self.exclude_step()
         iteration = self._iteration
         for step in range(self.balancer.step, self.balancer.epoch_end_step()):
             if iteration != self._iteration:
                 raise RuntimeError(
-                    f"the batch of step {step} was to be drawn, but the training has gone on to "
-                    f"step {self.balancer.step}: iterate the loader anew, and make it after "
+                    f"the batch of step {step} was to be drawn, but the training has moved on to "
+                    f"step {self.balancer.step}: iterate the loader again, and make it after "
                     "load_states"
                 )
             yield step
 
     def local_indices(self, step: int) -> Indices:
-        """This worker's samples of a step, which may lie ahead: then the lag grows with it."""
+        """Returns this worker's samples of `step`; one that lies ahead raises the lag.
+
+        Raises:
+            LookupError: No order to draw from.
+        """
         if step >= self._balancer.step + self._balancer.lag:
-            self.settle()
+            self.finish_barrier()
         ahead = step - self._balancer.step
-        reads_late = ahead > 0 and self._opening is None  # or will, while a barrier is to open
+        reads_late = ahead > 0 and self._barrier is None  # or will, while a barrier is pending
         lag = 1 + ahead + reads_late
-        if lag > self._balancer.lag and self._balancer.workers > 1:
-            self._remake(self._balancer.state(), lag)
+        if lag > self._balancer.lag and self.workers > 1:
+            self._replace_balancer(self._balancer.state(), lag)
         return self._balancer.local_indices(step)
 
     def restore(self, state: BalancerState) -> None:
-        """Goes on where `state` was taken; what loaders have drawn before belongs to no step."""
-        self._remake(state, self.balancer.lag)
+        """Continues where `state` was taken; batches that loaders have drawn belong to no step."""
+        super().restore(state)
         self._resumes = True
         self._iteration += 1
         self.exclude_step()
 
-    def exclude_step(self) -> None:
-        """The running step is not like the others: nothing is learned from its time."""
-        self.sampler.sample()  # what drove an evaluation is not what drives a step
-        self._excluded = True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A collective inside the step, on any thread: its wait is not busy time."""
-        with self._lock:
-            self._pauses += 1
-            if self._pauses == 1:
-                self.timer.pause()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._pauses -= 1
-                if self._pauses == 0:
-                    self.timer.resume()
-
-    def reach(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
-        """The end of a step: measures, predicts, exchanges, behind the training's back.
+    def end_step(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
+        """Reaches the barrier of a step, and returns at once: measures, predicts, exchanges.
 
         Args:
             computed: Waits for the gradients of this worker: the barrier is reached.
-            summed: Waits for those of all workers: the barrier is left.
+            summed: Waits for the sums over all workers: the barrier is left.
         """
-        self.settle()
+        self.finish_barrier()
+        flags = self._take_flags()
         if self._peers is None:
             computed()
-            with self.paused():
-                self._peers = self._on_first_step(self._balancer)
-                self._gather(np.zeros(WIDTH + 2))()  # keys are made here, in the same order
-        told = {"excluded": self._excluded, "stop": self.wants_stop}
-        self._excluded = False
-        place = pack([self._place()])
-        self._opening = Opening(partial(self._pass, computed, summed, told, place))
+            with self.excluded_wait():
+                self.start(self._facts)
+                self._gather(np.zeros(WIDTH + 2, np.float32))()  # makes its keys in the same order
+            self._meter.take_excluded()  # which `flags` say already
+        position = pack([self._position()])
+        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
 
-    def _gather(self, row: Any) -> Callable[[], Any]:
-        return self.store.begin_gather(row, slot=1, priority=_URGENT)
-
-    def _remake(self, state: BalancerState, lag: int) -> None:
-        balancer = self._balancer = self._make(lag)
-        if self._peers is not None:
-            balancer.set_peers(self._peers)
-        balancer.restore(state)
-        if self.order is not None:
-            balancer.use_order(self.order)
+    def _gather(self, row: Row) -> Callable[[], Rows]:
+        return self._pipelined.begin_gather(row, slot=1, priority=_URGENT)
 
     def _pass(
         self,
         computed: Callable[[], None],
         summed: Callable[[], None],
-        told: dict[str, bool],
-        place: Any,
-    ) -> tuple[Any, float]:
-        """The barrier; beside this, the training only draws by plans that are known."""
+        flags: StepFlags,
+        position: Row,
+    ) -> tuple[Rows, float]:
+        """Passes the barrier; beside this, the training only draws by plans that are known."""
         computed()
-        busy_seconds = self.timer.reach()
-        message = self._balancer.report(busy_seconds, drivers=self.sampler.sample(), **told)
-        rows = self._gather([*encode(message), *place])
-        with self.store.waiting("for the gradients and messages of the others"):
+        rows = self._gather(np.concatenate([self._report(flags), position]))
+        with self._pipelined.waiting("for the gradients and messages of the others"):
             summed()
             received = rows()
-        return received, self.timer.leave()
+        return received, self._meter.leave()
 
-    def _take(self, received: Any, wall_seconds: float) -> None:
-        self._check_places([unpack(row[WIDTH:])[0] for row in received])
-        balancer = self._balancer
-        balancer.receive([decode(row[:WIDTH]) for row in received], wall_seconds)
-        self.wants_stop = self.wants_stop and not balancer.stopping  # all have heard of it
+    def _take(self, received: Rows, wall_seconds: float) -> None:
+        self._check_positions([unpack(row[WIDTH:])[0] for row in received])
+        self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
 
-    def _place(self) -> int:
-        """Where this worker is in the training, as an integer."""
+    def _position(self) -> int:
+        """Returns where this worker is in the training, as an integer."""
         order, balancer = self.order, self._balancer
         seen = (order.num_samples, order.seed) if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen)))
 
-    def _check_places(self, places: list[int]) -> None:
-        for rank, place in enumerate(places):
-            if place != places[0]:
+    def _check_positions(self, positions: list[int]) -> None:
+        for rank, position in enumerate(positions):
+            if position != positions[0]:
                 raise DisagreementError(
                     f"worker {rank} is at another step or in another order than worker 0 (here, "
-                    f"worker {self.store.rank}, step {self._balancer.step} is next): all workers "
-                    "must leave an epoch, and load states, at the same step"
+                    f"worker {self.rank}, step {self._balancer.step} is next): all workers must "
+                    "leave an epoch, and load states, at the same step"
                 )

@@ -1,0 +1,100 @@
+"""Options of a training session, the same for the plugins of all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lbbsp_core.cost import Cost, Proportional
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.policy import LoadBalanced, Policy
+from lbbsp_core.predict import Predictor
+from lbbsp_core.runtime.env import run_dir
+from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_known
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """Options that the plugins of all frameworks share.
+
+    Args:
+        policy: Decides batch sizes. Defaults to ``LoadBalanced(min_gain, interval)``; where
+            workers are not in step, to `Even`.
+        predictor: Forecasts this worker's speed. Defaults to `Mixture`, which measured best.
+        cost: Shape of this worker's batch-time curve. Defaults to `Proportional`.
+        limits: Bounds on a worker's batch, one for all workers or one each. Defaults to
+            ``Limits(1)``.
+        granularity: Batch sizes are multiples of it, >= 1 (8 suits GPUs, and XLA).
+        interval: Decide every so many steps, >= 1. Defaults to 1.
+        min_gain: Least predicted gain for a new plan, in [0, 1). Defaults to 0.02; 0 is the
+            paper's mode (Chen et al., arXiv 1806.02508).
+        record: File for the run record, or its folder; written by rank 0. Defaults to none, or
+            to ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
+        seed: Seed of the sample order where the data set is given none, >= 0.
+        drivers: Names of the resources that the predictor takes as exogenous inputs, see
+            `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those that measured best.
+
+    Raises:
+        ValueError: `interval` or `min_gain` beside another policy than the default.
+    """
+
+    policy: Policy[Any] | None = None
+    predictor: Predictor[Any] | None = None
+    cost: Cost | CostShape | None = None
+    limits: Limits | Sequence[Limits] | None = None
+    granularity: int = 1
+    interval: int | None = None
+    min_gain: float | None = None
+    record: str | Path | None = None
+    seed: int = 0
+    drivers: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None and self._policy_options:
+            raise ValueError(
+                f"{sorted(self._policy_options)} belong to the default policy: set them on "
+                f"{self.policy!r}"
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> SessionOptions:
+        """Makes the options from a plugin's keyword arguments.
+
+        Raises:
+            TypeError: An unknown option; names the nearest known one.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            try:
+                require_known("option", name, known)
+            except ValueError as error:
+                raise TypeError(str(error)) from None
+        return cls(**options)
+
+    def choose_policy(self, default: Policy[Any] | None = None) -> Policy[Any]:
+        """Returns the given policy, else LB-BSP with the given options, else `default`."""
+        if self.policy is not None:
+            return self.policy
+        if default is not None and not self._policy_options:
+            return default
+        return LoadBalanced(**self._policy_options)
+
+    def choose_cost(self) -> Cost | CostShape:
+        """Returns the given cost, or the default one."""
+        return self.cost or Proportional()
+
+    def choose_drivers(self, policy: Policy[Any]) -> Sequence[str] | None:
+        """Returns the names of resources to sample: none where `policy` uses no predictions."""
+        return self.drivers if policy.uses_costs else ()
+
+    def record_path(self) -> Path | None:
+        """Returns where to record the run, as asked for here or by the launcher."""
+        return Path(self.record) if self.record else run_dir()
+
+    @property
+    def _policy_options(self) -> dict[str, Any]:
+        given = {"interval": self.interval, "min_gain": self.min_gain}
+        return {name: value for name, value in given.items() if value is not None}
