@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import LoadBalanced, Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.protocol import compare_facts, fingerprint
-from lbbsp_core.runtime.record import RunRecord
+from lbbsp_core.runtime.record import RunHeader, run_header
+from lbbsp_core.runtime.record import all_versions as all_versions
+from lbbsp_core.runtime.record import open_record as open_record
 
 Gather = Callable[[Sequence[int]], list[list[int]]]
 """A collective: this worker's integers in, those of all workers by rank out."""
@@ -81,39 +81,29 @@ def header(
     framework: str,
     versions: Mapping[str, str],
     drivers: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The first line of the run record.
+) -> RunHeader:
+    """Builds the header of the run record from a worker's balancer.
 
     Args:
-        balancer: This worker's.
-        order: Which samples each step holds, if that is known.
-        framework: Its name.
-        versions: Of the framework's packages.
-        drivers: Names of the driving factors that the predictor is told of.
+        balancer: Balancer of this worker.
+        order: Samples of each step, if known.
+        framework: Name of the framework.
+        versions: Versions of the framework's packages.
+        drivers: Names of the sampled resources.
     """
-    return {
-        "framework": framework,
-        "workers": balancer.workers,
-        "global_batch_size": balancer.constraints.global_batch_size,
-        "num_samples": order.num_samples if order else None,
-        "seed": order.seed if order else None,
-        "lag": balancer.lag,
-        "policy": repr(balancer.policy),
-        "predictor": repr(balancer.predictor),
-        "cost": repr(balancer.shape.prior),
-        "drivers": list(drivers),
-        "versions": all_versions(versions),
-    }
-
-
-def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
-    """Of a framework's packages, lbbsp and Python."""
-    return {"lbbsp": _version(), **framework, "python": platform.python_version()}
-
-
-def open_record(path: Path, facts: Mapping[str, Any]) -> RunRecord:
-    """Begins the record at `path`, a file or the folder to hold ``run.jsonl``."""
-    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", facts)
+    return run_header(
+        framework,
+        workers=balancer.workers,
+        global_batch_size=balancer.constraints.global_batch_size,
+        num_samples=order.num_samples if order else None,
+        seed=order.seed if order else None,
+        lag=balancer.lag,
+        policy=balancer.policy,
+        predictor=balancer.predictor,
+        cost=balancer.shape.prior,
+        drivers=drivers,
+        versions=versions,
+    )
 
 
 def _introductions(balancer: Balancer, gather: Gather) -> list[list[int]]:
