@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Even, LastValue, LoadBalanced, read_run
+from lbbsp_core.runtime.record import PushLine
 
 X, STEPS = 48, 60
 SECONDS = 0.001, 0.001, 0.003  # a sample, by worker
@@ -73,7 +74,7 @@ def train(scheme: str) -> None:
         print(f"ACCURACY {np.mean(read == held_out.y):.4f}")
 
 
-def real(scheme: str) -> tuple[float, float, list[dict]]:
+def real(scheme: str) -> tuple[float, float, list[PushLine]]:
     """Seconds, accuracy and pushes of a real run."""
     from lbbsp_core.launch import launch
 
@@ -91,20 +92,18 @@ def real(scheme: str) -> tuple[float, float, list[dict]]:
             sys.exit("\n".join(lines[-40:]))
         pushes = read_run(folder).pushes
     (accuracy,) = (line.split()[1] for line in lines if line.startswith("ACCURACY"))
-    return pushes[-1]["seconds"], float(accuracy), pushes
+    return pushes[-1].seconds, float(accuracy), pushes
 
 
-def simulated(scheme: str, pushes: list[dict]) -> float:
+def simulated(scheme: str, pushes: list[PushLine]) -> float:
     """Virtual seconds of a scheme, with the speeds of a real run under ASP."""
     from lbbsp_core.sim import ReplayedCluster, SimConfig, run_async
 
-    mine = [[line for line in pushes if line["worker"] == rank] for rank in range(3)]
+    mine = [[line for line in pushes if line.worker == rank] for rank in range(3)]
     gaps = [
-        new["seconds"] - old["seconds"] - new["busy_seconds"]
-        for own in mine
-        for old, new in pairwise(own)
+        new.seconds - old.seconds - new.busy_seconds for own in mine for old, new in pairwise(own)
     ]
-    speeds = [median(line["samples"] / line["busy_seconds"] for line in own) for own in mine]
+    speeds = [median(line.samples / line.busy_seconds for line in own) for own in mine]
     cluster = ReplayedCluster(np.tile(speeds, (STEPS, 1)), (((),) * 3,) * STEPS, X)
     setting = SimConfig(X, communication_seconds=max(median(gaps), 0.0))
     sync, policy = SCHEMES[scheme]

@@ -17,6 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lbbsp_core.runtime.record import Run, StepLine
 
 SPEEDS, SWAPPED = (0.7, 0.7, 0.3), (0.3, 0.7, 0.7)
 X = 192
@@ -43,8 +47,8 @@ def train(policy: str, steps: int, channels: int) -> None:
     )
 
 
-def run(policy: str, options: argparse.Namespace, swap: float | None) -> list[dict]:
-    """Launches the workers and returns the recorded steps."""
+def run(policy: str, options: argparse.Namespace, swap: float | None) -> Run:
+    """Launches the workers and returns their record."""
     from lbbsp_core import read_run
     from lbbsp_core.launch import launch
 
@@ -64,9 +68,9 @@ def run(policy: str, options: argparse.Namespace, swap: float | None) -> list[di
         return read_run(folder)
 
 
-def swap_step(steps: list[dict]) -> int:
+def swap_step(steps: list[StepLine]) -> int:
     """The first step that the swap touched: the slow worker's cost a sample falls for good."""
-    costs = [step["busy_seconds"][2] / step["sizes"][2] for step in steps]
+    costs = [step.busy_seconds[2] / step.sizes[2] for step in steps]
     slow, fast = median(costs[5:15]), median(costs[-15:])
     if fast > 0.7 * slow:
         sys.exit("the swap came before the run or after it: choose another --swap-at")
@@ -74,12 +78,12 @@ def swap_step(steps: list[dict]) -> int:
     return next(k for k in range(5, len(costs)) if all(c < border for c in costs[k : k + 3]))
 
 
-def steps_to_adapt(steps: list[dict], swap: int) -> int:
+def steps_to_adapt(steps: list[StepLine], swap: int) -> int:
     """Steps from the swap until every worker's batch is within 10 % of the new balance."""
-    goal = [median(step["sizes"][rank] for step in steps[-20:]) for rank in range(3)]
+    goal = [median(step.sizes[rank] for step in steps[-20:]) for rank in range(3)]
 
-    def near(step: dict) -> bool:
-        return all(abs(x - g) <= 0.1 * g for x, g in zip(step["sizes"], goal, strict=True))
+    def near(step: StepLine) -> bool:
+        return all(abs(x - g) <= 0.1 * g for x, g in zip(step.sizes, goal, strict=True))
 
     return next(k for k, step in enumerate(steps[swap:]) if near(step))
 
@@ -112,7 +116,7 @@ def main() -> None:
     ideal = before.ideal_busy_seconds
     work = sum(b / x for b, x in zip(even.busy_seconds, [X / 3] * 3, strict=True))
     print(f"quotas {SPEEDS}, X = {X}, swap at step {swap}")
-    print("plans around the swap", [s["sizes"] for s in balanced.steps[swap - 1 : swap + 8]])
+    print("plans around the swap", [s.sizes for s in balanced.steps[swap - 1 : swap + 8]])
     answers = {
         "seconds a sample, summed over workers": f"{work:.5f}",
         "step, balanced": f"{before.step_seconds:.3f} s",

@@ -84,8 +84,9 @@ def _title(figure: Any, comparison: Comparison, note: str) -> None:
 
 
 def _usual_sizes(run: Run) -> list[int]:
-    """The median batch of each worker in the steps that the figures are of."""
-    return [round(median(own)) for own in zip(*(s["sizes"] for s in run.last_half()), strict=True)]
+    """Returns the median batch size of each worker in the steady steps."""
+    plans = (line.sizes for line in run.last_half())
+    return [round(median(own)) for own in zip(*plans, strict=True)]
 
 
 def _bars(
@@ -132,8 +133,8 @@ def _label(
 
 def _batch_sizes(axes: Any, run: Run, names: Sequence[str]) -> None:
     """Samples of each worker, step by step, each line named at its end."""
-    full = [line for line in run.steps if not line.get("short")] or run.steps
-    steps, sizes = [line["step"] for line in full], [line["sizes"] for line in full]
+    full = [line for line in run.steps if not line.short] or run.steps
+    steps, sizes = [line.step for line in full], [line.sizes for line in full]
     end = steps[-1] + 0.01 * (steps[-1] - steps[0] + 1)
     heights = _spread([float(size) for size in sizes[-1]], 0.11 * max(map(max, sizes)))
     for rank, name in enumerate(names):

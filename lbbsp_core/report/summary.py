@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.runtime.record import Run
+from lbbsp_core.runtime.record import Run, StepLine
 
 Floats = npt.NDArray[np.float64]
 
@@ -132,9 +132,9 @@ def summarise(run: Run) -> RunSummary:
         raise ValueError("the run must hold at least one step, got none: let it train longer")
     steady = run.last_half()
     sizes, busy, wall = _columns(steady)
-    total = int(run.header["global_batch_size"])
+    total = run.header.global_batch_size
     return RunSummary(
-        workers=int(run.header["workers"]),
+        workers=run.header.workers,
         global_batch_size=total,
         step_seconds=float(np.median(wall)),
         busy_seconds=tuple(np.median(busy, axis=0).tolist()),
@@ -199,16 +199,16 @@ def weight_difference(
     return difference, max(float(np.abs(a).max()) for a in one)
 
 
-def _columns(steps: Sequence[dict[str, Any]]) -> tuple[Floats, Floats, Floats]:
+def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
     """Sizes and busy seconds, both ``(steps, workers)``, and wall seconds ``(steps,)``."""
-    sizes = np.array([step["sizes"] for step in steps], np.float64)
-    busy = np.array([step["busy_seconds"] for step in steps], np.float64)
-    return sizes, busy, np.array([step["wall_seconds"] for step in steps], np.float64)
+    sizes = np.array([line.sizes for line in steps], np.float64)
+    busy = np.array([line.busy_seconds for line in steps], np.float64)
+    return sizes, busy, np.array([line.wall_seconds for line in steps], np.float64)
 
 
 def _communication(run: Run) -> float:
-    usual = [step for step in run.steps if not step["excluded"] and not step.get("short")]
-    _, busy, wall = _columns(usual or run.steps)
+    regular = [line for line in run.steps if line.is_regular]
+    _, busy, wall = _columns(regular or run.steps)
     return float(np.median(wall - busy.max(axis=1)))
 
 

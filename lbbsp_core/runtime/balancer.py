@@ -22,7 +22,7 @@ from lbbsp_core.runtime.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.record import RunRecord
+from lbbsp_core.runtime.record import RunRecord, StepLine
 from lbbsp_core.types import Limits, is_plausible, training_limits
 
 logger = logging.getLogger(__name__)
@@ -373,8 +373,8 @@ class Balancer:
         if self._record is None:
             return
         short = self._total(seen.step) != self.constraints.global_batch_size
-        self._record.step(
-            seen.step,
+        line = StepLine(
+            step=seen.step,
             sizes=seen.sizes,
             busy_seconds=seen.busy_seconds,
             predicted_seconds=self._unknown if short else self._plans[seen.step][1],
@@ -382,6 +382,7 @@ class Balancer:
             excluded=seen.excluded,
             short=short,
         )
+        self._record.write(line)
 
 
 def _within(limits: Limits, peer: PeerInfo) -> Limits:

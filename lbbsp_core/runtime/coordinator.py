@@ -6,24 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Policy
+from lbbsp_core.runtime.record import PushLine
 from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.sync.rounds import Rounds
-
-
-class Pushed(NamedTuple):
-    """A push as the run record has it, see `lbbsp_core.RunRecord.push`."""
-
-    worker: int
-    iteration: int
-    samples: int
-    busy_seconds: float
-    seconds: float
-    staleness: int
-    lead: int
 
 
 class Coordinator:
@@ -78,7 +67,7 @@ class Coordinator:
         """How many there have been, of all workers."""
         self.updates = 0
         """How often the model has changed: kept pushes enter as one update."""
-        self._log: deque[Pushed] = deque(maxlen=None if logs else 0)
+        self._log: deque[PushLine] = deque(maxlen=None if logs else 0)
         self._clock = clock
         self._began: float | None = None
         self._state: Any = synchroniser.init(constraints.workers)
@@ -120,14 +109,15 @@ class Coordinator:
         now = self._now()
         self._state, decision = self.synchroniser.push(self._state, worker, now)
         self._log.append(
-            Pushed(
-                worker,
-                self._iterations[worker],
-                samples,
-                busy_seconds,
-                now,
-                self.updates - seen,
-                self._leads[worker],
+            PushLine(
+                push=self.pushes,
+                worker=worker,
+                iteration=self._iterations[worker],
+                samples=samples,
+                busy_seconds=busy_seconds,
+                seconds=now,
+                staleness=self.updates - seen,
+                lead=self._leads[worker],
             )
         )
         self.pushes += 1
@@ -178,7 +168,7 @@ class Coordinator:
         self._decided(decision)
         return self._complete
 
-    def log(self, first: int, most: int) -> list[Pushed]:
+    def log(self, first: int, most: int) -> list[PushLine]:
         """Pushes number `first` and on, at most so many; what came before is forgotten."""
         while self._log and self.pushes - len(self._log) < first:
             self._log.popleft()

@@ -1,138 +1,430 @@
-"""The run record: one header line, then one JSON line a step (or push), written by rank 0."""
+"""Run record ``run.jsonl``: a header line, then one JSON line per step or per push.
+
+Rank 0 writes it. Keys are the field names of `RunHeader`, `StepLine` and `PushLine`; a field that
+is empty by default is left out while it is empty. Times are in seconds and always finite.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TextIO
+from types import UnionType
+from typing import Any, Final, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
-SCHEMA = 1
+SCHEMA: Final = 2
+
+_NANOSECONDS: Final = {"per_second": 10**9}
+_MICROSECONDS: Final = {"per_second": 10**6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader:
+    """Facts of a run that never change; see `run_header`, which fills them in.
+
+    Args:
+        schema: Version of the file format.
+        framework: Name of the training framework.
+        workers: Number of workers, N.
+        global_batch_size: Samples of a full step, X.
+        num_samples: Samples of an epoch, if known.
+        seed: Seed of the sample order, if known.
+        lag: Steps between a measurement and the plan that follows from it.
+        policy: Policy, as its repr.
+        predictor: Predictor, as its repr.
+        cost: Prior cost of a worker, as its repr.
+        sync: Synchroniser, as its repr, of a run whose workers need not be in the same step.
+        servers: Number of parameter servers.
+        batch_size: Samples of an iteration, where all iterations have the same number.
+        drivers: Names of the sampled resources, the exogenous inputs of the predictor.
+        versions: Versions of lbbsp, Python and the framework's packages, by name.
+    """
+
+    schema: int = SCHEMA
+    framework: str
+    workers: int
+    global_batch_size: int
+    num_samples: int | None = None
+    seed: int | None = None
+    lag: int | None = None
+    policy: str | None = None
+    predictor: str | None = None
+    cost: str | None = None
+    sync: str | None = None
+    servers: int | None = None
+    batch_size: int | None = None
+    drivers: tuple[str, ...] = ()
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine:
+    """One step of a run whose workers are all in the same step; tuples are by rank.
+
+    Args:
+        step: Number of the global step.
+        sizes: Batch size of each worker, in samples.
+        busy_seconds: Busy time of each worker; 0 where it could not be measured.
+        predicted_seconds: Time that each worker was predicted to take; None without a prediction.
+        wall_seconds: Time from barrier to barrier, as rank 0 measures it.
+        excluded: Ranks whose measurement was excluded from learning.
+        short: True if the step has fewer samples than the global batch size.
+    """
+
+    step: int
+    sizes: tuple[int, ...]
+    busy_seconds: tuple[float, ...]
+    predicted_seconds: tuple[float | None, ...]
+    wall_seconds: float
+    excluded: tuple[int, ...]
+    short: bool = False
+
+    @property
+    def is_regular(self) -> bool:
+        """True for a full step in which no measurement was excluded."""
+        return not self.excluded and not self.short
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushLine:
+    """One push of gradients, in a run whose workers need not be in the same step.
+
+    Args:
+        push: Number of pushes before this one, by all workers.
+        worker: Rank of the worker that pushed.
+        iteration: Number of pushes before this one, by the same worker.
+        samples: Batch size of the iteration.
+        busy_seconds: Time of the iteration, without waiting for other workers.
+        seconds: Time since the start of the run at which the push entered the model.
+        staleness: Updates by other workers between the read of the model from which the gradient
+            was computed, and this push.
+        lead: Iterations by which the worker was ahead of the slowest one when it started this
+            one, both counted since the last barrier.
+    """
+
+    push: int
+    worker: int
+    iteration: int
+    samples: int
+    busy_seconds: float = field(metadata=_NANOSECONDS)
+    seconds: float = field(metadata=_MICROSECONDS)
+    staleness: int
+    lead: int
+
+    def to_integers(self) -> list[int]:
+        """Encodes the line for a transport that carries integers only.
+
+        Returns:
+            `PUSH_INTEGERS` integers in the order of the fields; ``busy_seconds`` in nanoseconds,
+            ``seconds`` in microseconds.
+
+        Example:
+            >>> line = PushLine(push=7, worker=2, iteration=5, samples=16, busy_seconds=0.25,
+            ...                 seconds=3.5, staleness=4, lead=1)
+            >>> line.to_integers()
+            [7, 2, 5, 16, 250000000, 3500000, 4, 1]
+            >>> PushLine.from_integers(line.to_integers()) == line
+            True
+        """
+        return [
+            round(getattr(self, each.name) * each.metadata.get("per_second", 1))
+            for each in fields(self)
+        ]
+
+    @classmethod
+    def from_integers(cls, values: Sequence[int]) -> PushLine:
+        """Decodes what `to_integers` returned.
+
+        Raises:
+            ValueError: The number of integers is not `PUSH_INTEGERS`.
+        """
+        if len(values) != PUSH_INTEGERS:
+            raise ValueError(f"a push consists of {PUSH_INTEGERS} integers, got {len(values)}")
+        decoded: dict[str, Any] = {}
+        for each, value in zip(fields(cls), values, strict=True):
+            scale = each.metadata.get("per_second")
+            decoded[each.name] = int(value) if scale is None else value / scale
+        return cls(**decoded)
+
+
+PUSH_INTEGERS: Final = len(fields(PushLine))
+"""Length of `PushLine.to_integers`."""
 
 
 class RunRecord:
-    """Appends steps, or pushes, to ``run.jsonl``; the file is whole after every line.
+    """Appends lines to ``run.jsonl``; the file is complete after every line.
 
     Args:
-        path: File to write; its folder is made. An existing record is replaced.
-        header: Facts of the run: workers, global batch size, lag, policy, predictor, versions.
+        path: File to write. Its folder is created; an existing record is replaced.
+        header: Facts of the run.
     """
 
-    def __init__(self, path: str | Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | Path, header: RunHeader) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = self.path.open("w", encoding="utf-8", buffering=1)
-        self._write({"schema": SCHEMA, **header})
+        self._write(header)
 
-    def step(
-        self,
-        step: int,
-        *,
-        sizes: Sequence[int],
-        busy_seconds: Sequence[float],
-        predicted_seconds: Sequence[float | None],
-        wall_seconds: float,
-        excluded: Sequence[int] = (),
-        short: bool = False,
-    ) -> None:
-        """Writes one step; lists are by rank, times in seconds."""
-        line: dict[str, Any] = {
-            "step": step,
-            "sizes": list(sizes),
-            "busy_seconds": list(busy_seconds),
-            "predicted_seconds": list(predicted_seconds),
-            "wall_seconds": wall_seconds,
-            "excluded": list(excluded),
-        }
-        self._write({**line, "short": True} if short else line)
+    def write(self, line: StepLine | PushLine) -> None:
+        """Appends one step or push.
 
-    def push(
-        self,
-        push: int,
-        *,
-        worker: int,
-        iteration: int,
-        samples: int,
-        busy_seconds: float,
-        seconds: float,
-        staleness: int,
-        lead: int,
-    ) -> None:
-        """Writes one push, of a run in which workers need not be in the same step.
-
-        Args:
-            push: How many came before it, of all workers.
-            worker: Whose it is.
-            iteration: How many came before it, of this worker.
-            samples: Its batch.
-            busy_seconds: Of the iteration, without waiting for others.
-            seconds: When it entered the model, since the run began.
-            staleness: Updates by other workers between the read of the model that the gradient
-                is of, and this push.
-            lead: Iterations that the worker had pushed more than the slowest one when it began
-                this one, both counted since the last barrier.
+        Raises:
+            ValueError: A number is not finite.
         """
-        self._write(
-            {
-                "push": push,
-                "worker": worker,
-                "iteration": iteration,
-                "samples": samples,
-                "busy_seconds": busy_seconds,
-                "seconds": seconds,
-                "staleness": staleness,
-                "lead": lead,
-            }
-        )
+        self._write(line)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+    def _write(self, line: RunHeader | StepLine | PushLine) -> None:
+        self._file.write(json.dumps(_to_json(line), allow_nan=False) + "\n")
+
+
+class PushLog:
+    """Writes pushes to a record in the order of their numbers, in whatever order they come.
+
+    Args:
+        record: Record to write to; None discards the pushes.
+    """
+
+    def __init__(self, record: RunRecord | None) -> None:
+        self._record = record
+        self._pending: dict[int, PushLine] = {}
+        self._next = 0
+
+    def add(self, line: PushLine) -> None:
+        """Takes a push, and writes those that are no longer preceded by a missing number."""
+        self._pending[line.push] = line
+        while self._next in self._pending:
+            self._write(self._pending.pop(self._next))
+
+    def close(self) -> None:
+        """Writes the pushes after a gap as well, and closes the record.
+
+        A number stays missing if a worker failed between its push and its report.
+        """
+        for _, line in sorted(self._pending.items()):
+            self._write(line)
+        self._pending.clear()
+        if self._record is not None:
+            self._record.close()
+
+    def _write(self, line: PushLine) -> None:
+        self._next = line.push + 1
+        if self._record is not None:
+            self._record.write(line)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record read back: the header, and the steps or the pushes in order."""
+    """Content of a run record.
 
-    header: dict[str, Any]
-    steps: list[dict[str, Any]]
-    pushes: list[dict[str, Any]] = field(default_factory=list)
+    Args:
+        header: Facts of the run.
+        steps: Steps in order.
+        pushes: Pushes in order, of a run whose workers need not be in the same step.
+    """
 
-    def last_half(self) -> list[dict[str, Any]]:
-        """The full, unheld steps of the last half: what steady state is measured on."""
+    header: RunHeader
+    steps: list[StepLine]
+    pushes: list[PushLine] = field(default_factory=list)
+
+    def last_half(self) -> list[StepLine]:
+        """Returns the regular steps of the last half, on which the steady state is measured."""
         half = self.steps[len(self.steps) // 2 :]
-        return [line for line in half if not line["excluded"] and not line.get("short")] or half
+        return [line for line in half if line.is_regular] or half
+
+
+def run_header(
+    framework: str,
+    *,
+    workers: int,
+    global_batch_size: int,
+    versions: Mapping[str, str],
+    num_samples: int | None = None,
+    seed: int | None = None,
+    lag: int | None = None,
+    policy: object = None,
+    predictor: object = None,
+    cost: object = None,
+    sync: object = None,
+    servers: int | None = None,
+    batch_size: int | None = None,
+    drivers: Iterable[str] = (),
+) -> RunHeader:
+    """Builds the header of a run; see `RunHeader` for what is not described here.
+
+    Args:
+        framework: Name of the training framework.
+        workers: Number of workers, N.
+        global_batch_size: Samples of a full step, X.
+        versions: Versions of the framework's packages; those of lbbsp and Python are added.
+        num_samples: Samples of an epoch.
+        seed: Seed of the sample order.
+        lag: Steps between a measurement and the plan that follows from it.
+        policy: Policy; recorded as its repr, a string as it is.
+        predictor: Predictor; likewise.
+        cost: Prior cost of a worker; likewise.
+        sync: Synchroniser; likewise.
+        servers: Number of parameter servers.
+        batch_size: Samples of an iteration, where all iterations have the same number.
+        drivers: Names of the sampled resources.
+    """
+    return RunHeader(
+        framework=framework,
+        workers=workers,
+        global_batch_size=global_batch_size,
+        num_samples=num_samples,
+        seed=seed,
+        lag=lag,
+        policy=_text(policy),
+        predictor=_text(predictor),
+        cost=_text(cost),
+        sync=_text(sync),
+        servers=servers,
+        batch_size=batch_size,
+        drivers=tuple(drivers),
+        versions=all_versions(versions),
+    )
+
+
+def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
+    """Returns the versions of lbbsp, of a framework's packages and of Python, by name."""
+    from lbbsp_core import __version__  # defined once all of the core is imported
+
+    return {"lbbsp": __version__, **framework, "python": platform.python_version()}
+
+
+def open_record(path: str | Path, header: RunHeader) -> RunRecord:
+    """Opens the record at `path`: a ``.jsonl`` file, or the folder that will hold ``run.jsonl``."""
+    path = Path(path)
+    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", header)
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads ``run.jsonl`` (or the folder that holds it).
+    """Reads ``run.jsonl``, or the one in a folder.
+
+    A last line that the run was still writing when it was stopped is ignored.
 
     Raises:
-        ValueError: An empty file, a line that is not JSON, or another schema: names the line.
+        OSError: The file cannot be read.
+        ValueError: The file is empty or of another schema, or a line is not what a run writes:
+            names the file, the line and the key.
     """
     path = Path(path)
     path = path / "run.jsonl" if path.is_dir() else path
-    lines = list(_lines(path))
-    if not lines:
-        raise ValueError(f"{path} is empty: the run has not begun, or was not recorded")
-    header, *rest = lines
-    schema = header.get("schema") if isinstance(header, dict) else header
-    if not isinstance(header, dict) or schema != SCHEMA:
-        raise ValueError(f"{path} line 1: schema must be {SCHEMA}, got {schema!r}")
-    steps, pushes = ([line for line in rest if name in line] for name in ("step", "push"))
-    return Run(header, steps, pushes)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
     texts = path.read_text(encoding="utf-8").splitlines()
+    if not texts:
+        raise ValueError(f"{path} is empty: the run has not started, or was not recorded")
+    header: RunHeader | None = None
+    lines: list[StepLine | PushLine] = []
     for number, text in enumerate(texts, start=1):
+        where = f"{path} line {number}"
         try:
-            yield json.loads(text)
-        except json.JSONDecodeError as error:  # noqa: PERF203
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
             if number == len(texts) > 1:
-                return  # the run was cut off while it wrote this line: the rest is whole
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
+                break
+            raise ValueError(f"{where} is not JSON: {error}") from None
+        if header is None:
+            header = parse_header(values, where)
+        else:
+            lines.append(parse_line(values, where))
+    assert header is not None
+    return Run(
+        header,
+        [line for line in lines if isinstance(line, StepLine)],
+        [line for line in lines if isinstance(line, PushLine)],
+    )
+
+
+def parse_header(values: object, where: str) -> RunHeader:
+    """Converts the first line of a record, read as JSON.
+
+    Args:
+        values: Content of the line.
+        where: File and line, to name in errors.
+
+    Raises:
+        ValueError: The schema is another one, or a key is missing, unknown or of a wrong type.
+    """
+    schema = values.get("schema") if isinstance(values, dict) else values
+    if schema == 1 and type(schema) is int:
+        raise ValueError(
+            f"{where}: the run was recorded by an older lbbsp (schema 1): record the run again, or "
+            "read it with that version"
+        )
+    if not isinstance(values, dict) or schema != SCHEMA or type(schema) is not int:
+        raise ValueError(f"{where}: schema must be {SCHEMA}, got {schema!r}")
+    return _from_json(RunHeader, values, where)
+
+
+def parse_line(values: object, where: str) -> StepLine | PushLine:
+    """Converts a line after the first one, read as JSON.
+
+    Args:
+        values: Content of the line.
+        where: File and line, to name in errors.
+
+    Raises:
+        ValueError: The line is neither a step nor a push, or a key is missing, unknown or of a
+            wrong type.
+    """
+    if isinstance(values, dict) and "step" in values:
+        return _from_json(StepLine, values, where)
+    if isinstance(values, dict) and "push" in values:
+        return _from_json(PushLine, values, where)
+    raise ValueError(f"{where} must be an object with the key step or push, got {values!r}")
+
+
+_Line = TypeVar("_Line", RunHeader, StepLine, PushLine)
+
+_HINTS: Final = {kind: get_type_hints(kind) for kind in (RunHeader, StepLine, PushLine)}
+
+
+def _to_json(line: RunHeader | StepLine | PushLine) -> dict[str, object]:
+    values = ((each, getattr(line, each.name)) for each in fields(line))
+    return {each.name: value for each, value in values if value or value != each.default}
+
+
+def _from_json(kind: type[_Line], values: Mapping[str, object], where: str) -> _Line:
+    known = {each.name: each for each in fields(kind)}
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{where}: key {key!r} is unknown, there are {', '.join(known)}")
+    for key, each in known.items():
+        if key not in values and each.default is MISSING:
+            raise ValueError(f"{where}: key {key!r} is missing")
+    hints = _HINTS[kind]
+    return kind(**{key: _field(known[key], hints[key], values[key], where) for key in values})
+
+
+def _field(declared: Field[Any], hint: Any, value: object, where: str) -> Any:
+    try:
+        return _convert(hint, value)
+    except TypeError:
+        name, expected = declared.name, declared.type
+        raise ValueError(f"{where}: {name} must be of type {expected}, got {value!r}") from None
+
+
+def _convert(hint: Any, value: object) -> object:
+    """Returns a JSON value as the type of a field; raises TypeError where that is impossible."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return None if value is None else _convert(arguments[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(arguments[0], each) for each in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _convert(arguments[1], each) for key, each in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is hint:
+        return value
+    raise TypeError
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else repr(value)

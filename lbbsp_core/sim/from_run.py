@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from lbbsp_core.runtime.record import read_run
+from lbbsp_core.runtime.record import StepLine, read_run
 from lbbsp_core.sim.cluster import LEAST_STEPS, ReplayedCluster
 
 
@@ -48,17 +48,17 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
         raise ValueError(
             f"{path}: records pushes of workers that were not in step: record a plain BSP run"
         )
-    good = [line for line in run.steps if _whole(line)]
+    good = [line for line in run.steps if _is_usable(line)]
     if len(good) < LEAST_STEPS:
         raise ValueError(
             f"{path}: only {len(good)} of {len(run.steps)} steps are whole, at least {LEAST_STEPS} "
             "are needed: record a longer run"
         )
-    sizes = np.array([line["sizes"] for line in good], np.float64)
-    busy = np.array([line["busy_seconds"] for line in good], np.float64)
+    sizes = np.array([line.sizes for line in good], np.float64)
+    busy = np.array([line.busy_seconds for line in good], np.float64)
     if sizes.shape[1] < 2:
         raise ValueError(f"{path}: a single worker has nobody to wait for: record two or more")
-    walls = np.array([line["wall_seconds"] for line in good], np.float64)
+    walls = np.array([line.wall_seconds for line in good], np.float64)
     notes = []
     if left_out := len(run.steps) - len(good):
         notes.append(f"steps left out because they were held or short: {left_out}")
@@ -77,8 +77,7 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
     return RecordedRun(cluster, max(beyond, 0.0), float(np.median(walls)))
 
 
-def _whole(line: dict[str, Any]) -> bool:
-    """Whether a step is like others, and every worker was measured."""
-    numbers = [*line["busy_seconds"], *line["sizes"], line["wall_seconds"]]
-    usable = all(isinstance(n, int | float) and math.isfinite(n) and n > 0 for n in numbers)
-    return usable and not line["excluded"] and not line.get("short")
+def _is_usable(line: StepLine) -> bool:
+    """Returns whether a step is regular, and all workers were measured in it."""
+    numbers = [*line.busy_seconds, *line.sizes, line.wall_seconds]
+    return line.is_regular and all(math.isfinite(number) and number > 0 for number in numbers)

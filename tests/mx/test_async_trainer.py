@@ -39,8 +39,8 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, 
     for ours, theirs in zip(weights(net), weights(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
     pushes = read_run(tmp_path).pushes
-    assert [line["samples"] for line in pushes] == [16] * 6 + [4]
-    assert {(line["worker"], line["staleness"], line["lead"]) for line in pushes} == {(0, 0, 0)}
+    assert [line.samples for line in pushes] == [16] * 6 + [4]
+    assert {(line.worker, line.staleness, line.lead) for line in pushes} == {(0, 0, 0)}
 
 
 def test_an_epoch_at_a_time():

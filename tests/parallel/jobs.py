@@ -68,11 +68,12 @@ def check_unequal(runs: dict[str, Run], total: int) -> None:
     """Plain BSP's record tells the slow third worker, and the balanced run gives it less."""
     fast, other, slow = _by_rank(runs["even"], "busy_seconds")
     assert slow > 1.5 * max(fast, other), "busy time is each worker's own"
-    assert median(step["wall_seconds"] for step in runs["even"].last_half()) >= slow
-    assert all(sum(step["sizes"]) == total for step in runs["balanced"].steps)
+    assert median(step.wall_seconds for step in runs["even"].last_half()) >= slow
+    assert all(sum(step.sizes) == total for step in runs["balanced"].steps)
     fast, other, slow = _by_rank(runs["balanced"], "sizes")
     assert slow < 0.75 * min(fast, other)
 
 
 def _by_rank(run: Run, key: str) -> list[float]:
-    return [median(values) for values in zip(*(s[key] for s in run.last_half()), strict=True)]
+    lists = (getattr(line, key) for line in run.last_half())
+    return [median(values) for values in zip(*lists, strict=True)]

@@ -63,25 +63,25 @@ def test_the_model_learns(job):
 
 def test_the_record_has_each_push_in_order(job):
     _, record = job
-    assert [push["push"] for push in record.pushes] == list(range(4 * 47))  # 1500 samples in 32s
-    assert Counter(push["samples"] for push in record.pushes) == {32: 4 * 46, 28: 4}
-    assert all(0 < push["busy_seconds"] < push["seconds"] for push in record.pushes)
+    assert [push.push for push in record.pushes] == list(range(4 * 47))  # 1500 samples in 32s
+    assert Counter(push.samples for push in record.pushes) == {32: 4 * 46, 28: 4}
+    assert all(0 < push.busy_seconds < push.seconds for push in record.pushes)
     header = record.header
-    assert (header["sync"], header["framework"]) == ("asp", "tensorflow")
-    assert (header["workers"], header["servers"]) == (2, 1)
-    assert (header["global_batch_size"], header["batch_size"], header["num_samples"]) == (
+    assert (header.sync, header.framework) == ("asp", "tensorflow")
+    assert (header.workers, header.servers) == (2, 1)
+    assert (header.global_batch_size, header.batch_size, header.num_samples) == (
         64,
         32,
         1500,
     )
-    assert header["versions"].keys() == {"lbbsp", "tensorflow", "keras", "python"}
+    assert header.versions.keys() == {"lbbsp", "tensorflow", "keras", "python"}
 
 
 def test_the_faster_worker_pushes_more(job):
     _, record = job
-    pushes_of = Counter(push["worker"] for push in record.pushes)
+    pushes_of = Counter(push.worker for push in record.pushes)
     assert pushes_of[0] > pushes_of[1] > 0
-    assert max(push["lead"] for push in record.pushes if push["worker"] == 0) > 1
+    assert max(push.lead for push in record.pushes if push.worker == 0) > 1
 
 
 def test_staleness_and_lead_are_what_the_order_of_pushes_makes_them(job):
@@ -89,15 +89,15 @@ def test_staleness_and_lead_are_what_the_order_of_pushes_makes_them(job):
     _, record = job
     pushes_of, last = defaultdict(int), {}
     for push in record.pushes:
-        worker, number = push["worker"], push["push"]
-        assert push["iteration"] == pushes_of[worker]
-        assert 0 <= push["staleness"] <= number - last.get(worker, -1) - 1
-        assert 0 <= push["lead"] <= pushes_of[worker]
+        worker, number = push.worker, push.push
+        assert push.iteration == pushes_of[worker]
+        assert 0 <= push.staleness <= number - last.get(worker, -1) - 1
+        assert 0 <= push.lead <= pushes_of[worker]
         pushes_of[worker] += 1
         last[worker] = number
-    assert max(push["staleness"] for push in record.pushes) > 0
+    assert max(push.staleness for push in record.pushes) > 0
     # Who has fewer pushes at a time leads nobody then.
-    assert all(push["lead"] == 0 or push["iteration"] > 0 for push in record.pushes)
+    assert all(push.lead == 0 or push.iteration > 0 for push in record.pushes)
 
 
 @pytest.mark.parametrize("misuse", MISUSE)

@@ -227,7 +227,7 @@ def test_the_slow_worker_is_seen_and_gets_less(runs):
 
 def test_the_header_tells_what_ran(runs):
     header = runs["balanced"].header
-    assert (header["framework"], header["workers"], header["lag"]) == ("mxnet", 3, 1)
-    assert header["policy"].startswith("LoadBalanced")
-    assert "runnable" in header["drivers"]
-    assert "Even" in runs["even"].header["policy"]
+    assert (header.framework, header.workers, header.lag) == ("mxnet", 3, 1)
+    assert header.policy.startswith("LoadBalanced")
+    assert "runnable" in header.drivers
+    assert "Even" in runs["even"].header.policy

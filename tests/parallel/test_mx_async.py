@@ -44,11 +44,11 @@ def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, scheme):
     assert sum(drawn.values()) == EPOCHS * SAMPLES
     assert set(drawn.values()) == {EPOCHS}
     for rank, result in enumerate(results):
-        mine = [line for line in pushes if line["worker"] == rank]
-        assert sum(line["samples"] for line in mine) == len(result["drawn"])
-        assert [line["iteration"] for line in mine] == list(range(len(mine)))
-    assert [line["push"] for line in pushes] == list(range(len(pushes)))
-    times = [line["seconds"] for line in pushes]
+        mine = [line for line in pushes if line.worker == rank]
+        assert sum(line.samples for line in mine) == len(result["drawn"])
+        assert [line.iteration for line in mine] == list(range(len(mine)))
+    assert [line.push for line in pushes] == list(range(len(pushes)))
+    times = [line.seconds for line in pushes]
     assert times == sorted(times)
 
 
@@ -63,28 +63,28 @@ def test_all_workers_end_with_the_same_trained_model(runs, scheme):
 @pytest.mark.parametrize("scheme", MOST)
 def test_nobody_gets_further_ahead_than_the_scheme_allows(runs, scheme):
     _, pushes = runs[scheme]
-    assert max(line["lead"] for line in pushes) <= MOST[scheme]
+    assert max(line.lead for line in pushes) <= MOST[scheme]
 
 
 def test_only_bsp_holds_the_fast_workers_back_all_the_time(runs):
     """The fast workers do about three iterations for each of the slow one, where they may."""
-    leads = {scheme: max(line["lead"] for line in pushes) for scheme, (_, pushes) in runs.items()}
+    leads = {scheme: max(line.lead for line in pushes) for scheme, (_, pushes) in runs.items()}
     assert leads["asp"] > MOST["dssp"]
     assert leads["ssp"] == MOST["ssp"]
     assert leads["dssp"] > 1, "more than its lower bound"
     assert leads["elastic"] > 0
     for scheme, more in ("asp", 1.3), ("elastic", 1.2):
-        done = Counter(line["worker"] for line in runs[scheme][1])
+        done = Counter(line.worker for line in runs[scheme][1])
         assert min(done[0], done[1]) > more * done[2]
 
 
 def test_staleness_is_what_the_others_did_meanwhile(runs):
-    staleness = {scheme: [line["staleness"] for line in runs[scheme][1]] for scheme in SCHEMES}
+    staleness = {scheme: [line.staleness for line in runs[scheme][1]] for scheme in SCHEMES}
     assert max(staleness["bsp"]) == 0
     for scheme in ("ssp", "asp", "dssp", "elastic"):
         assert max(staleness[scheme]) > 0
-    slow = [line["staleness"] for line in runs["asp"][1] if line["worker"] == 2]
-    fast = [line["staleness"] for line in runs["asp"][1] if line["worker"] != 2]
+    slow = [line.staleness for line in runs["asp"][1] if line.worker == 2]
+    fast = [line.staleness for line in runs["asp"][1] if line.worker != 2]
     assert sum(slow) / len(slow) > sum(fast) / len(fast)
 
 
@@ -98,9 +98,9 @@ def test_batches_follow_speeds_while_workers_run_ahead(tmp_path):
     assert done.status == 0
     pushes = read_run(tmp_path).pushes
     late = pushes[len(pushes) // 2 :]
-    typical = [median(p["samples"] for p in late if p["worker"] == rank) for rank in range(3)]
+    typical = [median(p.samples for p in late if p.worker == rank) for rank in range(3)]
     assert typical[2] < 0.6 * min(typical[:2])
-    assert max(line["lead"] for line in pushes) <= MOST["ssp"]
+    assert max(line.lead for line in pushes) <= MOST["ssp"]
     drawn = Counter(sample for rank in range(3) for sample in done.results(rank)["drawn"])
     assert set(drawn.values()) == {EPOCHS}
 

@@ -42,14 +42,14 @@ def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     job = run("training", "shapes", workers=3, run_dir=tmp_path)
     assert job.status == 0, job.text
     record = read_run(tmp_path)
-    assert record.header["drivers"] == ["memory_percent", "runnable"]
+    assert record.header.drivers == ["memory_percent", "runnable"]
     for rank in range(3):
         told = [line.split()[1:] for line in job.lines[rank] if line.startswith("DRIVERS")]
         assert len(told) > 30
         assert all(0 < float(memory) < 100 and float(tasks) >= 1 for memory, tasks in told)
     # Up to 24 samples the third worker says to take the same time for any batch.
     last = record.steps[-1]
-    assert last["sizes"][2] >= 24 or last["predicted_seconds"][2] >= max(last["predicted_seconds"])
+    assert last.sizes[2] >= 24 or last.predicted_seconds[2] >= max(last.predicted_seconds)
 
 
 def test_the_slow_worker_is_seen_and_gets_less(runs):
@@ -58,6 +58,6 @@ def test_the_slow_worker_is_seen_and_gets_less(runs):
 
 def test_the_header_tells_what_ran(runs):
     header = runs["balanced"].header
-    assert (header["workers"], header["global_batch_size"], header["lag"]) == (3, 48, 1)
-    assert header["policy"].startswith("LoadBalanced")
-    assert "Even" in runs["even"].header["policy"]
+    assert (header.workers, header.global_batch_size, header.lag) == (3, 48, 1)
+    assert header.policy.startswith("LoadBalanced")
+    assert "Even" in runs["even"].header.policy

@@ -22,7 +22,7 @@ from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.cli.progress import Progress, RecordTail
-from lbbsp_core.runtime.record import RunRecord
+from lbbsp_core.runtime.record import StepLine, open_record, run_header
 
 
 def run(*arguments):
@@ -168,6 +168,17 @@ def test_the_command_line_imports_no_framework():
 # lbbsp demo
 
 
+def step_line(step, sizes, busy_seconds, wall_seconds):
+    return StepLine(
+        step=step,
+        sizes=tuple(sizes),
+        busy_seconds=tuple(busy_seconds),
+        predicted_seconds=(None,) * len(sizes),
+        wall_seconds=wall_seconds,
+        excluded=(),
+    )
+
+
 def pretend(seconds_a_sample, status=0):
     """A `launch` that leaves behind what the demo's workers would."""
 
@@ -176,18 +187,11 @@ def pretend(seconds_a_sample, status=0):
             return status
         policy = command[command.index("--policy") + 1]
         sizes = [4] * workers if policy == "even" else [6, 2]
-        record = RunRecord(
-            run_dir / "run.jsonl", {"workers": workers, "global_batch_size": sum(sizes)}
-        )
+        header = run_header("none", workers=workers, global_batch_size=sum(sizes), versions={})
+        record = open_record(run_dir, header)
         for k in range(int(command[command.index("--steps") + 1])):
             busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
-            record.step(
-                k,
-                sizes=sizes,
-                busy_seconds=busy,
-                predicted_seconds=[None] * workers,
-                wall_seconds=max(busy) + 0.01,
-            )
+            record.write(step_line(k, sizes, busy, max(busy) + 0.01))
         record.close()
         np.savez(run_dir / "final.npz", accuracy=0.97, weights_0=np.array([[-2.0, 1.0]]))
         options["output"](0, "a word from a worker")

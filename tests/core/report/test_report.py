@@ -8,23 +8,24 @@ import pytest
 from lbbsp_core.report import Comparison, Outcome, draw_comparison, summarise
 from lbbsp_core.report.picture import _spread
 from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
-from lbbsp_core.runtime.record import Run, RunRecord, read_run
+from lbbsp_core.runtime.record import Run, RunRecord, StepLine, read_run, run_header
 
 
 def step(number, sizes, busy, wall, excluded=(), short=False):
-    line = {
-        "step": number,
-        "sizes": sizes,
-        "busy_seconds": busy,
-        "predicted_seconds": [None] * len(sizes),
-        "wall_seconds": wall,
-        "excluded": list(excluded),
-    }
-    return {**line, "short": True} if short else line
+    return StepLine(
+        step=number,
+        sizes=tuple(sizes),
+        busy_seconds=tuple(busy),
+        predicted_seconds=(None,) * len(sizes),
+        wall_seconds=wall,
+        excluded=tuple(excluded),
+        short=short,
+    )
 
 
 def run(*steps, workers=2, total=12):
-    return Run({"schema": 1, "workers": workers, "global_batch_size": total}, list(steps))
+    header = run_header("none", workers=workers, global_batch_size=total, versions={})
+    return Run(header, list(steps))
 
 
 def bsp(steps=10):
@@ -148,7 +149,7 @@ def test_models_of_other_shapes_are_not_compared():
 def test_a_record_on_disk_gives_the_same_figures(tmp_path):
     record = RunRecord(tmp_path / "run.jsonl", bsp().header)
     for line in bsp().steps:
-        record.step(line.pop("step"), **line)
+        record.write(line)
     record.close()
     assert summarise(read_run(tmp_path)) == summarise(bsp())
 

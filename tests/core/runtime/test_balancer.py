@@ -31,11 +31,11 @@ from lbbsp_core import (
     OutlierFilter,
     Profile,
     Proportional,
-    RunRecord,
     Saturating,
     StepMessage,
     read_run,
 )
+from lbbsp_core.runtime.record import StepLine, open_record, run_header
 from lbbsp_core.testing.contracts import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
@@ -611,23 +611,24 @@ def test_even_stays_even() -> None:
 def test_the_record_of_a_run(tmp_path: Path) -> None:
     balancers = team(2, 12, policy=EXACT)
     follow(balancers, 27)
-    record = RunRecord(tmp_path / "run.jsonl", {"workers": 2})
+    header = run_header("none", workers=2, global_batch_size=12, versions={})
+    record = open_record(tmp_path, header)
     balancers[0].record_to(record)
     run(balancers, speeds(10, 20))
     exchange_in_process(balancers, [0.4, math.nan], wall_seconds=0.5)
     run(balancers, speeds(10, 20))
     record.close()
     first, second, third = read_run(tmp_path).steps
-    assert first == {
-        "step": 0,
-        "sizes": [6, 6],
-        "busy_seconds": [0.6, 0.3],
-        "predicted_seconds": [None, None],
-        "wall_seconds": 0.6,
-        "excluded": [],
-    }
-    assert (second["sizes"], second["excluded"], second["wall_seconds"]) == ([4, 8], [1], 0.5)
-    assert second["busy_seconds"] == [0.4, 0.0]
-    assert second["predicted_seconds"] == pytest.approx([0.4, 0.4])
-    assert (third["sizes"], third["short"]) == ([1, 2], True)
-    assert third["predicted_seconds"] == [None, None]
+    assert first == StepLine(
+        step=0,
+        sizes=(6, 6),
+        busy_seconds=(0.6, 0.3),
+        predicted_seconds=(None, None),
+        wall_seconds=0.6,
+        excluded=(),
+    )
+    assert (second.sizes, second.excluded, second.wall_seconds) == ((4, 8), (1,), 0.5)
+    assert second.busy_seconds == (0.4, 0.0)
+    assert second.predicted_seconds == pytest.approx((0.4, 0.4))
+    assert (third.sizes, third.short) == ((1, 2), True)
+    assert third.predicted_seconds == (None, None)

@@ -27,7 +27,8 @@ from lbbsp_core import (
     Synchroniser,
 )
 from lbbsp_core.policy import BatchConstraints
-from lbbsp_core.runtime.coordinator import Coordinator, Pushed
+from lbbsp_core.runtime.coordinator import Coordinator
+from lbbsp_core.runtime.record import PushLine
 from lbbsp_core.sim import schedule
 
 SCHEMES = [BSP(), SSP(0), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4, warmup=1), ElasticBSP(1)]
@@ -43,7 +44,7 @@ class Server:
     synchroniser: Synchroniser
     seconds: np.ndarray
 
-    def run(self) -> list[Pushed]:
+    def run(self) -> list[PushLine]:
         workers, iterations = self.seconds.shape
         self.now = 0.0
         cluster = BatchConstraints(8 * workers, (Limits(),) * workers)

@@ -55,8 +55,8 @@ def test_the_record_begins_with_the_facts(tmp_path, path):
     facts = handshake.header(mine, mine.order(50, seed=1), "none", {"none": "1.2"})
     handshake.open_record(tmp_path / path, facts).close()
     header = read_run(tmp_path / path).header
-    assert (header["workers"], header["num_samples"], header["seed"]) == (2, 50, 1)
-    assert header["versions"]["none"] == "1.2"
+    assert (header.workers, header.num_samples, header.seed) == (2, 50, 1)
+    assert header.versions["none"] == "1.2"
 
 
 @dataclass(frozen=True)

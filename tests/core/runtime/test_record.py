@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +11,134 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import RunRecord, read_run
+from lbbsp_core import Even, RunRecord, read_run
+from lbbsp_core.runtime.record import (
+    PUSH_INTEGERS,
+    PushLine,
+    PushLog,
+    RunHeader,
+    StepLine,
+    open_record,
+    run_header,
+)
 from lbbsp_core.sim.from_run import cluster_from_run
 
-STEP: dict[str, Any] = {
-    "sizes": (8, 4),
-    "busy_seconds": (0.1, 0.0),
-    "predicted_seconds": (0.25, None),
-    "wall_seconds": 0.3,
-}
+HEADER = RunHeader(framework="none", workers=2, global_batch_size=12, versions={"none": "1.2"})
+STEP = StepLine(
+    step=0,
+    sizes=(8, 4),
+    busy_seconds=(0.1, 0.0),
+    predicted_seconds=(0.25, None),
+    wall_seconds=0.3,
+    excluded=(),
+)
+PUSH = PushLine(
+    push=7,
+    worker=2,
+    iteration=5,
+    samples=16,
+    busy_seconds=0.25,
+    seconds=3.5,
+    staleness=4,
+    lead=1,
+)
 
 
 def write(path: Path, steps: int = 3) -> None:
-    record = RunRecord(path, {"workers": 2, "lag": 1})
+    record = RunRecord(path, HEADER)
     for step in range(steps):
-        record.step(step, **STEP)
+        record.write(replace(STEP, step=step))
     record.close()
 
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder" / "run.jsonl"
-    record = RunRecord(path, {"workers": 2, "policy": "LoadBalanced()"})
-    record.step(0, **STEP)
-    record.step(1, **STEP, excluded=(1,), short=True)
+    lines = [STEP, replace(STEP, step=1, excluded=(1,), short=True)]
+    record = RunRecord(path, HEADER)
+    for line in lines:
+        record.write(line)
     record.close()
     run = read_run(path)
-    assert run.header == {"schema": 1, "workers": 2, "policy": "LoadBalanced()"}
-    line = {name: list(value) if name != "wall_seconds" else value for name, value in STEP.items()}
-    assert run.steps == [
-        {"step": 0, **line, "excluded": []},
-        {"step": 1, **line, "excluded": [1], "short": True},
-    ]
+    assert run.header == HEADER
+    assert run.steps == lines
     assert read_run(path.parent) == run, "or the folder that holds it"
     assert record.path == path
 
 
+def test_the_lines_as_other_programs_read_them(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    for line in (STEP, replace(STEP, step=1, excluded=(1,), short=True), PUSH):
+        record.write(line)
+    record.close()
+    header, first, second, push = map(json.loads, record.path.read_text().splitlines())
+    assert header == {
+        "schema": 2,
+        "framework": "none",
+        "workers": 2,
+        "global_batch_size": 12,
+        "versions": {"none": "1.2"},
+    }
+    line = {
+        "sizes": [8, 4],
+        "busy_seconds": [0.1, 0.0],
+        "predicted_seconds": [0.25, None],
+        "wall_seconds": 0.3,
+    }
+    assert first == {"step": 0, **line, "excluded": []}
+    assert second == {"step": 1, **line, "excluded": [1], "short": True}
+    assert push == {
+        "push": 7,
+        "worker": 2,
+        "iteration": 5,
+        "samples": 16,
+        "busy_seconds": 0.25,
+        "seconds": 3.5,
+        "staleness": 4,
+        "lead": 1,
+    }
+
+
+def test_the_header_of_a_run(tmp_path: Path) -> None:
+    header = run_header(
+        "none",
+        workers=2,
+        global_batch_size=12,
+        num_samples=0,
+        seed=3,
+        lag=2,
+        policy=Even(),
+        sync="asp",
+        servers=1,
+        batch_size=6,
+        drivers=["runnable"],
+        versions={"none": "1.2"},
+    )
+    assert (header.policy, header.sync, header.predictor) == ("Even()", "asp", None)
+    assert header.versions.keys() == {"lbbsp", "none", "python"}
+    open_record(tmp_path, header).close()
+    assert read_run(tmp_path).header == header
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.write(replace(STEP, wall_seconds=value))
+    record.close()
+
+
 def test_the_file_is_whole_after_every_line(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", {"workers": 2})
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
     for step in range(3):
         assert len(read_run(tmp_path).steps) == step
-        record.step(step, **STEP)
+        record.write(replace(STEP, step=step))
     record.close()
 
 
 def test_a_record_replaces_an_older_one(tmp_path: Path) -> None:
     write(tmp_path / "run.jsonl", steps=5)
     write(tmp_path / "run.jsonl", steps=2)
-    assert [line["step"] for line in read_run(tmp_path).steps] == [0, 1]
+    assert [line.step for line in read_run(tmp_path).steps] == [0, 1]
 
 
 @given(cut=st.integers(0, 400))
@@ -91,16 +173,68 @@ def test_a_torn_line_elsewhere_is_named(tmp_path: Path, torn: int) -> None:
 def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.touch()
-    with pytest.raises(ValueError, match=r"run\.jsonl is empty: the run has not begun"):
+    with pytest.raises(ValueError, match=r"run\.jsonl is empty: the run has not started"):
         read_run(path)
 
 
-@pytest.mark.parametrize("header", [{"schema": 2}, {}, {"schema": "1"}, [1], 5, None])
+@pytest.mark.parametrize("header", [{"schema": 3}, {}, {"schema": "2"}, {"schema": True}, [2], 5])
 def test_another_schema(tmp_path: Path, header: Any) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps(header) + "\n")
-    with pytest.raises(ValueError, match=r"line 1: schema must be 1, got"):
+    with pytest.raises(ValueError, match=r"run\.jsonl line 1: schema must be 2, got"):
         read_run(path)
+
+
+def test_a_record_of_schema_1(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"schema": 1, "workers": 2}\n')
+    with pytest.raises(ValueError, match=r"older lbbsp \(schema 1\): record the run again"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "words"),
+    [
+        (1, {"workers": None}, "line 1: key 'workers' is missing"),
+        (1, {"workers": 2.5}, "line 1: workers must be of type int, got 2.5"),
+        (1, {"workers": True}, "line 1: workers must be of type int, got True"),
+        (1, {"seed": "0"}, r"line 1: seed must be of type int \| None, got '0'"),
+        (1, {"versions": {"none": 1}}, r"line 1: versions must be of type Mapping\[str, str\]"),
+        (1, {"drivers": "runnable"}, r"line 1: drivers must be of type tuple\[str, ...\]"),
+        (1, {"sped": 1}, "line 1: key 'sped' is unknown, there are schema, framework"),
+        (2, {"excluded": None}, "line 2: key 'excluded' is missing"),
+        (2, {"held": []}, "line 2: key 'held' is unknown"),
+        (2, {"sizes": [8, 4.0]}, r"line 2: sizes must be of type tuple\[int, ...\]"),
+        (2, {"busy_seconds": [0.1, "0"]}, "line 2: busy_seconds must be of type tuple"),
+        (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
+        (2, {"step": None}, "line 2 must be an object with the key step or push, got"),
+        (3, {"seconds": "3.5"}, "line 3: seconds must be of type float, got '3.5'"),
+        (3, {"lead": None}, "line 3: key 'lead' is missing"),
+    ],
+)
+def test_errors_name_file_line_and_key(
+    tmp_path: Path, line: int, changes: dict[str, Any], words: str
+) -> None:
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    record.write(STEP)
+    record.write(PUSH)
+    record.close()
+    lines = [json.loads(text) for text in record.path.read_text().splitlines()]
+    for key, value in changes.items():
+        if value is None:
+            del lines[line - 1][key]
+        else:
+            lines[line - 1][key] = value
+    record.path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with pytest.raises(ValueError, match=r"run\.jsonl " + words):
+        read_run(tmp_path)
+
+
+def test_whole_numbers_are_seconds_too(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    record.write(replace(STEP, wall_seconds=1))
+    record.close()
+    assert type(read_run(tmp_path).steps[0].wall_seconds) is float
 
 
 def test_no_record_there(tmp_path: Path) -> None:
@@ -109,36 +243,60 @@ def test_no_record_there(tmp_path: Path) -> None:
 
 
 def test_steady_state_is_the_last_half_without_odd_steps(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", {})
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
     for step in range(10):
-        record.step(step, **STEP, excluded=(0,) if step == 6 else (), short=step == 8)
+        excluded = (0,) if step == 6 else ()
+        record.write(replace(STEP, step=step, excluded=excluded, short=step == 8))
     record.close()
-    assert [line["step"] for line in read_run(tmp_path).last_half()] == [5, 7, 9]
+    assert [line.step for line in read_run(tmp_path).last_half()] == [5, 7, 9]
 
 
 def test_a_run_of_odd_steps_only_has_a_last_half_too(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run.jsonl", {})
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
     for step in range(4):
-        record.step(step, **STEP, excluded=(0, 1))
+        record.write(replace(STEP, step=step, excluded=(0, 1)))
     record.close()
-    assert [line["step"] for line in read_run(tmp_path).last_half()] == [2, 3]
+    assert [line.step for line in read_run(tmp_path).last_half()] == [2, 3]
 
 
 def test_pushes_are_read_back_apart_from_steps(tmp_path: Path) -> None:
-    line: dict[str, Any] = {
-        "worker": 2,
-        "iteration": 5,
-        "samples": 16,
-        "busy_seconds": 0.25,
-        "seconds": 3.5,
-        "staleness": 4,
-        "lead": 1,
-    }
-    record = RunRecord(tmp_path / "run.jsonl", {"workers": 3})
-    record.push(7, **line)
+    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, workers=3))
+    record.write(PUSH)
     record.close()
     run = read_run(tmp_path)
-    assert run.pushes == [{"push": 7, **line}]
+    assert run.pushes == [PUSH]
     assert run.steps == []
     with pytest.raises(ValueError, match="records pushes of workers that were not in step"):
         cluster_from_run(tmp_path)
+
+
+def test_a_push_in_integers() -> None:
+    values = PUSH.to_integers()
+    assert values == [7, 2, 5, 16, 250_000_000, 3_500_000, 4, 1]
+    assert len(values) == PUSH_INTEGERS
+    assert all(type(value) is int for value in values)
+    with pytest.raises(ValueError, match="a push consists of 8 integers, got 7"):
+        PushLine.from_integers(values[1:])
+
+
+@given(values=st.lists(st.integers(0, 2**48), min_size=PUSH_INTEGERS, max_size=PUSH_INTEGERS))
+def test_integers_of_a_push_are_exact(values: list[int]) -> None:
+    line = PushLine.from_integers(values)
+    assert line.to_integers() == values
+    assert PushLine.from_integers(line.to_integers()) == line
+
+
+def test_pushes_are_logged_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    log = PushLog(RunRecord(tmp_path / "run.jsonl", HEADER))
+    for push in (2, 0, 1, 5, 4):
+        log.add(replace(PUSH, push=push))
+    assert [line.push for line in read_run(tmp_path).pushes] == [0, 1, 2]
+    log.close()
+    assert [line.push for line in read_run(tmp_path).pushes] == [0, 1, 2, 4, 5]
+
+
+def test_without_a_record_pushes_are_discarded() -> None:
+    log = PushLog(None)
+    for push in (1, 0, 3):
+        log.add(replace(PUSH, push=push))
+    log.close()

@@ -14,8 +14,9 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from lbbsp_core import Affine, Limits, Profile, RunRecord
+from lbbsp_core import Affine, Limits, Profile
 from lbbsp_core.cli.app import application
+from lbbsp_core.runtime.record import RunRecord, StepLine, open_record, run_header
 from lbbsp_core.sim import (
     PRESETS,
     Lognormal,
@@ -166,20 +167,27 @@ def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
 # Recorded runs
 
 
+def new_record(folder: Path, workers: int) -> RunRecord:
+    header = run_header("none", workers=workers, global_batch_size=8 * workers, versions={})
+    return open_record(folder, header)
+
+
 def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8, 8)) -> float:
     """A plain BSP run in the format of the record; its median step."""
     random = np.random.default_rng(0)
-    record = RunRecord(folder / "run.jsonl", {"workers": 3, "policy": "Even()"})
+    record = new_record(folder, workers=3)
     walls = []
     for step in range(steps):
         slow = np.exp(random.normal(0, 0.2, 3)) * (1.0, 1.5, 3.0)
         busy = 0.01 * np.array(sizes) * slow
         first = step % 20 == 0
         wall = float(busy.max() + random.uniform(0.004, 0.008) + 2.0 * first)
-        record.step(
-            step, sizes=sizes, busy_seconds=(busy + first).tolist(), predicted_seconds=[None] * 3,
-            wall_seconds=wall, excluded=[0, 1, 2] if first else [], short=step == 59,
+        line = StepLine(
+            step=step, sizes=sizes, busy_seconds=tuple((busy + first).tolist()),
+            predicted_seconds=(None,) * 3, wall_seconds=wall,
+            excluded=(0, 1, 2) if first else (), short=step == 59,
         )  # fmt: skip
+        record.write(line)
         if not first and step != 59:
             walls.append(wall)
     record.close()
@@ -209,15 +217,17 @@ def test_records_that_tell_too_little(tmp_path: Path) -> None:
     record_run(tmp_path / "short", steps=5)
     with pytest.raises(ValueError, match="only 4 of 5 steps are whole, at least 5"):
         cluster_from_run(tmp_path / "short")
-    record = RunRecord(tmp_path / "changing" / "run.jsonl", {})
+    record = new_record(tmp_path / "changing", workers=2)
     for step in range(9):
-        record.step(step, sizes=(8 - step % 2, 8 + step % 2), busy_seconds=(1.0, 1.0),
-                    predicted_seconds=(None, None), wall_seconds=1.0)  # fmt: skip
+        sizes = (8 - step % 2, 8 + step % 2)
+        record.write(StepLine(step=step, sizes=sizes, busy_seconds=(1.0, 1.0), wall_seconds=1.0,
+                              predicted_seconds=(None, None), excluded=()))  # fmt: skip
     record.close()
     assert "no plain BSP run" in cluster_from_run(tmp_path / "changing").cluster.notes[0]
-    alone = RunRecord(tmp_path / "alone" / "run.jsonl", {})
+    alone = new_record(tmp_path / "alone", workers=1)
     for step in range(9):
-        alone.step(step, sizes=(8,), busy_seconds=(1.0,), predicted_seconds=(None,), wall_seconds=1)
+        alone.write(StepLine(step=step, sizes=(8,), busy_seconds=(1.0,), wall_seconds=1.0,
+                             predicted_seconds=(None,), excluded=()))  # fmt: skip
     alone.close()
     with pytest.raises(ValueError, match="a single worker has nobody to wait for"):
         cluster_from_run(tmp_path / "alone")
