@@ -1,7 +1,7 @@
 """LB-BSP for MXNet: a KVStore and a gluon Trainer that balance unequal workers.
 
-Import it before `mxnet`: this puts back what MXNet misses in today's NumPy, and checks the
-``DMLC_*`` variables, because MXNet answers wrong ones by aborting or by waiting for ever.
+Import it before `mxnet`: this restores names that MXNet needs in NumPy, and checks the
+``DMLC_*`` variables, because MXNet answers wrong ones by aborting or by waiting indefinitely.
 """
 
 from lbbsp_mx.cluster import check_cluster

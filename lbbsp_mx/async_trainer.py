@@ -48,9 +48,9 @@ class AsyncTrainer(gluon.Trainer):
             your own; the same on all workers.
         global_batch_size: X, the samples of N batches.
         wait_seconds: Longest wait of an iteration for others, or for a server.
-        **options: Those of `lbbsp_core.SessionOptions`. The policy defaults to `Even`; `FixedShares`
-            and `LoadBalanced` (for LB + SSP and its relatives) work as well, asked whenever all
-            workers have pushed once more. The cost must be a straight line.
+        **options: Those of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
+            `FixedShares` and `LoadBalanced` (for LB + SSP and its relatives) work as well, asked
+            whenever all workers have pushed once more. The cost must be a straight line.
 
     Raises:
         ValueError: Options that cannot be satisfied, or that do not go together.

@@ -19,7 +19,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
+from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
+from lbbsp_mx.kvstore import KVStore
 
 _OPERATOR = "lbbsp_sync_batch_norm"
 _LAYERS: WeakValueDictionary[str, SyncBatchNorm] = WeakValueDictionary()
@@ -41,8 +43,10 @@ class SyncBatchNorm(nn.BatchNorm):
         self._peers: _Peers | None = None
         _LAYERS[self.name] = self
 
-    def connect(self, store: Any, loop: Any, devices: int, mean_loss: bool) -> None:
-        """Called by the trainer, once the number of channels is known, by all workers alike.
+    def connect(
+        self, store: KVStore, session: PipelinedSession, devices: int, mean_loss: bool
+    ) -> None:
+        """Connects the layer to the other workers; the trainer calls it once channels are known.
 
         Raises:
             ValueError: A training in which the result would not be exact.
@@ -56,10 +60,10 @@ class SyncBatchNorm(nn.BatchNorm):
                 "SyncBatchNorm needs the loss per sample, got mean_loss=True: leave the averaging "
                 "to the trainer, whose step divides by the global batch"
             )
-        self._peers = _Peers(store, loop, self.name, self.running_mean.shape[0])
+        self._peers = _Peers(store, session, self.name, self.running_mean.shape[0])
 
     def cast(self, dtype: Any) -> None:
-        """Stays in single precision, as gluon's own does."""
+        """Keeps single precision, as gluon's own layer does."""
         if np.dtype(dtype).name == "float16":
             dtype = "float32"
         super().cast(dtype)
@@ -80,7 +84,7 @@ class SyncBatchNorm(nn.BatchNorm):
         return _plain(F, y)
 
     def moments(self, x: Any) -> tuple[float, Any, Any]:
-        """Of the global batch: samples of a channel, mean and variance, shape ``(channels,)``."""
+        """Returns samples of a channel, mean and variance of the global batch, ``(channels,)``."""
         count = x.size / x.shape[1]
         mean = x.mean(axis=1, exclude=True)
         squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
@@ -93,7 +97,7 @@ class SyncBatchNorm(nn.BatchNorm):
         return float(total), mean, variance
 
     def sums(self, *values: Any) -> list[Any]:
-        """Sums over all workers of vectors of shape ``(channels,)``."""
+        """Sums vectors of shape ``(channels,)`` over all workers."""
         row = np.concatenate([value.asnumpy() for value in values])
         total = self._gather("sums", row).astype(np.float64).sum(axis=0)
         return np.split(total, len(values))
@@ -103,22 +107,22 @@ class SyncBatchNorm(nn.BatchNorm):
 
 
 class _Peers:
-    """Gathers of one layer; what they wait is not busy time."""
+    """All-gathers of one layer, whose waits are not busy time."""
 
-    def __init__(self, store: Any, loop: Any, name: str, channels: int) -> None:
-        self._store, self._loop, self._name = store, loop, name
+    def __init__(self, store: KVStore, session: PipelinedSession, name: str, channels: int) -> None:
+        self._store, self._session, self._name = store, session, name
         # Keys are made here, by all workers in one order: what follows runs on MXNet's threads.
         for slot, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
             store.begin_gather(np.zeros(width, np.float32), slot=(name, slot))()
 
     def gather(self, slot: str, row: Any) -> Any:
-        """The rows of all workers, shape ``(workers, len(row))``."""
-        with self._loop.paused():
+        """Gathers the rows of all workers, shape ``(workers, len(row))``."""
+        with self._session.excluded_wait():
             return self._store.begin_gather(row, slot=(self._name, slot))()
 
 
 class _Operator(mx.operator.CustomOp):
-    """Normalises, and keeps for the backward pass what it needs."""
+    """Normalisation, which keeps for the backward pass what it needs."""
 
     def __init__(self, layer: SyncBatchNorm) -> None:
         super().__init__()
@@ -126,7 +130,7 @@ class _Operator(mx.operator.CustomOp):
         self._total = 0.0
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        """The pass over x; while training it moves the running moments."""
+        """Normalises x; while training, moves the running moments."""
         x, gamma, beta = in_data
         options = self._layer._kwargs
         if is_train and not options["use_global_stats"]:
@@ -146,7 +150,7 @@ class _Operator(mx.operator.CustomOp):
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
     ) -> None:
-        """The gradients of x, which depend on all workers' samples, and of gamma and beta."""
+        """Computes the gradients of x (which depends on all workers' samples), gamma and beta."""
         (dy,), (x, gamma, _) = out_grad, in_data
         fixed = self._layer._kwargs["fix_gamma"]
         normalised = self._normalised(x)
@@ -171,32 +175,32 @@ class _Operator(mx.operator.CustomOp):
 
 @mx.operator.register(_OPERATOR)
 class _Properties(mx.operator.CustomOpProp):
-    """What MXNet asks about the operator."""
+    """Properties of the operator, as MXNet asks for them."""
 
     def __init__(self, layer: str) -> None:
         super().__init__(need_top_grad=True)
         self._name = layer
 
     def list_arguments(self) -> list[str]:
-        """Inputs."""
+        """Names the inputs."""
         return ["data", "gamma", "beta"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """What the operator itself changes."""
+        """Names the arrays that the operator itself changes."""
         return ["running_mean", "running_var"]
 
     def infer_shape(self, in_shape: Any) -> Any:
-        """Vectors have one value a channel."""
+        """Infers the shapes: vectors have one value a channel."""
         vector = [in_shape[0][1]]
         return [in_shape[0], vector, vector], [in_shape[0]], [vector, vector]
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
-        """One for each pass."""
+        """Makes the operator of a pass."""
         return _Operator(_LAYERS[self._name])
 
 
 def _plain(F: Any, x: Any) -> Any:
-    """A copy in the ordinary layout.
+    """Copies x in the ordinary layout.
 
     oneDNN's convolutions leave their output, and the gradient of their input, in blocks of
     channels, which operators written in Python read as if they were in order (measured: wrong
@@ -206,5 +210,5 @@ def _plain(F: Any, x: Any) -> Any:
 
 
 def _over(vector: Any, x: Any) -> Any:
-    """A vector of channels in the shape that broadcasts over x."""
+    """Reshapes a vector of channels so that it broadcasts over x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))

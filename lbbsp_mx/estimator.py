@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from mxnet.gluon.contrib.estimator import (
@@ -13,11 +12,9 @@ from mxnet.gluon.contrib.estimator import (
 
 from lbbsp_mx.trainer import Trainer
 
-logger = logging.getLogger("lbbsp")
-
 
 class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
-    """Lets `Estimator.fit` train on unequal workers: steps by the local batch, stops together.
+    """Handler that lets `Estimator.fit` train on unequal workers and stop together.
 
     Pass it among the ``event_handlers``, and to `fit` a loader with the trainer's batch sampler.
     A handler that ends the training on one worker must do so by `lbbsp_mx.Trainer.request_stop`:
@@ -41,14 +38,14 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """What came before, validation for one, is no part of the first step."""
+        """Excludes the first step: what came before, such as validation, is no part of it."""
         estimator.trainer.exclude_step()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        """Steps by what was drawn, and returns whether all stop here.
+        """Steps by the drawn samples. Returns whether all workers stop here.
 
         Raises:
-            ValueError: Losses that are averaged already, with a trainer that is not told so.
+            ValueError: Losses that are averaged already, without ``mean_loss=True``.
         """
         losses, labels = _listed(kwargs["loss"]), _listed(kwargs["label"])
         samples = sum(label.shape[0] for label in labels)

@@ -1,17 +1,22 @@
-"""Aggregate: gradients summed over workers by one native store, and what rides on them."""
+"""Aggregates: gradients summed over workers by one native store, and small all-gathers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime.protocol import pack, unpack
+from lbbsp_core.runtime.pipelined import Rows
+from lbbsp_core.runtime.protocol import Row, pack, unpack
 from lbbsp_mx import cluster
-from lbbsp_mx.native import DISTRIBUTED, IN_ONE_PROCESS, process
+from lbbsp_mx.native import DISTRIBUTED, IN_ONE_PROCESS, runtime
+
+Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
+"""The array of each device: gluon gives one, or a list."""
 
 KINDS = (*DISTRIBUTED, *IN_ONE_PROCESS)
 NAME = "dist_lbbsp"
@@ -26,14 +31,14 @@ class KVStore(KVStoreBase):
 
     It stands before one native store of MXNet and leaves the sums to its parameter servers; the
     optimizer runs in the workers. Beside the gradients it carries small exact all-gathers, on
-    keys of its own. Several stores in one process share the native one: MXNet hangs when asked
+    separate keys. Several stores in one process share the native one: MXNet hangs when asked
     for a second.
 
     Args:
         kind: "dist_sync" or "dist_device_sync" in a cluster, "local" or "device" in one process;
             or a native store of such a kind that was made before.
-        start_seconds: How long to wait for the cluster to come together.
-        wait_seconds: How long a step may wait for the other workers, or for a server.
+        start_seconds: Longest wait for the cluster to come together.
+        wait_seconds: Longest wait of a step for the other workers, or for a server.
 
     Raises:
         ValueError: Another kind, or a cluster that is not described.
@@ -62,69 +67,76 @@ class KVStore(KVStoreBase):
                 f"{self._kind} needs a cluster, and no DMLC_* variable is set: start the script "
                 "with `lbbsp launch --framework mxnet`, or use the store 'local'"
             )
-        shared = process()
-        self._native = shared.native(kind, start_seconds)
-        self._watch = shared.watch
-        self._numbers = shared.numbers
-        self._keys: dict[Any, int] = {}
+        self._native = runtime().native(kind, start_seconds)
+        self._numbers = runtime().numbers
+        self._keys: dict[Hashable, int] = {}
         self._rank, self._workers = self._native.rank, self._native.num_workers
         self._wait_seconds = wait_seconds
         self.weight = 1.0
 
     @property
     def distributed(self) -> bool:
-        """Whether the store sums over processes."""
+        """True for a store that sums over processes."""
         return self._kind in DISTRIBUTED
 
     @property
     def type(self) -> str:
-        """Of the store, as gluon asks for it."""
+        """Name of the store's type, as gluon asks for it."""
         return f"lbbsp_{self._kind}"
 
     @property
     def rank(self) -> int:
-        """This worker, counted from 0."""
+        """Number of this worker, in [0, workers)."""
         return self._rank
 
     @property
     def num_workers(self) -> int:
-        """N."""
+        """Number of workers, N, by MXNet's name."""
+        return self._workers
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, N."""
         return self._workers
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Optimizers run in the workers: a server would update at a constant batch size."""
+        """Returns False for optimizers: a server would update at a constant batch size."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return False
         raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
 
-    def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: int, value: Arrays, out: Arrays, priority: int = 0) -> None:
         """Gives every worker the value of worker 0, and waits for it; a collective."""
         with self.waiting("for the parameters of worker 0"):
             self._native.broadcast(self._key(key), value, out, priority)
-            # MXNet orders by arrays, not by keys: a gradient could overtake, and be what arrives.
+            # MXNet orders by arrays, not by keys: a gradient could overtake the parameter.
             for each in _each(out):
                 each.wait_to_read()
 
-    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(
+        self, key: int, value: Arrays, out: Arrays | None = None, priority: int = 0
+    ) -> None:
         """Sums `weight` times the values over devices and workers, in place without `out`."""
         if self.weight != 1.0:
             for each in _each(value):
                 each *= self.weight
         self._native.pushpull(self._key(key), value, out=out, priority=priority)
 
-    def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """All workers' integers in [0, 2^48) by rank; a collective that every worker must call."""
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
         rows = self.begin_gather(pack(values), slot=0)
         with self.waiting("for the other workers"):
             return [unpack(row) for row in rows()]
 
-    def begin_gather(self, row: Any, *, slot: Any, priority: int = 0) -> Callable[[], np.ndarray]:
-        """Sets out to gather a row of float32 from every worker, and returns at once.
+    def begin_gather(
+        self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0
+    ) -> Callable[[], Rows]:
+        """Starts to gather a row of float32 from every worker, and returns at once.
 
         Args:
             row: Of this worker, shape ``(width,)``.
-            slot: Which key of the store's own to use. Read its rows before it is used again:
+            slot: Selects one of the store's own keys. Read its rows before it is used again:
                 MXNet does not keep the order of two sums on one key.
             priority: Higher ones travel first.
 
@@ -135,27 +147,23 @@ class KVStore(KVStoreBase):
         slots[self._rank] = row
         if self._workers == 1:
             return lambda: slots
-        travelling = mx.nd.from_numpy(slots)  # in place, as `array` would take 0.1 ms to copy
-        key = self._gathering(slot, len(row))
-        self._native.pushpull(key, travelling, priority=priority)
-        return travelling.asnumpy
+        array = mx.nd.from_numpy(slots)  # in place, as `array` would take 0.1 ms to copy
+        key = self._gather_key(slot, len(row))
+        self._native.pushpull(key, array, priority=priority)
+        return array.asnumpy
 
-    def waiting(self, what: str) -> Any:
-        """A context in which to wait: it ends the process when the wait has no end."""
-        return self._watch.waiting(
-            self._wait_seconds,
-            f"worker {self._rank} has waited {self._wait_seconds:g} s {what}, and gives up: "
-            "somebody has died, or needs longer (then raise wait_seconds of lbbsp_mx.KVStore)",
-        )
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Ends the process when the wait inside the context takes too long."""
+        return runtime().waiting(self._rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
 
     def barrier(self) -> None:
-        """Waits until all workers are here."""
+        """Waits until all workers have reached this call."""
         if self.distributed:
             with self.waiting("at a barrier"):
                 self._native._barrier()
 
-    def _key(self, key: Any) -> int:
-        """The native key, given out in the order of first use: the same on all workers."""
+    def _key(self, key: Hashable) -> int:
+        """Returns the native key, numbered in the order of first use: the same on all workers."""
         if key not in self._keys:
             number = next(self._numbers)
             if number > _LARGEST_KEY:
@@ -166,8 +174,8 @@ class KVStore(KVStoreBase):
             self._keys[key] = number
         return self._keys[key]
 
-    def _gathering(self, slot: Any, width: int) -> int:
-        """The native key of a gather; its first use introduces it to the servers."""
+    def _gather_key(self, slot: Hashable, width: int) -> int:
+        """Returns the native key of a gather; its first use initialises it on the servers."""
         key = ("gather", slot, width)
         if key not in self._keys:
             with self.waiting("for the other workers"):
@@ -175,16 +183,16 @@ class KVStore(KVStoreBase):
         return self._keys[key]
 
 
-def _each(arrays: Any) -> Sequence[Any]:
-    """The array of every device: gluon gives one, or one a device."""
+def _each(arrays: Arrays) -> Sequence[mx.nd.NDArray]:
+    """Returns the array of every device."""
     return arrays if isinstance(arrays, list | tuple) else [arrays]
 
 
 KVStoreBase.kv_registry[NAME] = KVStore
 
 
-def make_store(kvstore: Any) -> KVStore:
-    """What a Trainer is given as `kvstore`, as one of our stores.
+def make_store(kvstore: KVStore | mx.kv.KVStore | str | None) -> KVStore:
+    """Makes one of our stores from what a Trainer is given as `kvstore`.
 
     Raises:
         ValueError: Something that is no store, or one of a kind that cannot be used.

@@ -1,4 +1,4 @@
-"""Apply: each step draws the samples that its plan gives to this worker."""
+"""Draws: each step takes the samples that its plan gives to this worker."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from mxnet.gluon.data import Sampler
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.pipelined import Loop
+from lbbsp_core.runtime.pipelined import PipelinedSession
 
 
 class BatchSampler(Sampler):
-    """This worker's batches of an epoch, for ``DataLoader(dataset, batch_sampler=...)``.
+    """Batches of this worker, for ``DataLoader(dataset, batch_sampler=...)``.
 
     Each iteration is an epoch of a seeded order that is the same on every worker: over it, each
     sample comes exactly once, whatever the plans. Batches are drawn by the number of their
@@ -19,22 +19,22 @@ class BatchSampler(Sampler):
     neither repeats nor drops a sample. Make one by `lbbsp_mx.Trainer.batch_sampler`.
 
     Args:
-        loop: Of the trainer.
-        order: Which samples each step holds.
+        session: Of the training.
+        order: Samples of each step.
     """
 
-    def __init__(self, loop: Loop, order: GlobalOrder) -> None:
-        self._loop = loop
+    def __init__(self, session: PipelinedSession, order: GlobalOrder) -> None:
+        self._session = session
         self.order = order
 
     def __len__(self) -> int:
         return self.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """An epoch: the rest of the running one after `load_states`, else a fresh one.
+        """Yields an epoch: the rest of the running one after `load_states`, else the next one.
 
         Raises:
-            RuntimeError: The training has gone elsewhere since: the batch belongs to no step.
+            RuntimeError: The training has moved on: the batch belongs to no step.
         """
-        for step in self._loop.begin_epoch(self.order):
-            yield self._loop.local_indices(step).tolist()
+        for step in self._session.epoch_steps(self.order):
+            yield self._session.local_indices(step).tolist()

@@ -81,9 +81,7 @@ class ServerOptimizer(Optimizer):
         with _ending_on_error():
             self._handle(index, weight, grad, state)
 
-    def _handle(
-        self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
-    ) -> None:
+    def _handle(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         keys = self._keys
         if index < keys.sums:
             self._update(index, weight, grad, state)
@@ -95,9 +93,7 @@ class ServerOptimizer(Optimizer):
         else:
             _assign(weight, self._service.log(_table(grad, PUSH_INTEGERS)))
 
-    def _update(
-        self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
-    ) -> None:
+    def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates by the sum where there is one: the push then only says that it is complete."""
         total = self._sums.pop(index, None)
         used = grad if total is None else total

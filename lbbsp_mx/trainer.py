@@ -5,37 +5,32 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import mxnet as mx
 from mxnet import gluon
 
-from lbbsp_core import Balancer, Limits
-from lbbsp_core.cost import Cost
-from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import Policy
-from lbbsp_core.predict import Predictor
-from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.balancer import BalancerState
-from lbbsp_core.runtime.env import run_dir
-from lbbsp_core.runtime.pipelined import Introductions, Loop
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
 from lbbsp_mx.fence import Fence
-from lbbsp_mx.kvstore import DISTRIBUTED, NAME, KVStore, make_store
-from lbbsp_mx.native import process
-from lbbsp_mx.parameters import as_created, require_dense
+from lbbsp_mx.kvstore import NAME, KVStore, make_store
+from lbbsp_mx.native import DISTRIBUTED, runtime
+from lbbsp_mx.parameters import Parameters, as_created, require_dense
 from lbbsp_mx.sampler import BatchSampler
 
-logger = logging.getLogger("lbbsp")
+logger = logging.getLogger("lbbsp.mx")
+
+Store = KVStore | mx.kv.KVStore | str | None
+Wait = Callable[[], None]
 
 
 class Trainer(gluon.Trainer):
     """Trains a gluon network on unequal workers by LB-BSP, without changing what is learned.
 
-    Each worker's share of the constant global batch follows its predicted speed, every step, so
+    Each worker's part of the constant global batch follows its predicted speed, every step, so
     that all reach the gradient all-reduce together. Gluon's losses are per sample, so that the
     gradients of uneven batches simply add up; ``step`` divides their sum by the *global* batch,
     which makes the update that of plain BSP on the same samples (Chen et al., arXiv 1806.02508).
@@ -53,18 +48,8 @@ class Trainer(gluon.Trainer):
         global_batch_size: X, samples a step over all workers; constant.
         mean_loss: True for a loss already averaged over the worker's batch, such as
             ``loss.mean()``: its gradients are then weighted by the batch's size.
-        policy: Decides batch sizes. Defaults to `LoadBalanced(min_gain, interval)`.
-        predictor: Forecasts this worker's speed. Defaults to `Mixture()`, which measured best.
-        cost: Shape of this worker's batch-time curve. Defaults to `Proportional()`.
-        limits: Bounds on a worker's batch, one for all or one each. Defaults to `Limits(1)`.
-        granularity: Batch sizes are multiples of it.
-        interval: Decide every so many steps. Defaults to 1.
-        min_gain: Least predicted gain for a new plan. Defaults to 0.02; 0 is the paper's mode.
-        record: File for the run record, written by rank 0. Defaults to none, or to
-            ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
-        seed: Seed of the sample order where the sampler is given none.
-        drivers: Names of the driving factors that the predictor is told of, see
-            `lbbsp_core.ResourceSampler`; none for ``()``. Defaults to those that measured best.
+        **options: Those of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
+            ``cost``, ``limits`` and ``seed``.
 
     Raises:
         ValueError: Options that no plan can satisfy, or that would not be exact.
@@ -82,69 +67,54 @@ class Trainer(gluon.Trainer):
 
     def __init__(
         self,
-        params: Any,
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "dist_sync",
-        compression_params: dict[str, Any] | None = None,
+        params: Parameters,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict[str, object] | None = None,
+        kvstore: Store = "dist_sync",
+        compression_params: dict[str, object] | None = None,
         update_on_kvstore: bool | None = None,
         *,
         global_batch_size: int,
         mean_loss: bool = False,
-        policy: Policy | None = None,
-        predictor: Predictor | None = None,
-        cost: Cost | CostShape | None = None,
-        limits: Limits | Sequence[Limits] | None = None,
-        granularity: int = 1,
-        interval: int | None = None,
-        min_gain: float | None = None,
-        record: str | Path | None = None,
-        seed: int = 0,
-        drivers: Sequence[str] | None = None,
+        **options: object,
     ) -> None:
         _refuse(compression_params, update_on_kvstore)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._refuse_inexact(mean_loss)
         self.kvstore = _store(kvstore)
         self.mean_loss = mean_loss
-        self.seed = seed
-        self._record_path = Path(record) if record else run_dir()
-        self._record: Any = None
         self._reduced_total = 0
         self._barriers_inside = False
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
-        options = {
-            "rank": self.kvstore.rank,
-            "workers": self.kvstore.num_workers,
-            "global_batch_size": global_batch_size,
-            "policy": handshake.choose_policy(policy, interval, min_gain),
-            "predictor": predictor,
-            "cost": cost,
-            "limits": limits,
-            "granularity": granularity,
-        }
-        self._loop = Loop(self.kvstore, partial(self._balancer, options), self._agree, drivers)
+        self._session = PipelinedSession(
+            self.kvstore,
+            global_batch_size,
+            SessionOptions.of(options),
+            framework="mxnet",
+            versions={"mxnet": mx.__version__},
+            facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
+        )
+        runtime().endings.append(self._session.finish_barrier)  # peers wait for its message
         self._init_kvstore()
         self._synchronise()
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The plan of the running step: samples by rank."""
-        balancer = self._loop.balancer
-        return balancer.sizes(balancer.step)
+        """Plan of the running step: samples by rank."""
+        return self._session.sizes
 
     @property
     def stopping(self) -> bool:
-        """Whether somebody wished to stop at the step before: true on all workers alike."""
-        return self._loop.balancer.stopping
+        """Request to stop of any worker at the step before: true on all workers alike."""
+        return self._session.stopping
 
     def request_stop(self) -> None:
-        """Wishes to stop; the next step tells all workers, whose `stopping` is then true."""
-        self._loop.wants_stop = True
+        """Asks all workers to stop: after the next step `stopping` is true on all of them."""
+        self._session.request_stop()
 
     def exclude_step(self) -> None:
-        """The running step holds work that others do not: nothing is learned from its time."""
-        self._loop.exclude_step()
+        """Excludes the running step from what is learned: it holds work that others do not."""
+        self._session.exclude_step()
 
     def batch_sampler(self, num_samples: int, seed: int | None = None) -> BatchSampler:
         """Makes the ``batch_sampler`` of the training's DataLoader; every worker the same.
@@ -156,9 +126,9 @@ class Trainer(gluon.Trainer):
         Raises:
             ValueError: Fewer samples than one global batch.
         """
-        order = self._loop.balancer.order(num_samples, self.seed if seed is None else seed)
-        self._loop.use_order(order)
-        return BatchSampler(self._loop, order)
+        order = self._session.make_order(num_samples, seed)
+        self._session.use_order(order)
+        return BatchSampler(self._session, order)
 
     # What a training loop calls.
 
@@ -173,15 +143,15 @@ class Trainer(gluon.Trainer):
             ValueError: Another batch size than the plan's.
         """
         self._check_size(batch_size)
-        if getattr(self, "_amp_loss_scaler", None) is not None:  # it looks at the sums first
+        if getattr(self, "_amp_loss_scaler", None) is not None:  # it reads the sums first
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
-        waits = self._set_out()
+        waits = self._begin_sums()
         self._update_by_mean(ignore_stale_grad)  # in MXNet's queue, behind the sums
-        self._loop.reach(*waits)
+        self._session.end_step(*waits)
         if self._barriers_inside or self.kvstore.num_workers == 1:
-            self._loop.settle()  # before others wait on the same clock; or there is no barrier
+            self._session.finish_barrier()  # before others wait on the same clock
 
     def allreduce_grads(self) -> None:
         """Sums gradients over workers and decides the next plan; `update` is to follow."""
@@ -201,20 +171,20 @@ class Trainer(gluon.Trainer):
         """
         super().save_states(fname)
         with open(fname, "ab") as stream:
-            pickle.dump(tuple(self._loop.balancer.state()), stream)
+            pickle.dump(tuple(self._session.state()), stream)
         self.exclude_step()
 
     def load_states(self, fname: str) -> None:
         """Loads what `save_states` (or gluon's own) wrote; all workers must, at the same time.
 
-        The running epoch goes on where it was: make the loader, or iterate it, afterwards.
+        The running epoch continues where it was: make the loader, or iterate it, afterwards.
         """
         super().load_states(fname)
         with open(fname, "rb") as stream:
             pickle.load(stream)  # the optimizer's, which gluon has read
             rest = io.BytesIO(stream.read())
         if rest.getbuffer().nbytes:
-            self._loop.restore(BalancerState(*pickle.load(rest)))
+            self._session.restore(BalancerState(*pickle.load(rest)))
 
     # What gluon's Trainer calls.
 
@@ -225,25 +195,25 @@ class Trainer(gluon.Trainer):
         self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
-        self._loop.reach(*self._set_out())
-        self._loop.settle()
+        self._session.end_step(*self._begin_sums())
+        self._session.finish_barrier()
 
     # Parts of the above.
 
-    def _set_out(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Queues the sums; returns what waits for the gradients, and for the sums.
+    def _begin_sums(self) -> tuple[Wait, Wait]:
+        """Queues the sums. Returns what waits for the gradients, and what waits for the sums.
 
-        Each gradient sets out when it is there.
+        Each gradient is sent as soon as it has been computed.
         """
         learning = [param for param in self._params if param.grad_req != "null"]
         if self._local < len(self._contexts):
             _clear_idle_devices(learning)
         gradients = [each for param in learning for each in param.list_grad()]
-        computed = self._computed.note(gradients)
+        computed = self._computed.record(gradients)
         self._reduce(gradients)
-        return computed, self._summed.note(gradients)
+        return computed, self._summed.record(gradients)
 
-    def _reduce(self, gradients: list[Any]) -> None:
+    def _reduce(self, gradients: list[mx.nd.NDArray]) -> None:
         """Queues the sums over devices and workers, in place."""
         self.kvstore.weight = float(self._local) if self.mean_loss else 1.0
         if self.kvstore.num_workers > 1 or len(self._contexts) > 1:
@@ -253,10 +223,10 @@ class Trainer(gluon.Trainer):
                 gradient *= self.kvstore.weight
 
     def _check_size(self, batch_size: int | None) -> None:
-        """Takes the step's batch and global batch from the plan, and compares."""
+        """Reads the step's batch and global batch from the plan, and compares."""
         sizes = self.sizes
         planned = sizes[self.kvstore.rank]
-        free = self.kvstore.num_workers == 1 and self._loop.order is None
+        free = self.kvstore.num_workers == 1 and self._session.order is None
         if batch_size is not None and batch_size != planned and not free:
             raise ValueError(
                 f"step must be called with the {planned} samples that the plan gives to worker "
@@ -272,13 +242,13 @@ class Trainer(gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def _init_params(self) -> None:
-        """Also connects what normalises over all workers, once its shape is known."""
+        """Initialises parameters; connects layers that normalise over all workers."""
         waiting = list(self._params_to_init)
         super()._init_params()
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss)
-                param.lbbsp_synchronised.connect(self.kvstore, self._loop, *options)
+                param.lbbsp_synchronised.connect(self.kvstore, self._session, *options)
                 self._barriers_inside = True
 
     def _synchronise(self) -> None:
@@ -287,30 +257,12 @@ class Trainer(gluon.Trainer):
         for param in self._params_to_init:
             param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
 
-    def _finish(self, param: Any, finish: Callable[[], None]) -> None:
+    def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
         deferred = bool(param._deferred_init)
         finish()
         if deferred:
             vars(param).pop("_finish_deferred_init", None)
             self._init_params()
-
-    def _balancer(self, options: dict[str, Any], lag: int) -> Balancer:
-        balancer = Balancer(**options, lag=lag)
-        balancer.record_to(self._record)
-        return balancer
-
-    def _agree(self, balancer: Balancer) -> Introductions:
-        """The first step: compares what must be alike, and begins the record."""
-        order = self._loop.order
-        more = {"parameters": len(self._params), "mean_loss": int(self.mean_loss)}
-        peer_info = handshake.agree(balancer, order, self.kvstore.gather, more)
-        if self.kvstore.rank == 0 and self._record_path:
-            versions, drivers = {"mxnet": mx.__version__}, self._loop.sampler.names
-            facts = handshake.header(balancer, order, "mxnet", versions, drivers)
-            self._record = handshake.open_record(self._record_path, facts)
-            balancer.record_to(self._record)
-        process().endings.append(self._loop.settle)  # peers wait for what this one has to say
-        return peer_info
 
     def _refuse_inexact(self, mean_loss: bool) -> None:
         for param in self._params:
@@ -327,12 +279,12 @@ class Trainer(gluon.Trainer):
             )
 
 
-def _is_plain_batch_norm(param: Any) -> bool:
+def _is_plain_batch_norm(param: gluon.Parameter) -> bool:
     return param.name.endswith("running_mean") and not hasattr(param, "lbbsp_synchronised")
 
 
-def _clear_idle_devices(params: list[Any]) -> None:
-    """A batch smaller than the devices leaves some without work: they add nothing."""
+def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
+    """Zeroes the gradients of devices without work: a batch may be smaller than the devices."""
     for param in params:
         for data, gradient in zip(param.list_data(), param.list_grad(), strict=True):
             if not data._fresh_grad:
@@ -340,8 +292,8 @@ def _clear_idle_devices(params: list[Any]) -> None:
                 data._fresh_grad = True
 
 
-def _store(kvstore: Any) -> KVStore:
-    """The store asked for; in one process a distributed one becomes a local one."""
+def _store(kvstore: Store) -> KVStore:
+    """Returns the store asked for; in one process a distributed one becomes a local one."""
     alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, NAME)
     if alone and not cluster.in_cluster():
         logger.warning("lbbsp_mx.Trainer is passive: there is one worker, nothing to balance")
@@ -349,7 +301,7 @@ def _store(kvstore: Any) -> KVStore:
     return make_store(kvstore)
 
 
-def _refuse(compression_params: Any, update_on_kvstore: bool | None) -> None:
+def _refuse(compression_params: object, update_on_kvstore: bool | None) -> None:
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore must be False, got True: a server would divide by a batch size of "
@@ -358,5 +310,5 @@ def _refuse(compression_params: Any, update_on_kvstore: bool | None) -> None:
     if compression_params:
         raise ValueError(
             f"compression_params must be None, got {compression_params!r}: compressed gradients "
-            "are not exact, and the exchange of the plans rides on the same servers"
+            "are not exact, and the messages of the workers use the same servers"
         )

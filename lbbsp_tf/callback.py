@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-import lbbsp_core
-from lbbsp_core import Balancer, BusyTimer, Limits, ResourceSampler, RunRecord
-from lbbsp_core.cost import Cost
-from lbbsp_core.policy import Policy
-from lbbsp_core.predict import Predictor
-from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.env import run_dir
+from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exit import fail_fast
-from lbbsp_core.runtime.protocol import Row, compare_facts, decode, encode
-from lbbsp_tf import compat
-from lbbsp_tf.cluster import check_tf_config, cluster_size, rank_and_workers
-from lbbsp_tf.collectives import IntegerGather
-from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
-from lbbsp_tf.step import BalancedStep, sums_over_samples
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.session import SingleWorker, WorkerSession
+from lbbsp_tf import checks, compat
+from lbbsp_tf.cluster import check_tf_config, rank_and_workers
+from lbbsp_tf.collectives import MirroredCollectives
+from lbbsp_tf.dataset import Nest, PlannedPipeline, pack_arrays
+from lbbsp_tf.step import BalancedStep
 
-logger = logging.getLogger("lbbsp")
+logger = logging.getLogger("lbbsp.tf")
+
+Logs = dict[str, float] | None
 
 
 class LoadBalancer(keras.callbacks.Callback):
     """Balances `model.fit` over unequal workers by LB-BSP, without changing what is learned.
 
-    Each worker's share of the constant global batch follows its predicted speed, every step, so
+    Each worker's part of the constant global batch follows its predicted speed, every step, so
     that all reach the gradient all-reduce together; gradients are weighted by batch size, which
     makes the update that of plain BSP on the same samples (Chen et al., arXiv 1806.02508).
 
@@ -41,18 +36,8 @@ class LoadBalancer(keras.callbacks.Callback):
         strategy: The `tf.distribute.MultiWorkerMirroredStrategy` the model is built under, with
             one replica a worker.
         global_batch_size: X, samples a step over all workers; constant.
-        policy: Decides batch sizes. Defaults to `LoadBalanced(min_gain, interval)`.
-        predictor: Forecasts this worker's speed. Defaults to `Mixture()`, which measured best.
-        cost: Shape of this worker's batch-time curve. Defaults to `Proportional()`.
-        limits: Bounds on a worker's batch, one for all or one each. Defaults to `Limits(1)`.
-        granularity: Batch sizes are multiples of it (8 suits GPUs, and XLA).
-        interval: Decide every so many steps. Defaults to 1.
-        min_gain: Least predicted gain for a new plan. Defaults to 0.02; 0 is the paper's mode.
-        record: File for the run record, written by rank 0. Defaults to none, or to
-            ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
-        seed: Seed of the sample order where the data set is given none.
-        drivers: Names of the driving factors that the predictor is told of, see
-            `lbbsp_core.ResourceSampler`; none for ``()``. Defaults to those that measured best.
+        **options: Those of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
+            ``cost``, ``limits`` and ``seed``.
 
     Raises:
         ValueError: Options that no plan can satisfy, an unsuitable strategy, a wrong TF_CONFIG.
@@ -73,72 +58,46 @@ class LoadBalancer(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        global_batch_size: int,
-        *,
-        policy: Policy | None = None,
-        predictor: Predictor | None = None,
-        cost: Cost | None = None,
-        limits: Limits | Sequence[Limits] | None = None,
-        granularity: int = 1,
-        interval: int | None = None,
-        min_gain: float | None = None,
-        record: str | Path | None = None,
-        seed: int = 0,
-        drivers: Sequence[str] | None = None,
+        self, strategy: tf.distribute.Strategy, global_batch_size: int, **options: object
     ) -> None:
         super().__init__()
         check_tf_config()
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
-        self.seed = seed
-        self._record_path = Path(record) if record else run_dir()
-        self._balancer = Balancer(
-            rank=self.rank,
-            workers=self.workers,
-            global_batch_size=global_batch_size,
-            policy=handshake.choose_policy(policy, interval, min_gain),
-            predictor=predictor,
-            cost=cost,
-            limits=limits,
-            granularity=granularity,
-            lag=1,  # nothing is drawn ahead: the paper's own mode
+        self._session = WorkerSession(
+            MirroredCollectives(strategy, self.rank, self.workers)
+            if self.active
+            else SingleWorker(),
+            global_batch_size,
+            SessionOptions.of(options),
+            framework="tensorflow",
+            versions={"tensorflow": tf.__version__, "keras": keras.__version__},
         )
-        self._driver_names = drivers if self._balancer.policy.uses_costs else ()
-        self._sampler = ResourceSampler(())
-        self._order: lbbsp_core.GlobalOrder | None = None
-        self._feed: PlannedPipeline | None = None
-        self._fitting = _Fitting()
-        self._record: RunRecord | None = None
-        self._timer = BusyTimer()
-        self._train_function: Any = None
-        self._built_for: tuple[Any, ...] = ()
-        if self.active:
-            self._check_strategy()
-            compat.patch_keras()
-            compat.checkpoint_on_chief_only(self.rank)
-            fail_fast()
-            self._gather = IntegerGather(strategy, self.rank, self.workers)
-            with tf.device("/CPU:0"):
-                self._share = tf.Variable(0.0, trainable=False, dtype=tf.float32)
-        elif cluster_size() > 1:
-            raise ValueError(
-                f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
-                "on this one alone: pass the tf.distribute.MultiWorkerMirroredStrategy"
-            )
-        else:
+        checks.check_strategy(strategy, self.workers)
+        self._order: GlobalOrder | None = None
+        self._pipeline: PlannedPipeline | None = None
+        self._train_function: Callable[..., object] | None = None
+        self._traced_for: tuple[object, ...] = ()
+        self._weight_in_step = 0.0
+        self._in_fit = False
+        if not self.active:
             logger.warning("LoadBalancer is passive: there is one worker, nothing to balance")
+            return
+        compat.patch_keras()
+        compat.checkpoint_on_chief_only(self.rank)
+        fail_fast()
+        with tf.device("/CPU:0"):
+            self._loss_weight = tf.Variable(0.0, trainable=False, dtype=tf.float32)
 
     @property
     def active(self) -> bool:
-        """Whether there are peers to balance with."""
+        """True if there are peers to balance with."""
         return self.workers > 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The plan of the running step: samples by rank."""
-        return self._balancer.sizes(self._balancer.step)
+        """Plan of the running step: samples by rank."""
+        return self._session.sizes
 
     @property
     def steps_per_epoch(self) -> int:
@@ -153,13 +112,13 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def dataset(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Nest,
+        y: Nest = None,
+        sample_weight: Nest = None,
         *,
         seed: int | None = None,
-        map: Callable[..., Any] | None = None,
-    ) -> Any:
+        map: Callable[..., Nest] | None = None,
+    ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
         """Makes the training data of `fit`: this worker's samples of each global step.
 
         Every worker passes the *whole* data set, in the same order. Each step draws as many
@@ -181,271 +140,119 @@ class LoadBalancer(keras.callbacks.Callback):
         Raises:
             ValueError: Lengths that differ, or fewer samples than one global batch.
         """
-        self._fitting.begun = False  # a fit that failed never told of its end
+        self._in_fit = False  # a fit that failed did not report its end
         arrays = pack_arrays(x, y, sample_weight)
-        samples = len(keras.tree.flatten(arrays)[0])
-        order = self._balancer.order(samples, self.seed if seed is None else seed)
-        feed = PlannedPipeline(self._balancer, order, arrays, map)
+        order = self._session.make_order(len(keras.tree.flatten(arrays)[0]), seed)
+        pipeline = PlannedPipeline(self._session, order, arrays, map)
         self._order = order
         if self.active:
-            return feed.tokens(self.strategy, on_iterate=self._fed_by)
-        self._balancer.use_order(order)
-        return feed.pipeline()
+            return pipeline.placeholders(self.strategy, on_iterate=self._use_pipeline)
+        self._session.use_order(order)
+        return pipeline.batches()
 
-    # What Keras calls, in the order in which it does.
+    # The hooks of Keras, in the order in which it calls them.
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the fit, and that all workers agree on what never changes."""
-        self._check_fit()
-        self._fitting = _Fitting()
-        if not self.active:
-            return
-        self._balancer.use_order(self._order)
-        more = {"epochs": self.params["epochs"]}
-        handshake.agree(self._balancer, self._order, self._gather, more)
-        self._sampler = ResourceSampler(self._driver_names)  # it watches the cores in use now
-        if self.rank == 0 and self._record_path and self._record is None:
-            self._record = handshake.open_record(self._record_path, self._header())
-            self._balancer.record_to(self._record)
-        self._speak_last()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The fit's first epoch: moves to it. The first step of any is not like the others."""
-        if not self._fitting.begun:
-            self._fitting.begun = True
-            self._begin_at(epoch)
-        self._fitting.hold = True
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the step's share, and the clock if what came before does not count."""
-        if not self.active:
-            return
-        share = self.workers / sum(self.sizes)
-        if share != self._fitting.share:
-            self._share.assign(share)
-            self._fitting.share = share
-        if self._fitting.hold:
-            self._sampler.sample()  # what drove the evaluation is not what drives a step
-            self._timer.start()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One worker alone has no exchange to advance by."""
-        if not self.active and self._order is not None:
-            self._balancer.skip_to(self._balancer.step + 1)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Evaluation inside `fit`: the next step is not like the others."""
-        self._fitting.hold = True
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Leaves the model and its history as they were."""
-        self._feed = None
-        self._fitting = _Fitting()
+        self._in_fit = False
+        if not self.active and self._order is None:
+            return  # one worker, the user's own data: nothing of ours takes part
         if self.active:
-            self._sampler.close()
+            checks.check_model(self.model, self.strategy)
+        # Under this strategy `fit` draws one batch to build the model before it begins.
+        if self._order is None or (self.active and self._pipeline is None):
+            raise checks.not_fed_by_balancer()
+        checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
+        if self.active:
+            self._session.close()  # a fit that failed did not end its session
+            self._session.use_order(self._order)
+            self._session.start({"epochs": self.params["epochs"]})
+            self._run_after_history()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Excludes the first step of an epoch; moves to the fit's first epoch."""
+        self._session.exclude_step()
+        if not self._in_fit:
+            self._in_fit = True
+            self._session.begin_epoch(epoch)
+            if self.active:
+                self._session.check_same("first epoch", epoch)
+                self._replace_train_function()
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Sets the weight of the step's losses; restarts the clock of an excluded step."""
+        if self.active:
+            weight = self.workers / sum(self.sizes)
+            if weight != self._weight_in_step:
+                self._loss_weight.assign(weight)
+                self._weight_in_step = weight
+            self._session.begin_step()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Advances one worker alone, which has no exchange to advance by."""
+        if not self.active and self._order is not None:
+            self._session.skip_step()
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Excludes the step after an evaluation inside `fit`."""
+        self._session.exclude_step()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Leaves the model and its history as they were."""
+        self._pipeline = None
+        self._in_fit = False
+        if self.active:
+            self._session.close()
             self.model.train_function = None
             for hook in ("on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
-    # The barrier of a step: called from inside it, around the all-reduce.
+    # Parts of the hooks.
 
-    def reach(self) -> Row:
-        """Measure and predict: this worker's message, shape ``(WIDTH,)`` float32."""
-        busy_seconds = self._timer.reach()
-        message = self._balancer.report(
-            busy_seconds,
-            excluded=self._fitting.hold,
-            stop=self._fitting.wants_stop,
-            drivers=self._sampler.sample(),
-        )
-        self._fitting.hold = False
-        return encode(message)
-
-    def leave(self, rows: Row) -> None:
-        """Allocate: from all messages to the next plan."""
-        wall_seconds = self._timer.leave()
-        self._balancer.receive([decode(row) for row in rows], wall_seconds)
-
-    def pause(self) -> None:
-        """Another collective of the step begins."""
-        self._timer.pause()
-
-    def resume(self) -> None:
-        """That collective has ended."""
-        self._timer.resume()
-
-    # Stopping together (rule 11).
-
-    def _speak_last(self) -> None:
-        """Lets this callback decide after all others whether to stop.
-
-        Keras appends its History behind the user's callbacks, so what runs after History's own
-        hooks sees every wish to stop, and can hold it back until all workers know of it.
-        """
-        history = self.model.history
-
-        def last_at_batch_end(batch: int, logs: Any = None) -> None:
-            type(history).on_train_batch_end(history, batch, logs)
-            self._stop_with_the_others()
-
-        def last_at_epoch_end(epoch: int, logs: Any = None) -> None:
-            type(history).on_epoch_end(history, epoch, logs)
-            wish = self.model.stop_training or self._fitting.wants_stop
-            self.model.stop_training = self._anybody(wish)
-
-        history.on_train_batch_end = last_at_batch_end
-        history.on_epoch_end = last_at_epoch_end
-
-    def _stop_with_the_others(self) -> None:
-        """A wish to stop rides on the next exchange; all stop when all have heard of it."""
-        self._fitting.wants_stop = bool(self.model.stop_training)
-        self.model.stop_training = self._balancer.stopping
-
-    def _anybody(self, flag: bool) -> bool:
-        return any(row[0] for row in self._gather([int(flag)]))
-
-    # Parts of the above.
-
-    def _fed_by(self, feed: PlannedPipeline) -> None:
-        if self._fitting.begun and feed is not self._feed:
+    def _use_pipeline(self, pipeline: PlannedPipeline) -> None:
+        """Draws from `pipeline` from now on: `fit` iterates its placeholders."""
+        if self._in_fit and pipeline is not self._pipeline:
             raise ValueError(
                 "validation_data must be arrays or a tf.data.Dataset: balancer.dataset(...) is "
                 "drawn by the training step alone"
             )
-        self._feed = feed
-        self._order = feed.order
+        self._pipeline = pipeline
+        self._order = pipeline.order
 
-    def _begin_at(self, epoch: int) -> None:
-        """Moves to the fit's first epoch and takes its place in the step."""
-        self._balancer.begin_epoch(epoch)
-        if not self.active:
-            return
-        compare_facts(["first epoch"], self._gather([epoch]))
+    def _replace_train_function(self) -> None:
+        """Wraps the model's step for this fit; it is traced again only if something changed."""
+        self._weight_in_step = 0.0
         model = self.model
-        built_for = (model, model.optimizer, getattr(model, "_compile_config", None), self._feed)
-        if not _same(built_for, self._built_for):
-            self._train_function, self._built_for = self._make_train_function(), built_for
+        config = getattr(model, "_compile_config", None)
+        traced_for = (model, model.optimizer, config, self._pipeline)
+        if len(self._traced_for) != 4 or any(
+            old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
+        ):
+            step = BalancedStep(
+                model, self._pipeline.next_batch, self._session, loss_weight=self._loss_weight
+            )
+            with compat.replaced(model, "train_step", step):
+                model.make_train_function(force=True)
+            self._train_function, self._traced_for = model.train_function, traced_for
         model.train_function = self._train_function
 
-    def _make_train_function(self) -> Any:
-        model = self.model
-        step = BalancedStep(
-            model,
-            self._feed.next_batch,
-            rank=self.rank,
-            workers=self.workers,
-            share=self._share,
-            barrier=self,
-            on_trace=self._excluded,
-        )
-        with compat.replaced(model, "train_step", step):
-            model.make_train_function(force=True)
-        return model.train_function
+    def _run_after_history(self) -> None:
+        """Lets this callback decide after all others whether to stop (rule 11).
 
-    def _excluded(self) -> None:
-        self._fitting.hold = True
+        Keras appends its History behind the user's callbacks, so what runs after History's own
+        hooks sees every request to stop, and can hold it back until all workers know of it.
+        """
+        model, history, session = self.model, self.model.history, self._session
 
-    def _header(self) -> dict[str, Any]:
-        versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        drivers = self._sampler.names
-        return handshake.header(self._balancer, self._order, "tensorflow", versions, drivers)
+        def last_at_batch_end(batch: int, logs: Logs = None) -> None:
+            type(history).on_train_batch_end(history, batch, logs)
+            if model.stop_training:
+                session.request_stop()
+            model.stop_training = session.stopping
 
-    def _check_strategy(self) -> None:
-        replicas = self.strategy.num_replicas_in_sync
-        if not isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise ValueError(
-                "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
-                f"{type(self.strategy).__name__}"
-            )
-        if replicas != self.workers:
-            raise ValueError(
-                f"LoadBalancer needs one replica a worker, got {replicas} replicas on "
-                f"{self.workers} workers: start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
-            )
+        def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
+            type(history).on_epoch_end(history, epoch, logs)
+            model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
 
-    def _check_fit(self) -> None:
-        if self._order is None and not self.active:
-            return  # one worker, the user's own data: nothing of ours takes part
-        if self.active:
-            self._check_model()
-        # Under this strategy `fit` draws one batch to build the model before it begins.
-        if self._order is None or (self.active and self._feed is None):
-            raise ValueError(
-                "fit must be fed by the balancer: fit(balancer.dataset(x, y), "
-                "steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer]), without "
-                "batch_size and validation_split (use validation_data)"
-            )
-        if self.params.get("steps") != self.steps_per_epoch:
-            raise ValueError(
-                f"steps_per_epoch must be balancer.steps_per_epoch = {self.steps_per_epoch}, got "
-                f"{self.params.get('steps')}: pass fit(..., "
-                "steps_per_epoch=balancer.steps_per_epoch)"
-            )
-
-    def _check_model(self) -> None:
-        model = self.model
-        if model.distribute_strategy is not self.strategy:
-            raise ValueError("build and compile the model inside `with strategy.scope():`")
-        if model.steps_per_execution != 1:
-            raise ValueError(
-                f"steps_per_execution must be 1, got {model.steps_per_execution}: Keras 3 does "
-                "not run several steps at once under this strategy"
-            )
-        if model.jit_compile:
-            raise ValueError(
-                "jit_compile must be False, got True: XLA compiles no collective across workers"
-            )
-        if getattr(model.optimizer, "gradient_accumulation_steps", None):
-            raise ValueError(
-                "gradient_accumulation_steps must be None: Keras 3 cannot accumulate under this "
-                "strategy; use a larger global_batch_size"
-            )
-        for problem in _inexact(model):
-            logger.warning("%s", problem)
-
-
-class _Fitting:
-    """What changes during one `fit`."""
-
-    def __init__(self) -> None:
-        self.begun = False
-        self.hold = True
-        self.wants_stop = False
-        self.share = 0.0
-
-
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _inexact(model: keras.Model) -> Iterator[str]:
-    """What makes uneven batches differ from one whole batch in this model, and the cure."""
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    reductions = {getattr(loss, "reduction", "sum_over_batch_size") for loss in losses}
-    if "mean_with_sample_weight" in reductions:
-        yield (
-            "a loss with reduction='mean_with_sample_weight' is not a mean over samples, so "
-            "uneven batches weigh it inexactly: use reduction='sum_over_batch_size'"
-        )
-    if "sum" in reductions and not sums_over_samples(model):
-        yield "losses reduced by sum and by mean in one model are weighted as means: use one kind"
-    layers = list(model._flatten_layers(include_self=False, recursive=True))
-    if any(_plain_batch_norm(layer) for layer in layers):
-        yield (
-            "BatchNormalization normalises each worker's batch by itself, which depends on how "
-            "the batch is split: use BatchNormalization(synchronized=True)"
-        )
-    if any(getattr(layer, "mask_zero", False) for layer in layers):
-        yield (
-            "a masked loss is a mean over tokens, not over samples, so uneven batches weigh it "
-            "inexactly where the mask reaches the loss: use sample_weight with "
-            "reduction='sum_over_batch_size' instead"
-        )
-
-
-def _plain_batch_norm(layer: keras.layers.Layer) -> bool:
-    return (
-        isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-    )
+        history.on_train_batch_end = last_at_batch_end
+        history.on_epoch_end = last_at_epoch_end

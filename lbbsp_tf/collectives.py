@@ -1,4 +1,4 @@
-"""A small all-gather of integers, for what does not happen every step."""
+"""Small all-gathers of integers, for what does not happen every step."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from lbbsp_core.runtime.protocol import pack, unpack
 from lbbsp_tf import compat
 
 
-class IntegerGather:
-    """All workers' integers by rank: a collective that every worker must call.
+class MirroredCollectives:
+    """Collectives of a multi-worker strategy, which every worker must call.
 
     Args:
         strategy: The workers' strategy.
-        rank: This worker.
+        rank: Number of this worker.
         workers: N.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int, workers: int) -> None:
+        self.rank, self.workers = rank, workers
         self._strategy = strategy
-        self._rank = rank
-        self._workers = workers
         rows = tf.TensorSpec([None, None], tf.float32)
         self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
 
-    def __call__(self, values: Sequence[int]) -> list[list[int]]:
-        """Returns shape ``(workers, len(values))``; values are in [0, 2^48)."""
-        slots = np.zeros((self._workers, 2 * len(values)), np.float32)
-        slots[self._rank] = pack(values)
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Gathers integers in [0, 2^48), shape ``(workers, len(values))``."""
+        slots = np.zeros((self.workers, 2 * len(values)), np.float32)
+        slots[self.rank] = pack(values)
         rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
         return [unpack(row) for row in rows.numpy()]
 

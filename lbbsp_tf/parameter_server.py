@@ -1,26 +1,26 @@
-"""ASP under Keras 3: every push enters the model on arrival, and nobody waits.
+"""ASP under Keras 3: every push enters the model on arrival, and no worker waits.
 
 For comparison with BSP and LB-BSP. Keras 3's `fit` does not run under `ParameterServerStrategy`,
 so this drives TensorFlow's own `ClusterCoordinator`: a queue of iterations, from which every
-worker takes the next when it is done with its last.
+worker takes the next one when it has finished its last.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from heapq import heappop, heappush
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core import GlobalOrder, RunRecord
-from lbbsp_core.runtime.env import run_dir
+from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exit import fail_fast
-from lbbsp_core.runtime.handshake import all_versions, open_record
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.record import PushLine, PushLog, RunHeader, run_header
+from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import check_chief
 from lbbsp_tf.dataset import Nest, pack_arrays
@@ -29,10 +29,10 @@ RETRY_SECONDS = 0.05
 
 
 def parameter_server_strategy() -> tf.distribute.Strategy:
-    """The strategy for `fit_asynchronously`: the chief's view of the cluster in ``TF_CONFIG``.
+    """Makes the strategy for `fit_asynchronously` on the chief of the cluster in ``TF_CONFIG``.
 
     Returns:
-        A `tf.distribute.ParameterServerStrategy`; it waits until all workers and servers are up.
+        A `tf.distribute.ParameterServerStrategy`; it waits until all workers and servers run.
 
     Raises:
         ValueError: ``TF_CONFIG`` is wrong, names no ps or no worker, or this is not its chief.
@@ -45,29 +45,28 @@ def parameter_server_strategy() -> tf.distribute.Strategy:
 
 def fit_asynchronously(
     model: keras.Model,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: Nest,
+    y: Nest = None,
+    sample_weight: Nest = None,
     *,
     batch_size: int,
     epochs: int = 1,
-    seed: int = 0,
-    record: str | Path | None = None,
+    **options: object,
 ) -> dict[str, list[float]]:
-    """Trains by ASP: each worker's gradients are applied as they come, whatever the others do.
+    """Trains by ASP: each worker's gradients are applied on arrival, whatever the others do.
 
     An iteration is `model.train_step` on one batch: read the model from the parameter servers,
     compute, apply the gradients there by the model's own optimizer. By then others may have
     changed the model: the gradient is *stale* by as many updates, and the run's result is not that
-    of BSP (with one worker, it is that of plain SGD). Load balances by itself: a fast worker takes
-    more iterations from the queue.
+    of BSP (with one worker, it is that of plain SGD). The load balances by itself: a fast worker
+    takes more iterations from the queue.
 
     Each iteration takes the next batch of a seeded order, so that an epoch uses every sample
     exactly once, on some worker. While no worker fails, that holds. TensorFlow runs the iteration
     of a worker that fails again, on another or on its successor: its samples are then used at
     least once, and again (wholly or in part) if the worker failed while or after it pushed.
     ``lbbsp launch`` ends the job then.
-    The next epoch begins as the workers come to it; they do not gather between epochs.
+    The next epoch starts when the workers reach it; there is no barrier between epochs.
 
     Every update of a weight is applied whole, and ``optimizer.iterations`` counts all pushes. What
     an optimizer reads, changes and writes back (momentum, Adam's moments), and non-trainable
@@ -86,74 +85,72 @@ def fit_asynchronously(
         batch_size: Samples of an iteration (the last of an epoch has what is left), >= 1. To
             compare with BSP at a global batch of X, give X / workers.
         epochs: How often to use each sample, >= 1.
-        seed: Seed of the order.
-        record: File for the run record, one line a push, in their order. Defaults to none, or to
-            ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``. A worker's busy seconds are
-            those of its whole iteration, reading and writing the model included.
+        **options: ``seed`` (of the order) and ``record``, as in `lbbsp_core.SessionOptions`; a
+            worker's busy seconds are those of its whole iteration, reading and writing the model
+            included.
 
     Returns:
         ``{"loss": [...]}``: for each epoch the mean loss of its samples, each by the model that
         its worker had.
 
     Raises:
-        ValueError: A model of another strategy or not compiled, or nonsensical numbers.
+        ValueError: A model of another strategy or not compiled, or invalid numbers.
     """
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
+    chosen = SessionOptions.of(options)
     fail_fast()
     arrays = pack_arrays(x, y, sample_weight)
-    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, seed)
+    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, chosen.seed)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         _build(model, arrays)
         tally = _Tally(_workers(strategy))
     iterate = _iteration(model, strategy, tally)
     data = iter(coordinator.create_per_worker_dataset(_whole(arrays)))
-    path = Path(record) if record else run_dir()
-    header = _header(strategy, order)
-    ledger = _Ledger(open_record(path, header) if path else None, tally.now())
+    log = PushLog.open(chosen.record_path(), _header(strategy, order))
+    began = float(tally.now())
     losses = []
-    begun: list[list[Any]] = []
+    scheduled: list[list[Any]] = []
     for epoch in range(epochs):
         steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
-        begun.append([coordinator.schedule(iterate, (data, order.indices(k))) for k in steps])
-        if epoch > 0:  # always an epoch ahead, so that nobody runs out of work
-            losses.append(ledger.enter(_results(coordinator, begun.pop(0))))
-    losses.append(ledger.enter(_results(coordinator, begun.pop(0))))
-    ledger.close()
+        scheduled.append([coordinator.schedule(iterate, (data, order.indices(k))) for k in steps])
+        if epoch > 0:  # always an epoch ahead, so that no worker runs out of work
+            losses.append(_log_epoch(log, _results(coordinator, scheduled.pop(0)), began))
+    losses.append(_log_epoch(log, _results(coordinator, scheduled.pop(0)), began))
+    log.close()
     return {"loss": losses}
 
 
 class _Push(NamedTuple):
-    """What an iteration reports, see `RunRecord.push`."""
+    """What an iteration reports.
 
-    push: int
-    worker: int
-    iteration: int
-    samples: int
-    staleness: int
-    lead: int
-    busy_seconds: float
-    entered: float  # by the clock of the first parameter server
+    Args:
+        line: Of the run record; its seconds are by the clock of the first parameter server.
+        loss: Mean loss of the batch.
+    """
+
+    line: PushLine
     loss: float
 
     @classmethod
-    def packed(cls, **values: tf.Tensor) -> tf.Tensor:
-        """One tensor of all: what a worker tells goes to the chief in one message, not in nine."""
-        return tf.stack([tf.cast(values[name], tf.float64) for name in cls._fields])
+    def packed(cls, loss: tf.Tensor, **line: tf.Tensor) -> tf.Tensor:
+        """Packs a push into one tensor: one message to the chief instead of many."""
+        values = [line[field.name] for field in fields(PushLine)]
+        return tf.stack([tf.cast(value, tf.float64) for value in (*values, loss)])
 
     @classmethod
     def unpacked(cls, values: np.ndarray) -> _Push:
-        """Float64 keeps integers whole up to 2**53."""
-        *integers, busy_seconds, entered, loss = values.tolist()
-        return cls(*map(int, integers), busy_seconds, entered, loss)
+        """Unpacks a push; float64 keeps integers exact up to 2**53."""
+        *line, loss = values.tolist()
+        return cls(PushLine.from_floats(line), loss)
 
 
 class _Tally:
-    """How many pushes the model has seen, on the first parameter server, whose clock counts.
+    """Number of pushes that the model has seen, on the first parameter server.
 
-    `tf.Variable.assign_add` gives back a value that is read after the addition, by when another
-    push may have been added: CountUpTo alone adds and reads in one.
+    `tf.Variable.assign_add` returns a value that is read after the addition, by when another push
+    may have been added: only CountUpTo adds and reads in one operation.
 
     Args:
         workers: N. Made inside the strategy's scope, on what is then the next server.
@@ -166,11 +163,11 @@ class _Tally:
             self._pushes_of = tf.Variable(zeros, trainable=False, name="pushes_of_worker")
 
     def read(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Pushes of all, int64; and of each worker, int64, shape ``(workers,)``."""
+        """Reads the pushes of all, int64, and of each worker, int64, shape ``(workers,)``."""
         return self._pushes.read_value(), self._pushes_of.read_value()
 
     def count(self, worker: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Counts a push. Returns how many came before it, and the time."""
+        """Counts a push. Returns the number of pushes before it, and the time."""
         with tf.device(self._pushes.device):
             before = tf.raw_ops.ResourceCountUpTo(
                 resource=self._pushes.handle, limit=np.iinfo(np.int64).max, T=tf.int64
@@ -181,13 +178,15 @@ class _Tally:
             return before, self.now()
 
     def now(self) -> tf.Tensor:
-        """The server's clock, seconds."""
+        """Reads the server's clock, in seconds."""
         with tf.device(self._pushes.device):
             return tf.timestamp()
 
 
-def _iteration(model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tally) -> Any:
-    """What the coordinator runs on a worker, given all data and a batch's indices."""
+def _iteration(
+    model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tally
+) -> Callable[[Iterator[Nest], tf.Tensor], tf.Tensor]:
+    """Makes what the coordinator runs on a worker, given all data and a batch's indices."""
 
     def learn(batch: Nest) -> tf.Tensor:
         losses: list[tf.Tensor] = []
@@ -196,11 +195,11 @@ def _iteration(model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tal
         if not losses:
             raise ValueError(
                 f"{type(model).__name__}.train_step computed no loss: it must call "
-                "self.compute_loss for fit_asynchronously to tell it"
+                "self.compute_loss for fit_asynchronously to report it"
             )
         return losses[0]
 
-    # A function of its own: it is over only when all that it changes has been changed.
+    # A separate function: it ends only when everything that it changes has been changed.
     push = tf.function(lambda batch: strategy.run(learn, (batch,)))
 
     @tf.function
@@ -217,6 +216,7 @@ def _iteration(model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tal
             busy_seconds = tf.timestamp() - started
             before, entered = tally.count(worker)
         return _Push.packed(
+            loss,
             push=before,
             worker=worker,
             iteration=pushes_of[worker],
@@ -224,74 +224,45 @@ def _iteration(model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tal
             staleness=before - seen,
             lead=pushes_of[worker] - tf.reduce_min(pushes_of),
             busy_seconds=busy_seconds,
-            entered=entered,
-            loss=loss,
+            seconds=entered,
         )
 
     return iterate
 
 
-def _whole(arrays: Nest) -> Any:
-    """Makes a worker's data set, whose every element is all the data: the same memory."""
+def _whole(arrays: Nest) -> Callable[[], tf.data.Dataset]:
+    """Makes a worker's data set, whose every element is all the data in the same memory."""
     with tf.device("/CPU:0"):
         tensors = keras.tree.map_structure(tf.constant, arrays)
     return tf.function(lambda: tf.data.Dataset.from_tensors(tensors).repeat())
 
 
-def _results(coordinator: Any, begun: list[Any]) -> list[_Push]:
-    """Waits for iterations, the failed ones that the coordinator runs again included."""
+def _results(coordinator: Any, scheduled: list[Any]) -> list[_Push]:
+    """Waits for iterations, including those that failed and that the coordinator runs again."""
     pushes: list[_Push] = []
-    while len(pushes) < len(begun):
+    while len(pushes) < len(scheduled):
         try:
-            pushes.append(_Push.unpacked(coordinator.fetch(begun[len(pushes)])))
+            pushes.append(_Push.unpacked(coordinator.fetch(scheduled[len(pushes)])))
         except Exception:  # noqa: PERF203
-            # A result is offered before the coordinator has copied it, and is gone if its worker
-            # dies just then; the iteration runs again. What failed for good is raised by `done`.
+            # A result is announced before the coordinator has copied it, and is lost if its worker
+            # dies just then; the iteration runs again. `done` raises what has finally failed.
             if coordinator.done():
                 raise
             time.sleep(RETRY_SECONDS)
     return pushes
 
 
-class _Ledger:
-    """Writes pushes in their order, though iterations end in another one.
-
-    Args:
-        record: To write to, or None.
-        began: When, by the clock of the first parameter server.
-    """
-
-    def __init__(self, record: RunRecord | None, began: tf.Tensor) -> None:
-        self._record, self._began = record, float(began)
-        self._early: list[_Push] = []
-        self._next = 0
-
-    def enter(self, pushes: list[_Push]) -> float:
-        """Takes an epoch's pushes. Returns their mean loss."""
-        for each in pushes:
-            heappush(self._early, each)
-        while self._early and self._early[0].push == self._next:
-            self._write()
-        weights = [each.samples for each in pushes]
-        return float(np.average([each.loss for each in pushes], weights=weights))
-
-    def close(self) -> None:
-        """Writes what came after a gap: the push of a worker that failed before it could tell."""
-        while self._early:
-            self._write()
-        if self._record is not None:
-            self._record.close()
-
-    def _write(self) -> None:
-        line = heappop(self._early)._asdict()
-        self._next = line["push"] + 1
-        del line["loss"]
-        if self._record is not None:
-            self._record.push(seconds=line.pop("entered") - self._began, **line)
+def _log_epoch(log: PushLog, pushes: list[_Push], began: float) -> float:
+    """Logs an epoch's pushes, by seconds since `began`. Returns the mean loss of its samples."""
+    for line, _ in pushes:
+        log.add(replace(line, seconds=line.seconds - began))
+    return float(
+        np.average([push.loss for push in pushes], weights=[push.line.samples for push in pushes])
+    )
 
 
 def _build(model: keras.Model, arrays: Nest) -> None:
-    """Makes the weights that are not there yet; none can be made on the workers."""
+    """Builds the weights that do not exist yet; none can be made on the workers."""
     if not model.built:
         x, *_ = keras.utils.unpack_x_y_sample_weight(arrays)
         model(keras.tree.map_structure(lambda array: array[:1], x))
@@ -316,25 +287,24 @@ def _check(model: keras.Model, strategy: tf.distribute.Strategy, epochs: int) ->
             "gradient_accumulation_steps must be None: pushes of several workers would mix in the "
             "accumulators; use a larger batch_size"
         )
-    if epochs != int(epochs) or epochs < 1:
-        raise ValueError(f"epochs must be an integer >= 1, got {epochs!r}")
+    require_integer("epochs", epochs, 1)
 
 
 def _workers(strategy: tf.distribute.Strategy) -> int:
-    """N: this strategy keeps its resolver to itself, and gives None as its ``cluster_resolver``."""
+    """Returns N: the ``cluster_resolver`` of this strategy is None, it keeps its own."""
     return int(strategy.extended._num_workers)
 
 
-def _header(strategy: tf.distribute.Strategy, order: GlobalOrder) -> dict[str, Any]:
+def _header(strategy: tf.distribute.Strategy, order: GlobalOrder) -> RunHeader:
     workers = _workers(strategy)
-    return {
-        "framework": "tensorflow",
-        "sync": "asp",
-        "workers": workers,
-        "servers": strategy.extended._num_ps,
-        "global_batch_size": workers * order.global_batch_size,
-        "batch_size": order.global_batch_size,
-        "num_samples": order.num_samples,
-        "seed": order.seed,
-        "versions": all_versions({"tensorflow": tf.__version__, "keras": keras.__version__}),
-    }
+    return run_header(
+        "tensorflow",
+        workers=workers,
+        global_batch_size=workers * order.global_batch_size,
+        versions={"tensorflow": tf.__version__, "keras": keras.__version__},
+        num_samples=order.num_samples,
+        seed=order.seed,
+        sync="asp",
+        servers=strategy.extended._num_ps,
+        batch_size=order.global_batch_size,
+    )

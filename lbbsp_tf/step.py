@@ -12,74 +12,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import WIDTH
+from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf.compat import replaced
+from lbbsp_tf.dataset import Nest
 
-Gradients = Sequence[Any]
-
-
-class Barrier(Protocol):
-    """What happens around the all-reduce of a step, in Python (see `LoadBalancer`)."""
-
-    def reach(self) -> Any:
-        """All local gradients are there. Returns this worker's message, ``(WIDTH,)`` float32."""
-        ...
-
-    def leave(self, rows: Any) -> None:
-        """The all-reduce is over; `rows` holds the messages, ``(workers, WIDTH)`` float32."""
-        ...
-
-    def pause(self) -> None:
-        """Another collective of the step begins."""
-        ...
-
-    def resume(self) -> None:
-        """That collective has ended."""
-        ...
+Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradients = Sequence[Gradient]
+Optimizer = keras.optimizers.Optimizer
 
 
 class BalancedStep:
-    """Wraps a `train_step` for `strategy.run`; does its work while the step is traced.
+    """A `train_step` for `strategy.run`, wrapped; the wrapping happens while it is traced.
 
     Args:
         model: A compiled Keras model.
-        next_batch: Draws the step's batch, in the graph; what `fit` iterates over is a token.
-        rank: This worker.
-        workers: N.
-        share: A variable holding ``N / X_k``, set before the step runs.
-        barrier: Hooks around the all-reduce.
-        on_trace: Called whenever the step is traced (again).
+        next_batch: Draws the step's batch, in the graph; `fit` iterates over placeholders.
+        session: Measures and exchanges around the all-reduce.
+        loss_weight: A variable holding ``N / X_k``, set before the step runs.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        next_batch: Callable[[], Any],
+        next_batch: Callable[[], Nest],
+        session: WorkerSession,
         *,
-        rank: int,
-        workers: int,
-        share: tf.Variable,
-        barrier: Barrier,
-        on_trace: Callable[[], None],
+        loss_weight: tf.Variable,
     ) -> None:
         self._model = model
         self._train_step = model.train_step
         self._next_batch = next_batch
-        self._rank = rank
-        self._workers = workers
-        self._share = share
-        self._barrier = barrier
-        self._on_trace = on_trace
+        self._session = session
+        self._loss_weight = loss_weight
 
-    def __call__(self, token: Any) -> Any:
-        """One training step on this worker's batch; returns the logs of `train_step`."""
+    def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
+        """Trains a step on this worker's batch. Returns the logs of `train_step`."""
         if not tf.executing_eagerly():
-            self._on_trace()
+            self._session.exclude_step()  # tracing takes longer than a step
         data = self._next_batch()
         weight = self._weight(data)
         self._loss_weighted = self._exchanged = False
@@ -95,25 +69,27 @@ class BalancedStep:
             )
         return logs
 
-    def _weight(self, data: Any) -> tf.Tensor:
+    def _weight(self, data: Nest) -> tf.Tensor:
         if sums_over_samples(self._model):
             return tf.constant(1.0)  # local sums add up to the global sum as they are
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        return tf.cast(tf.shape(first)[0], tf.float32) * self._share
+        return tf.cast(tf.shape(first)[0], tf.float32) * self._loss_weight
 
     @contextmanager
-    def _around(self, optimizer: Any, weight: tf.Tensor) -> Iterator[None]:
+    def _around(self, optimizer: Optimizer, weight: tf.Tensor) -> Iterator[None]:
         """Weights the loss and reduces gradients before `optimizer` sees them."""
         scale_loss, apply = optimizer.scale_loss, optimizer.apply
 
-        def weighted_loss(loss: Any) -> Any:
+        def weighted_loss(loss: tf.Tensor) -> tf.Tensor:
             self._loss_weighted = True
             return scale_loss(loss) * tf.cast(weight, loss.dtype)
 
-        def apply_reduced(grads: Gradients, trainable_variables: Any = None) -> Any:
+        def apply_reduced(
+            grads: Gradients, trainable_variables: Sequence[keras.Variable] | None = None
+        ) -> None:
             if not self._loss_weighted:  # a train_step of the user's own
                 grads = [_scaled(g, weight) for g in grads]
-            return apply(self._reduce(grads), trainable_variables)
+            apply(self._reduce(grads), trainable_variables)
 
         inner = _innermost(optimizer)
         with (
@@ -134,33 +110,35 @@ class BalancedStep:
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
         self._exchanged = True
-        row = _call(self._barrier.reach, after=grads, returns=tf.float32)
+        row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
-        slots = tf.one_hot(self._rank, self._workers)[:, None] * row[None, :]
-        # Nothing may set out before the clock is read, sparse gradients on roads of their own too.
+        slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
+        # No gradient is sent before the clock is read, sparse ones (separate all-reduces) included.
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, slots])
-        left = _call(self._barrier.leave, rows, after=[*grads, rows])
+        left = _call(self._session.after_allreduce, rows, after=[*grads, rows])
         with tf.control_dependencies([left]):
             return [_identity(g) for g in grads]
 
     def _collective(self, tensors: Gradients) -> Gradients:
-        """An all-reduce whose wait is not busy time."""
-        paused = _call(self._barrier.pause, after=tensors)
+        """Sums tensors over workers; the wait is not busy time."""
+        paused = _call(self._session.begin_wait, after=tensors)
         with tf.control_dependencies([paused]):
             tensors = _all_reduce([_identity(t) for t in tensors])
-        resumed = _call(self._barrier.resume, after=tensors)
+        resumed = _call(self._session.end_wait, after=tensors)
         with tf.control_dependencies([resumed]):
             return [_identity(t) for t in tensors]
 
     @contextmanager
     def _timed_collectives(self) -> Iterator[None]:
-        """Takes the waits of collectives inside the step (synchronised layers) out of busy time."""
+        """Excludes waits of collectives inside the step (synchronised layers) from busy time."""
         context = tf.distribute.get_replica_context()
         original = context.all_reduce
 
-        def all_reduce(op: Any, value: Any, options: Any = None) -> Any:
+        def all_reduce(
+            op: tf.distribute.ReduceOp | str, value: Nest, options: object = None
+        ) -> Nest:
             flat = keras.tree.flatten(value)
             summed = str(op).upper().endswith("SUM")
             if not summed or any(isinstance(v, tf.IndexedSlices) for v in flat):
@@ -168,7 +146,7 @@ class BalancedStep:
             return keras.tree.pack_sequence_as(value, timed(*map(tf.convert_to_tensor, flat)))
 
         @tf.custom_gradient
-        def timed(*tensors: tf.Tensor) -> Any:
+        def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
             # The gradient of a sum over workers is the sum of the workers' gradients.
             return self._collective(tensors), lambda *dy: self._collective(dy)
 
@@ -177,15 +155,15 @@ class BalancedStep:
 
 
 def sums_over_samples(model: keras.Model) -> bool:
-    """Whether all of the model's losses are sums over samples, not means."""
+    """Returns whether all of the model's losses are sums over samples, not means."""
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
 
 
-def _all_reduce(tensors: Gradients) -> list[Any]:
-    """One packed all-reduce for each dtype: TensorFlow concatenates what it packs."""
+def _all_reduce(tensors: Gradients) -> list[Gradient]:
+    """Sums tensors over workers, packed by dtype: TensorFlow concatenates what it packs."""
     context = tf.distribute.get_replica_context()
-    results: list[Any] = [None] * len(tensors)
+    results: list[Gradient] = [None] * len(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
         summed = type(context).all_reduce(
@@ -196,7 +174,12 @@ def _all_reduce(tensors: Gradients) -> list[Any]:
     return results
 
 
-def _call(function: Callable[..., Any], *inputs: Any, after: Gradients, returns: Any = None) -> Any:
+def _call(
+    function: Callable[..., object],
+    *inputs: tf.Tensor,
+    after: Gradients,
+    returns: tf.DType | None = None,
+) -> tf.Tensor:
     """Calls Python from the graph once the tensors `after` exist, on the host."""
     waits = [t.values if isinstance(t, tf.IndexedSlices) else t for t in after]
     with tf.control_dependencies(waits):
@@ -210,13 +193,13 @@ def _call(function: Callable[..., Any], *inputs: Any, after: Gradients, returns:
         return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
 
 
-def _identity(tensor: Any) -> Any:
+def _identity(tensor: Gradient) -> Gradient:
     if isinstance(tensor, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(tensor.values), tensor.indices, tensor.dense_shape)
     return tf.identity(tensor)
 
 
-def _scaled(gradient: Any, weight: tf.Tensor) -> Any:
+def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:
     if gradient is None:
         return None
     weight = tf.cast(weight, gradient.dtype)
@@ -225,8 +208,8 @@ def _scaled(gradient: Any, weight: tf.Tensor) -> Any:
     return gradient * weight
 
 
-def _optimizers(model: keras.Model) -> list[Any]:
-    """The model's optimizers: the compiled one, and those a `train_step` of its own keeps."""
+def _optimizers(model: keras.Model) -> list[Optimizer]:
+    """Returns the compiled optimizer, and those that a `train_step` of the user's own keeps."""
     candidates = [model.optimizer, *vars(model).values()]
     found = {id(c): c for c in candidates if isinstance(c, keras.optimizers.Optimizer)}
     # One that another wraps (loss scaling) must not reduce a second time.
@@ -234,7 +217,7 @@ def _optimizers(model: keras.Model) -> list[Any]:
     return [optimizer for key, optimizer in found.items() if key not in wrapped]
 
 
-def _innermost(optimizer: Any) -> Any:
+def _innermost(optimizer: Optimizer) -> Optimizer:
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer

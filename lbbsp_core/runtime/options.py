@@ -67,11 +67,11 @@ class SessionOptions:
             TypeError: An unknown option; names the nearest known one.
         """
         known = [field.name for field in fields(cls)]
-        for name in options:
-            try:
+        try:
+            for name in options:
                 require_known("option", name, known)
-            except ValueError as error:
-                raise TypeError(str(error)) from None
+        except ValueError as error:
+            raise TypeError(str(error)) from None
         return cls(**options)
 
     def choose_policy(self, default: Policy[Any] | None = None) -> Policy[Any]:

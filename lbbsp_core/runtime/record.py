@@ -148,6 +148,14 @@ class PushLine:
             decoded[each.name] = int(value) if scale is None else value / scale
         return cls(**decoded)
 
+    @classmethod
+    def from_floats(cls, values: Sequence[float]) -> PushLine:
+        """Decodes the fields in their order from floats that hold integers exactly."""
+        names = [each.name for each in fields(cls)]
+        counts = {each.name for each in fields(cls) if "per_second" not in each.metadata}
+        pairs = zip(names, values, strict=True)
+        return cls(**{name: int(x) if name in counts else x for name, x in pairs})  # type: ignore[arg-type]
+
 
 PUSH_INTEGERS: Final = len(fields(PushLine))
 """Length of `PushLine.to_integers`."""
@@ -189,6 +197,11 @@ class PushLog:
     Args:
         record: Record to write to; None discards the pushes.
     """
+
+    @classmethod
+    def open(cls, path: str | Path | None, header: RunHeader) -> PushLog:
+        """Opens the record at `path` for pushes; None discards them."""
+        return cls(None if path is None else open_record(path, header))
 
     def __init__(self, record: RunRecord | None) -> None:
         self._record = record

@@ -209,7 +209,6 @@ class WorkerSession:
         if self.rank == 0 and path is not None and self._record is None:
             self._record = open_record(path, self._header())
             self._balancer.record_to(self._record)
-        self._stop_requested = False
         self.exclude_step()
 
     def check_same(self, name: str, value: int) -> None:
@@ -291,8 +290,9 @@ class WorkerSession:
         self._replace_balancer(state, self.balancer.lag)
 
     def close(self) -> None:
-        """Ends a fit: stops sampling. A further `start` begins the next one."""
+        """Ends a fit: stops sampling, drops a request to stop. `start` begins the next one."""
         self._meter.close()
+        self._stop_requested = False
 
     def _make_balancer(self, lag: int) -> Balancer:
         options = self.options

@@ -1,0 +1,121 @@
+"""What must hold before a fit: of the strategy, the model and the arguments of `fit`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from lbbsp_tf.cluster import cluster_size
+from lbbsp_tf.step import sums_over_samples
+
+logger = logging.getLogger("lbbsp.tf")
+
+
+def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
+    """Raises unless `strategy` can be balanced, or is that of one worker alone.
+
+    Raises:
+        ValueError: Names what is wrong, and the remedy.
+    """
+    if workers == 1:
+        if cluster_size() > 1:
+            raise ValueError(
+                f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
+                "on this one alone: pass the tf.distribute.MultiWorkerMirroredStrategy"
+            )
+        return
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
+            f"{type(strategy).__name__}"
+        )
+    replicas = strategy.num_replicas_in_sync
+    if replicas != workers:
+        raise ValueError(
+            f"LoadBalancer needs one replica a worker, got {replicas} replicas on {workers} "
+            "workers: start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_steps(given: int | None, steps_per_epoch: int) -> None:
+    """Raises unless `fit` was given the balancer's own ``steps_per_epoch``.
+
+    Raises:
+        ValueError: Names the right number.
+    """
+    if given != steps_per_epoch:
+        raise ValueError(
+            f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given}: "
+            "pass fit(..., steps_per_epoch=balancer.steps_per_epoch)"
+        )
+
+
+def not_fed_by_balancer() -> ValueError:
+    """Returns the error of a `fit` on other data than the balancer's."""
+    return ValueError(
+        "fit must be fed by the balancer: fit(balancer.dataset(x, y), "
+        "steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer]), without batch_size and "
+        "validation_split (use validation_data)"
+    )
+
+
+def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Raises if `model` cannot be trained exactly; warns about what is inexact.
+
+    Raises:
+        ValueError: Names what is wrong, and the remedy.
+    """
+    if model.distribute_strategy is not strategy:
+        raise ValueError("build and compile the model inside `with strategy.scope():`")
+    if model.steps_per_execution != 1:
+        raise ValueError(
+            f"steps_per_execution must be 1, got {model.steps_per_execution}: Keras 3 does not "
+            "run several steps at once under this strategy"
+        )
+    if model.jit_compile:
+        raise ValueError(
+            "jit_compile must be False, got True: XLA compiles no collective across workers"
+        )
+    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "gradient_accumulation_steps must be None: Keras 3 cannot accumulate under this "
+            "strategy; use a larger global_batch_size"
+        )
+    for problem in _inexact(model):
+        logger.warning("%s", problem)
+
+
+def _inexact(model: keras.Model) -> Iterator[str]:
+    """Yields what makes uneven batches differ from one whole batch in this model."""
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    reductions = {getattr(loss, "reduction", "sum_over_batch_size") for loss in losses}
+    if "mean_with_sample_weight" in reductions:
+        yield (
+            "a loss with reduction='mean_with_sample_weight' is not a mean over samples, so "
+            "uneven batches weigh it inexactly: use reduction='sum_over_batch_size'"
+        )
+    if "sum" in reductions and not sums_over_samples(model):
+        yield "losses reduced by sum and by mean in one model are weighted as means: use one kind"
+    layers = list(model._flatten_layers(include_self=False, recursive=True))
+    if any(_is_plain_batch_norm(layer) for layer in layers):
+        yield (
+            "BatchNormalization normalises each worker's batch by itself, which depends on how "
+            "the batch is split: use BatchNormalization(synchronized=True)"
+        )
+    if any(getattr(layer, "mask_zero", False) for layer in layers):
+        yield (
+            "a masked loss is a mean over tokens, not over samples, so uneven batches weigh it "
+            "inexactly where the mask reaches the loss: use sample_weight with "
+            "reduction='sum_over_batch_size' instead"
+        )
+
+
+def _is_plain_batch_norm(layer: keras.layers.Layer) -> bool:
+    return (
+        isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    )
