@@ -1,6 +1,6 @@
 """Microseconds of a sample of the driving factors: wall and thread CPU time.
 
-Run: python benchmarks/drivers.py [--samples 2000]
+Run: python benchmarks/resources.py [--samples 2000]
 
 Target: under 200 us a sample. *hot* is one sample after the other; *in a loop* comes after 60 ms of
 matrix products, as in training, when the caches hold something else. Measure on an idle machine.
