@@ -41,7 +41,7 @@ V1 = (
 
 
 class Machine:
-    """Fake machine: a tree of files, and clocks that advance only when told to."""
+    """Fake machine: a tree of files, and clocks that tests advance."""
 
     def __init__(self, root: Path, cores: tuple[int, ...] = (1, 2)) -> None:
         self.root, self.seconds, self.own, self.switches = root, 100.0, 10.0, 0
