@@ -24,7 +24,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/allocate.py
 	$(BIN)/python benchmarks/predictors.py
-	$(BIN)/python benchmarks/drivers.py
+	$(BIN)/python benchmarks/resources.py
 	$(BIN)/python benchmarks/zipline.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/overhead.py

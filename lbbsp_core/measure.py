@@ -1,4 +1,4 @@
-"""Measure: seconds a worker is busy alone, and which of them to believe."""
+"""First stage of the loop: times busy seconds and rejects outliers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lbbsp_core.validate import require_positive
 
 
 class BusyTimer:
-    """Times a worker *alone*: from leaving one barrier to reaching the next.
+    """Measures the busy time of a worker: from leaving one barrier to reaching the next (rule 4).
 
-    In a synchronous step the wall time is the same on every worker; what differs, and what must
-    be equalised, is the time each is busy between two barriers. Input wait, Python and the
-    optimizer belong to it; waiting for peers does not. A collective inside the step
-    (synchronised batch normalisation) is bracketed by `pause` and `resume`.
+    In a synchronous step the wall time is the same on all workers; LB-BSP equalises the time
+    that each worker is busy between two barriers. It includes input wait, Python and the
+    optimizer, and excludes waiting for peers. Call `pause` and `resume` around a collective
+    inside the step (synchronised batch normalisation).
 
     Args:
-        clock: Nanoseconds, monotonic. Tests pass a fake.
+        clock: Returns monotonic nanoseconds. Tests pass a fake clock.
 
     Example:
         >>> ticks = iter([0, 7_000_000, 10_000_000, 15_000_000])
         >>> timer = BusyTimer(clock=lambda: next(ticks))
-        >>> timer.start()          # nothing known before: count from here
+        >>> timer.start()          # no barrier before the first step
         >>> timer.reach()          # 7 ms busy, then the barrier
         0.007
-        >>> timer.leave()          # 10 ms from start to release: 3 ms were spent waiting
+        >>> timer.leave()          # released 10 ms after the start: waited for 3 ms
         0.01
         >>> timer.reach()
         0.005
@@ -41,30 +41,35 @@ class BusyTimer:
         self._waited_ns = 0
 
     def start(self) -> None:
-        """Counts from now: there was no barrier, or what happened since does not count."""
+        """Restarts the measurement now and discards the time since the last barrier."""
         self._left_ns, self._waited_ns = self._clock(), 0
 
     def pause(self) -> None:
-        """A collective inside the step begins."""
+        """Stops counting busy time: a collective inside the step starts."""
         self._paused_at_ns = self._clock()
 
     def resume(self) -> None:
-        """The collective inside the step has ended."""
+        """Continues counting busy time: the collective inside the step has ended."""
         self._waited_ns += self._clock() - self._paused_at_ns
 
     def reach(self) -> float:
-        """The barrier is reached. Returns busy seconds since the last one was left."""
+        """Returns busy seconds since the last barrier; call it on reaching the next one."""
         return (self._clock() - self._left_ns - self._waited_ns) / 1e9
 
     def leave(self) -> float:
-        """The barrier opens. Returns wall seconds since the last one was left."""
+        """Starts the next step and returns wall seconds since the last barrier was left."""
         now = self._clock()
         wall_ns, self._left_ns, self._waited_ns = now - self._left_ns, now, 0
         return wall_ns / 1e9
 
 
 class OutlierFilterState(NamedTuple):
-    """State of an `OutlierFilter`: the last accepted speed (None at first), outliers in a row."""
+    """State of an `OutlierFilter`.
+
+    Args:
+        speed: Last accepted speed, in samples per second; None before the first one.
+        outliers: Number of consecutive outliers since then.
+    """
 
     speed: float | None = None
     outliers: int = 0
@@ -72,23 +77,27 @@ class OutlierFilterState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutlierFilter:
-    """Keeps bad measurements from a predictor (rule 7).
+    """Rejects invalid and outlying measurements before they reach a predictor (rule 7).
 
-    NaN, infinite, zero and negative ones never pass. One whose speed differs from the last
-    good one by more than `factor` is an outlier (a pause, a clock step) and is held, unless
-    it is the `patience`-th in a row: then it is the new level.
+    NaN, infinite, zero and negative values are always rejected. A measurement whose speed
+    differs from the last accepted one by more than `factor` is an outlier (a pause of the
+    process, a clock step). It is rejected unless it is the `patience`-th in a row, which is
+    accepted as the new level.
 
     Args:
         factor: Ratio of speeds, > 1, beyond which a measurement is an outlier. Contention
-            changes speeds by 2 to 4 within a step, and must pass.
-        patience: Outliers in a row that make a new level, >= 1.
+            changes speeds by a factor of 2 to 4 within one step, and must be accepted.
+        patience: Number of consecutive outliers that make a new level, >= 1.
+
+    Raises:
+        ValueError: `factor` or `patience` is out of range.
 
     Example:
-        >>> gate = OutlierFilter(factor=5.0, patience=2)
-        >>> state, accepted = gate.accept(gate.init(), Measurement(10, 1.0))
-        >>> state, admitted_pause = gate.accept(state, Measurement(10, 60.0))
-        >>> state, admitted_again = gate.accept(state, Measurement(10, 60.0))
-        >>> accepted, admitted_pause, admitted_again
+        >>> outlier_filter = OutlierFilter(factor=5.0, patience=2)
+        >>> state, first = outlier_filter.accept(outlier_filter.init(), Measurement(10, 1.0))
+        >>> state, pause = outlier_filter.accept(state, Measurement(10, 60.0))
+        >>> state, second_pause = outlier_filter.accept(state, Measurement(10, 60.0))
+        >>> first, pause, second_pause
         (True, False, True)
     """
 
@@ -96,17 +105,17 @@ class OutlierFilter:
     patience: int = 3
 
     def __post_init__(self) -> None:
-        require_positive("Gate.factor - 1", self.factor - 1)
-        require_positive("Gate.patience", self.patience)
+        require_positive("OutlierFilter.factor - 1", self.factor - 1)
+        require_positive("OutlierFilter.patience", self.patience)
 
     def init(self) -> OutlierFilterState:
-        """Nothing seen yet."""
+        """Returns the state before the first measurement."""
         return OutlierFilterState()
 
     def accept(
         self, state: OutlierFilterState, measurement: Measurement
     ) -> tuple[OutlierFilterState, bool]:
-        """Returns the next state, and whether a predictor may learn from `measurement`."""
+        """Returns the next state, and whether `measurement` is accepted."""
         if not measurement.is_valid:
             return state, False
         speed = float(measurement.samples_per_second)

@@ -1,4 +1,4 @@
-"""The global order of samples: which ones step k holds, and which of them are worker i's."""
+"""Global order of samples: assigns samples to steps, and those of a step to workers (rule 1)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ Indices = npt.NDArray[np.int64]
 
 
 class GlobalOrder:
-    """A seeded order of all samples, cut into global batches, independent of the workers.
+    """Seeded order of all samples, cut into global batches, independent of the workers.
 
-    Step k, counted over the whole run, lies in epoch ``k // steps_per_epoch``. Every epoch has
-    a permutation of its own; worker i takes the slice of a step after the workers before it.
-    Whatever the plan, the union of a step is the same set and each sample comes once an epoch.
+    Step k, counted over the whole run, lies in epoch ``k // steps_per_epoch``. Each epoch has a
+    new permutation. Within a step, worker i takes the slice that follows those of workers
+    0 .. i - 1. For any plan, a step holds the same set of samples, and each sample occurs once
+    per epoch. A plan that is fixed for an epoch is the re-partition of the data set in DBS
+    (arXiv 2007.11831).
 
     Args:
-        num_samples: Length of the data set, >= 1.
-        global_batch_size: X, samples a step, >= 1.
+        num_samples: Size of the data set, >= 1.
+        global_batch_size: Samples per step, X, >= 1.
         seed: Seed of the permutations, >= 0.
-        shuffle: False keeps the data set's own order in every epoch.
+        shuffle: False keeps the order of the data set in all epochs.
         drop_last: True drops the short last step of an epoch.
 
     Raises:
-        ValueError: Nonsensical sizes, or a data set that does not fill a single step.
+        ValueError: An argument is out of range, or the data set does not fill one step.
 
     Example:
         >>> order = GlobalOrder(10, 4, shuffle=False)
@@ -44,13 +46,13 @@ class GlobalOrder:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        for name, value, least in (
+        for name, value, minimum in (
             ("num_samples", num_samples, 1),
             ("global_batch_size", global_batch_size, 1),
             ("seed", seed, 0),
         ):
-            if value != int(value) or value < least:
-                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+            if value != int(value) or value < minimum:
+                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
         if num_samples < global_batch_size:
             raise ValueError(
                 f"the data set must hold at least one global batch: num_samples = {num_samples} "
@@ -61,11 +63,11 @@ class GlobalOrder:
         self.seed = int(seed)
         self.shuffle = shuffle
         self.drop_last = drop_last
-        # Two epochs, because a reader ahead of the others crosses the border before they do.
+        # Two epochs: a reader that prefetches enters the next epoch before the other readers.
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
 
     def __eq__(self, other: object) -> bool:
-        """Equal orders hold the same samples in every step."""
+        """Compares by `key`: equal orders hold the same samples in each step."""
         return isinstance(other, GlobalOrder) and self.key == other.key
 
     def __hash__(self) -> int:
@@ -73,7 +75,7 @@ class GlobalOrder:
 
     @property
     def key(self) -> tuple[int, int, int, bool, bool]:
-        """What makes this order: the arguments of `GlobalOrder`."""
+        """Arguments that define this order; equal keys give equal orders."""
         return (
             self.num_samples,
             self.global_batch_size,
@@ -84,34 +86,34 @@ class GlobalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in every epoch, the short last one included unless `drop_last`."""
+        """Number of steps per epoch, including the short last one unless `drop_last`."""
         full, rest = divmod(self.num_samples, self.global_batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
     def size(self, step: int) -> int:
-        """X_k: samples in global step `step`."""
+        """Returns X_k, the number of samples in global step `step`."""
         start = (step % self.steps_per_epoch) * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - start)
 
     def indices(self, step: int) -> Indices:
-        """Samples of global step `step`: int64, shape ``(size(step),)``."""
+        """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         start = step_of_epoch * self.global_batch_size
         return self._permutation(epoch if self.shuffle else 0)[start : start + self.size(step)]
 
     def slice(self, step: int, rank: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> Indices:
-        """Worker `rank`'s samples of global step `step` under the plan `sizes`.
+        """Returns the samples of worker `rank` in global step `step` under the plan `sizes`.
 
         Args:
             step: Global step, >= 0.
             rank: Worker, in [0, workers).
-            sizes: The plan, shape ``(workers,)``, summing to ``size(step)``.
+            sizes: Batch sizes by rank, shape ``(workers,)``, with the sum ``size(step)``.
 
         Returns:
-            int64, shape ``(sizes[rank],)``.
+            int64, shape ``(sizes[rank],)``, read-only.
 
         Raises:
-            ValueError: The plan does not sum to the step's size: samples would be lost.
+            ValueError: The sizes do not sum to ``size(step)``: samples would be lost.
         """
         total = sum(int(size) for size in sizes)
         if total != self.size(step):
@@ -127,22 +129,22 @@ class GlobalOrder:
             order = np.arange(self.num_samples)
         else:
             order = np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
-        order.flags.writeable = False  # what we hand out are views of it
+        order.flags.writeable = False  # callers get views of it
         return order
 
 
 class SampleStream:
-    """Samples without steps, for workers that are not in step: dealt out by position.
+    """Seeded stream of samples addressed by position, for training without common steps.
 
-    A position counts samples over the whole run; each epoch is a new seeded permutation, in which
-    each sample comes once, whoever takes how many at a time.
+    A position counts samples over the whole run. Each epoch is a new permutation in which each
+    sample occurs once, for any sequence of batch sizes.
 
     Args:
-        num_samples: Length of the data set, >= 1.
+        num_samples: Size of the data set, >= 1.
         seed: Seed of the permutations, >= 0.
 
     Raises:
-        ValueError: Nonsensical numbers.
+        ValueError: An argument is out of range.
 
     Example:
         >>> stream = SampleStream(4, seed=1)
@@ -156,11 +158,19 @@ class SampleStream:
 
     @property
     def num_samples(self) -> int:
-        """Length of the data set."""
+        """Size of the data set."""
         return self._order.num_samples
 
     def take(self, begin: int, end: int) -> Indices:
-        """The samples from one position to another: int64, shape ``(end - begin,)``."""
+        """Returns the samples at the positions ``begin .. end - 1``.
+
+        Args:
+            begin: First position, >= 0.
+            end: Position after the last one, >= `begin`.
+
+        Returns:
+            int64, shape ``(end - begin,)``.
+        """
         parts = [np.empty(0, np.int64)]
         while begin < end:
             epoch, first = divmod(begin, self.num_samples)

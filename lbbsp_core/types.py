@@ -1,10 +1,9 @@
-"""The two records every stage of the loop shares."""
+"""Records shared by all stages of the loop: measurements and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,45 +11,50 @@ import numpy.typing as npt
 Real = float | npt.NDArray[np.float64]
 """One worker's value, or an array of shape ``(workers,)``."""
 
-_ABSURD = 1e12
+_MAX_PLAUSIBLE = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one worker observed in one iteration (LB-BSP's ``<t, cpu, mem>`` message).
+    """Work and busy time of one worker in one iteration, with the driving factors before it.
+
+    Paper: LB-BSP (arXiv 1806.02508) sends ``<t^(k-1), cpu^k, mem^k>`` from each worker to the
+    manager. Ours: the same values, but they stay on the worker, which predicts its own speed.
 
     Args:
-        samples: Work done in the iteration, in samples (> 0). The balancer passes
-            ``shape(x)``, see `lbbsp_core.cost`, so that an overhead does not bend the speed.
-        busy_seconds: Seconds the worker was busy *alone* (> 0), barrier waits excluded.
-        drivers: Driving factors known before the iteration started (CPU, memory, ...), in an
-            order that its source keeps fixed. Empty where nothing is sampled.
+        samples: Work done in the iteration, in samples, > 0. The balancer passes ``shape(x)``
+            (see `lbbsp_core.cost`), so that a constant overhead does not distort the speed.
+        busy_seconds: Seconds that the worker was busy *alone*, > 0; barrier waits are excluded.
+        drivers: Driving factors (CPU, memory, ...) known before the iteration started, in a
+            fixed order. Empty if no resources are sampled.
 
     Example:
         >>> Measurement(samples=32, busy_seconds=0.5).samples_per_second
         64.0
+
+    References:
+        Chen et al., arXiv 1806.02508.
     """
 
-    samples: Any
-    busy_seconds: Any
+    samples: Real
+    busy_seconds: Real
     drivers: tuple[float, ...] = ()
 
     @property
-    def samples_per_second(self) -> Any:
-        """Speed v = samples / busy_seconds, of the same shape as the two."""
+    def samples_per_second(self) -> Real:
+        """Speed ``v = samples / busy_seconds``, of the same shape as the two."""
         return self.samples / self.busy_seconds
 
     @property
     def is_valid(self) -> bool:
-        """Whether both values are finite and positive: only such ones may reach a predictor.
+        """Validity: True if `samples` and `busy_seconds` are plausible, see `is_plausible`.
 
-        Values beyond 1e12, or below its inverse, are no measurements either; a speed made of
-        them could overflow.
+        Predictors accept valid measurements only (rule 7).
         """
         return is_plausible(self.samples) and is_plausible(self.busy_seconds)
 
     def speed(self) -> float | None:
-        """One worker's samples per second, or None where the measurement is not usable.
+        """Returns one worker's samples per second, or None if the measurement is not valid.
 
         Example:
             >>> Measurement(32, 0.5).speed(), Measurement(32, 0.0).speed()
@@ -61,14 +65,18 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one worker's batch: ``minimum <= x <= maximum``.
+    """Bounds on one worker's batch size: ``minimum <= x <= maximum``.
 
     Args:
         minimum: Smallest batch, in samples, >= 0. Frameworks need 1; `allocate` accepts 0.
-        maximum: Largest batch, in samples (a memory cap), or None for no cap.
+        maximum: Largest batch, in samples (a memory limit), or None for no limit.
 
     Raises:
-        ValueError: A negative minimum, or a maximum below the minimum.
+        ValueError: `minimum` is negative, or `maximum` is below `minimum`.
+
+    Example:
+        >>> Limits(minimum=1, maximum=64)
+        Limits(minimum=1, maximum=64)
     """
 
     minimum: int = 1
@@ -85,28 +93,42 @@ class Limits:
 
 
 def training_limits(limits: Limits | Sequence[Limits] | None, workers: int) -> tuple[Limits, ...]:
-    """One for each worker, as given, or the same for all.
+    """Returns one `Limits` per worker, and checks that each worker always gets samples.
+
+    Args:
+        limits: The same limits for all workers, one per worker, or None for `Limits()`.
+        workers: Number of workers, N.
+
+    Returns:
+        N limits, by rank.
 
     Raises:
-        ValueError: Another number of them, or one with which a worker may get no samples.
+        ValueError: The number of limits is not N, or a minimum is 0.
     """
     if limits is None or isinstance(limits, Limits):
-        each: tuple[Limits, ...] = (limits or Limits(),) * workers
+        per_worker: tuple[Limits, ...] = (limits or Limits(),) * workers
     else:
-        each = tuple(limits)
-    if len(each) != workers:
-        raise ValueError(f"limits must be one for each of the {workers} workers, got {len(each)}")
-    if min(bounds.minimum for bounds in each) < 1:
+        per_worker = tuple(limits)
+    if len(per_worker) != workers:
+        raise ValueError(
+            f"limits must be one for each of the {workers} workers, got {len(per_worker)}: "
+            "pass one Limits per worker, or a single one for all"
+        )
+    if min(bounds.minimum for bounds in per_worker) < 1:
         raise ValueError(
             "Limits.minimum must be >= 1 while training, got 0: a worker without samples is "
             "never measured again, and frameworks refuse empty batches"
         )
-    return each
+    return per_worker
 
 
-def is_plausible(value: Any) -> bool:
-    """Whether a value, or all of an array, may be a measurement: finite, > 0, not absurd."""
-    if isinstance(value, float | int):  # a tenth of what an array of one costs, in every step
-        return 1 / _ABSURD < value < _ABSURD
+def is_plausible(value: Real) -> bool:
+    """Returns whether a value, or each value of an array, lies strictly within 1e-12 .. 1e12.
+
+    NaN, infinite, zero and negative values are not plausible. Speeds computed from values beyond
+    these bounds could overflow.
+    """
+    if isinstance(value, float | int):  # a tenth of the time of an array of one, in every step
+        return 1 / _MAX_PLAUSIBLE < value < _MAX_PLAUSIBLE
     values = np.asarray(value)
-    return bool(np.all((values > 1 / _ABSURD) & (values < _ABSURD)))
+    return bool(np.all((values > 1 / _MAX_PLAUSIBLE) & (values < _MAX_PLAUSIBLE)))

@@ -1,4 +1,4 @@
-"""Argument checks shared by all packages: each returns the value, or raises naming it."""
+"""Checks of arguments, shared by all packages: each returns the value or raises an error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from collections.abc import Collection
 
 
 def require_positive(name: str, value: float) -> float:
-    """Returns `value` if it is finite and > 0.
+    """Returns `value` as a float if it is finite and > 0.
+
+    Args:
+        name: Argument or attribute, for the error message.
+        value: Its value.
 
     Raises:
-        ValueError: It is not; names both.
+        ValueError: `value` is NaN, infinite, zero or negative.
+
+    Example:
+        >>> require_positive("alpha", 2)
+        2.0
     """
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be finite and > 0, got {value!r}")
@@ -20,21 +28,30 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_nonnegative(name: str, value: float) -> float:
-    """Returns `value` if it is finite and >= 0.
+    """Returns `value` as a float if it is finite and >= 0.
+
+    Args:
+        name: Argument or attribute, for the error message.
+        value: Its value.
 
     Raises:
-        ValueError: It is not; names both.
+        ValueError: `value` is NaN, infinite or negative.
     """
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return float(value)
 
 
-def require_integer(name: str, value: float, least: int) -> int:
-    """Returns `value` as an int if it is an integer >= `least`.
+def require_integer(name: str, value: float, minimum: int) -> int:
+    """Returns `value` as an int if it is of an integer type and >= `minimum`.
+
+    Args:
+        name: Argument or attribute, for the error message.
+        value: Its value.
+        minimum: Smallest legal value.
 
     Raises:
-        ValueError: It is not; names both.
+        ValueError: `value` is not an integer (2.0 is a float), or is below `minimum`.
 
     Example:
         >>> require_integer("interval", 2.5, 1)
@@ -43,29 +60,35 @@ def require_integer(name: str, value: float, least: int) -> int:
         ValueError: interval must be an integer >= 1, got 2.5
     """
     try:
-        whole = operator.index(value)  # type: ignore[arg-type]
+        integer = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    return whole
+        integer = minimum - 1
+    if integer < minimum:
+        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+    return integer
 
 
-def require_known(what: str, name: str, known: Collection[str]) -> str:
+def require_known(kind: str, name: str, known: Collection[str]) -> str:
     """Returns `name` if it is one of `known`.
 
+    Args:
+        kind: Kind of thing that is named ("policy"), for the error message.
+        name: Name to check.
+        known: Legal names, at least one.
+
     Raises:
-        ValueError: It is not; says which known one is nearest.
+        ValueError: `name` is not one of `known`; the message suggests the most similar one.
 
     Example:
         >>> require_known("policy", "lbsp", ["bsp", "lbbsp"])
         Traceback (most recent call last):
             ...
-        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? There are bsp, lbbsp
+        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? Known names: bsp, lbbsp
     """
     if name not in known:
         (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise ValueError(
-            f"there is no {what} {name!r}: did you mean {nearest!r}? There are {', '.join(known)}"
+            f"there is no {kind} {name!r}: did you mean {nearest!r}? "
+            f"Known names: {', '.join(known)}"
         )
     return name

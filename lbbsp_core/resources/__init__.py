@@ -1,8 +1,9 @@
-"""What drives a worker's speed: CPU and memory, its own and that of others, and the GPU.
+"""Resource usage of the machine and the process: the driving factors of a worker's speed.
 
-`ResourceSampler` reads them; the other modules are where it reads:
+`ResourceSampler` samples them once per step. LB-BSP's predictor (NARX) takes them as its
+exogenous inputs. The flow within this package:
 
-    linux, cgroup (or portable elsewhere), gpu ──> totals and levels ──> sampler ──> percents, rates
+    linux, cgroup (or portable), gpu ──> totals and levels ──> sampler ──> percents, rates
 """
 
 from lbbsp_core.resources.sampler import ResourceSampler

@@ -1,98 +1,109 @@
-"""What a source of driving factors is, and what the factors are called."""
+"""Protocol of a source of driving factors, and the names of the factors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
-NAMES: Final = {
-    "cpu_other_percent": "CPU time others took on the cores we may use; 100 is one core",
-    "runnable": "tasks of this machine that run or want to, now",
-    "involuntary_switches_per_second": "how often our threads had to leave a core",
-    "memory_percent": "memory in use: the machine's, or our cgroup's of its limit, the fuller one",
-    "throttled_percent": "time our cgroups were held back by their CPU quota; 100 is one core",
-    "steal_percent": "CPU time the hypervisor kept from our cores; 100 is one core",
-    "gpu_percent": "share of time the GPU computed, whoever asked it to",
-    "gpu_memory_percent": "share of the GPU's memory in use, whoever uses it",
+DESCRIPTIONS: Final = {
+    "cpu_other_percent": "CPU time of other processes on the cores of this process; "
+    "100 is one core",
+    "runnable": "runnable tasks on this machine at the time of sampling",
+    "involuntary_switches_per_second": "involuntary context switches of this process",
+    "memory_percent": "memory in use, of the machine or of the limit of the cgroup; the larger one",
+    "throttled_percent": "time throttled by the CPU quota of the cgroup; 100 is one core",
+    "steal_percent": "CPU time stolen by the hypervisor on the cores of this process; "
+    "100 is one core",
+    "gpu_percent": "GPU utilisation, of all processes",
+    "gpu_memory_percent": "GPU memory in use, by all processes",
     "cpu_own_percent": "CPU time of this process, all threads; 100 is one core",
-    "cpu_pressure_percent": "share of time in which some task waited for a core",
-    "throttled_periods_per_second": "quota periods in which our cgroups were held back",
-    "memory_own_percent": "this process's resident memory, of the machine's or the cgroup's limit",
+    "cpu_pressure_percent": "share of time in which a task waited for a core",
+    "throttled_periods_per_second": "quota periods in which the cgroup was throttled",
+    "memory_own_percent": "resident memory of this process, of the machine or of the limit of "
+    "the cgroup",
 }
-"""All driving factors, and what they mean."""
+"""Names of all driving factors, with their descriptions."""
 
 
 class Factor(NamedTuple):
-    """How a number that a source reads becomes a driving factor.
+    """Conversion of a number that a source reads into a driving factor.
 
     Args:
-        name: One of `NAMES`.
-        most: Largest value that is believed; the smallest is 0.
-        per_second: What an increase of 1 in a second counts as. None: the number is the factor.
+        name: A key of `DESCRIPTIONS`.
+        max_value: Upper bound of the factor; the lower bound is 0.
+        per_second: Value of the factor for an increase of 1 per second, if the number is a
+            running total. None: the number itself is the factor.
     """
 
     name: str
-    most: float = 100.0
+    max_value: float = 100.0
     per_second: float | None = None
 
 
 class Source(Protocol):
-    """One origin of numbers. Opening it (`__init__`) raises OSError where there is none."""
+    """Source of numbers. Its constructor opens it, and raises OSError if it is unavailable."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """What the numbers stand for."""
+        """Driving factors, one for each number that `read` returns."""
 
     @property
-    def shortest(self) -> float:
-        """Seconds between two readings: more where totals are coarse or levels change slowly."""
+    def min_interval_seconds(self) -> float:
+        """Seconds between two readings, > 0 if totals are coarse or levels change slowly."""
+
+    @property
+    def may_block(self) -> bool:
+        """Blocking behaviour: whether calls may wait for a lock, for example of a driver.
+
+        Such a source is only read in the background, and not closed in a forked child.
+        """
 
     def read(self) -> tuple[float, ...]:
-        """A number for each of `factors`. May raise."""
+        """Returns one number for each of `factors`. May raise any exception."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Closes files and handles."""
 
 
 Reading = tuple[float, tuple[float, ...]]
-"""When a source was read (seconds, monotonic), and the number of each factor."""
+"""Time at which a source was read (monotonic seconds), and the numbers it returned."""
 
 
 class Meter:
-    """Turns the readings of one source into the values of its driving factors.
+    """Converts the readings of one source into the values of its driving factors.
 
-    A total that went down (a counter that wrapped or started again) and a number that is none
-    leave the last value; so does an interval that is empty or goes backwards.
+    A factor keeps its last value if the total has decreased (the counter has wrapped or
+    restarted), if the number is NaN, or if the interval is empty or negative.
 
     Args:
-        factors: Of the source.
-        first: Reading from which rates are counted.
-        names: Which of the factors are asked for.
+        factors: Factors of the source.
+        first: First reading; rates are counted from it.
+        names: Names of the factors to compute.
 
     Example:
-        >>> factors = (Factor("steal_percent", most=200.0, per_second=100.0),)
+        >>> factors = (Factor("steal_percent", max_value=200.0, per_second=100.0),)
         >>> meter = Meter(factors, (10.0, (7.0,)), ["steal_percent"])
-        >>> meter.values((12.0, (7.5,)))             # half a second in two
+        >>> meter.values((12.0, (7.5,)))             # 0.5 seconds in 2 seconds
         {'steal_percent': 25.0}
-        >>> meter.values((14.0, (0.1,)))             # started again
+        >>> meter.values((14.0, (0.1,)))             # the counter has restarted
         {'steal_percent': 25.0}
     """
 
     def __init__(self, factors: tuple[Factor, ...], first: Reading, names: Collection[str]) -> None:
         self._wanted = [(i, *factor) for i, factor in enumerate(factors) if factor.name in names]
-        self._before, self._values = first, {name: 0.0 for _, name, *_ in self._wanted}
+        self._previous, self._values = first, {name: 0.0 for _, name, *_ in self._wanted}
 
     def values(self, reading: Reading) -> dict[str, float]:
-        """The driving factors as of `reading`, rates being means since the last one."""
-        (then, old), (now, new) = self._before, reading
-        self._before, seconds = reading, now - then
-        for index, name, most, per_second in self._wanted:
+        """Returns the driving factors at `reading`; rates are means since the reading before."""
+        (then, old), (now, new) = self._previous, reading
+        self._previous, seconds = reading, now - then
+        for index, name, max_value, per_second in self._wanted:
             value = new[index]
             if per_second is not None:
                 value -= old[index]
                 if seconds <= 0 or value < 0:
                     continue
                 value *= per_second / seconds
-            if value == value:  # is a number
-                self._values[name] = min(max(value, 0.0), most)
+            if value == value:  # not NaN
+                self._values[name] = min(max(value, 0.0), max_value)
         return self._values

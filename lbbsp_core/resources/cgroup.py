@@ -1,4 +1,4 @@
-"""Where our cgroup is, and what it tells: throttling and the memory limit, versions 1 and 2."""
+"""Control groups of this process, versions 1 and 2: CPU throttling and the memory limit."""
 
 from __future__ import annotations
 
@@ -7,63 +7,81 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, final
 
 from lbbsp_core.resources.base import Factor
-from lbbsp_core.resources.host import File, Host
+from lbbsp_core.resources.host import Host
 
 
-class Group(NamedTuple):
-    """A cgroup that we are in: of which version, and where."""
+class Cgroup(NamedTuple):
+    """Cgroup that contains this process.
+
+    Args:
+        version: 1 or 2.
+        path: Its directory.
+    """
 
     version: int
     path: PurePosixPath
 
 
-def groups(host: Host, controller: str) -> list[Group]:
-    """Our own cgroup of a controller ("cpu", "memory"; "": version 2 only), then its ancestors.
+def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
+    """Returns the cgroup of this process for a controller, followed by its ancestors.
 
-    The controller's version 1 hierarchy where it is mounted, version 2 else. A container may see
-    its own part of the hierarchy at the mount, whatever its path says; then that is the first.
+    The version 1 hierarchy is used if it is mounted, version 2 otherwise. In a container the
+    mount may show a part of the hierarchy that does not contain the path of the cgroup; the
+    list then starts with the mount itself.
+
+    Args:
+        host: Machine to read.
+        controller: "cpu" or "memory"; "" selects version 2 only.
+
+    Returns:
+        Cgroups, innermost first; empty if there is no such hierarchy.
     """
     try:
-        mounts, memberships = host.text("/proc/self/mountinfo"), host.text("/proc/self/cgroup")
+        mounts = host.read_text("/proc/self/mountinfo")
+        memberships = host.read_text("/proc/self/cgroup")
     except OSError:
         return []
     for version, root, mount in sorted(_mounts(mounts, controller)):
-        own = _own(memberships, controller if version == 1 else "")
+        own = _membership(memberships, controller if version == 1 else "")
         if own is not None:
-            place = mount / own.relative_to(root) if own.is_relative_to(root) else mount
-            if not (host.root / str(place).lstrip("/")).is_dir():
-                place = mount
-            paths = [place, *(path for path in place.parents if path.is_relative_to(mount))]
-            return [Group(version, path) for path in paths]
+            path = mount / own.relative_to(root) if own.is_relative_to(root) else mount
+            if not host.resolve(path).is_dir():
+                path = mount
+            ancestors = [parent for parent in path.parents if parent.is_relative_to(mount)]
+            return [Cgroup(version, directory) for directory in (path, *ancestors)]
     return []
 
 
 def own_file(host: Host, controller: str, name: str) -> PurePosixPath:
-    """The file `name` of our own cgroup. Raises FileNotFoundError where we are in none."""
-    own = groups(host, controller)
-    if not own:
-        raise FileNotFoundError(f"no cgroup of the controller {controller!r}")
-    return own[0].path / name
+    """Returns the path of the file `name` in the cgroup of this process.
+
+    Raises:
+        FileNotFoundError: The process is in no cgroup of this controller.
+    """
+    cgroups = own_cgroups(host, controller)
+    if not cgroups:
+        raise FileNotFoundError(f"this process is in no cgroup of the controller {controller!r}")
+    return cgroups[0].path / name
 
 
 def _mounts(mounts: str, controller: str) -> Iterator[tuple[int, PurePosixPath, PurePosixPath]]:
-    """Version, root within the hierarchy, and place of each mount that may hold a controller."""
+    """Yields version, root within the hierarchy and mount point of each candidate mount."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
-        kind, _source, options = after.split(" ", 2)
-        root, mount = (_unescaped(path) for path in before.split(" ")[3:5])
-        if kind == "cgroup2":
+        file_system, _source, options = after.split(" ", 2)
+        root, mount = (_unescape(path) for path in before.split(" ")[3:5])
+        if file_system == "cgroup2":
             yield 2, root, mount
-        elif kind == "cgroup" and controller in options.split(","):
+        elif file_system == "cgroup" and controller in options.split(","):
             yield 1, root, mount
 
 
-def _unescaped(path: str) -> PurePosixPath:
+def _unescape(path: str) -> PurePosixPath:
     return PurePosixPath(path.replace("\\040", " "))
 
 
-def _own(memberships: str, controller: str) -> PurePosixPath | None:
-    """Our path in the hierarchy of a controller."""
+def _membership(memberships: str, controller: str) -> PurePosixPath | None:
+    """Returns the path of this process in the hierarchy of a controller."""
     for line in memberships.splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -72,24 +90,30 @@ def _own(memberships: str, controller: str) -> PurePosixPath | None:
 
 
 @final
-class Throttling:
-    """cpu.stat of our cgroup and its ancestors: any of them may hold us back."""
+class CpuThrottling:
+    """Throttling by CPU quotas: ``cpu.stat`` of the cgroup and of its ancestors.
 
-    shortest = 0.001
+    The ancestors are included because a quota at any level throttles this process.
+
+    Raises:
+        OSError: No cgroup of this process has a CPU controller.
+    """
+
+    min_interval_seconds = 0.001
+    may_block = False
 
     def __init__(self, host: Host) -> None:
-        places = [host.root / str(group.path).lstrip("/") for group in groups(host, "cpu")]
-        paths = [place / "cpu.stat" for place in places if (place / "cpu.stat").is_file()]
-        self._files = [File(path, 2048) for path in paths]
+        paths = [cgroup.path / "cpu.stat" for cgroup in own_cgroups(host, "cpu")]
+        self._files = [host.open(path, 2048) for path in paths if host.resolve(path).is_file()]
         if not self._files:
-            raise FileNotFoundError("no cgroup with a cpu controller")
+            raise FileNotFoundError("this process is in no cgroup with a CPU controller")
         self.factors = (
             Factor("throttled_percent", 100.0 * len(host.cores), 100.0),
             Factor("throttled_periods_per_second", 1e6, 1.0),
         )
 
     def read(self) -> tuple[float, ...]:
-        """Seconds and periods."""
+        """Returns throttled seconds and throttled periods, both running totals."""
         seconds, periods = 0.0, 0
         for file in self._files:
             words = file.read().split()
@@ -103,38 +127,38 @@ class Throttling:
         return seconds, float(periods)
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         for file in self._files:
             file.close()
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes that a cgroup may use, and where it tells how many it does.
+    """Memory limit of a cgroup, and the files with its usage.
 
     Args:
-        limit: Bytes.
-        used: File: bytes in use.
-        stat: File: of what kinds they are.
-        cache: The key in `stat` of those that could be had back at once.
+        limit: Limit in bytes.
+        usage_path: File with the bytes in use.
+        stat_path: File with the bytes in use by kind.
+        cache_key: Key in `stat_path` of the bytes that can be reclaimed at once.
     """
 
     limit: int
-    used: PurePosixPath
-    stat: PurePosixPath
-    cache: bytes
+    usage_path: PurePosixPath
+    stat_path: PurePosixPath
+    cache_key: bytes
 
 
 def memory_limit(host: Host) -> MemoryLimit | None:
-    """The lowest memory limit that we are under; None where there is none."""
-    found = []
-    for version, path in groups(host, "memory"):
+    """Returns the lowest memory limit of the cgroup and its ancestors; None if unlimited."""
+    limits = []
+    for version, path in own_cgroups(host, "memory"):
         v1 = version == 1
         try:
-            text = host.text(path / ("memory.limit_in_bytes" if v1 else "memory.max")).strip()
+            text = host.read_text(path / ("memory.limit_in_bytes" if v1 else "memory.max")).strip()
         except OSError:
             continue
-        if text.isdigit() and 0 < int(text) < 1 << 60:  # version 1 says "none" by a huge number
-            used = path / ("memory.usage_in_bytes" if v1 else "memory.current")
-            cache = b"total_inactive_file" if v1 else b"inactive_file"
-            found.append(MemoryLimit(int(text), used, path / "memory.stat", cache))
-    return min(found, default=None)
+        if text.isdigit() and 0 < int(text) < 1 << 60:  # version 1: unlimited is a huge number
+            usage = path / ("memory.usage_in_bytes" if v1 else "memory.current")
+            cache_key = b"total_inactive_file" if v1 else b"inactive_file"
+            limits.append(MemoryLimit(int(text), usage, path / "memory.stat", cache_key))
+    return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""What nvidia-ml-py tells of the GPU that this process computes on."""
+"""Utilisation and memory of the GPU that this process uses, read through nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -13,39 +13,42 @@ from lbbsp_core.resources.host import Host
 class Gpu:
     """Utilisation and memory of one NVIDIA GPU.
 
-    Both are of the device, so that others who share it are seen in them. The driver averages
-    utilisation over up to a second itself. Parts of a GPU (MIG) tell their memory only.
+    Both values cover all processes on the device. The driver averages utilisation over up to one
+    second. MIG instances report their memory only.
 
     Args:
-        host: Its ``CUDA_VISIBLE_DEVICES`` says which GPUs are ours.
-        index: Which of those, as frameworks count. Numbers are taken in the order of the PCI
-            bus; where unlike GPUs are mixed set ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, as CUDA else
-            counts the fastest as the first.
+        host: Machine; its ``CUDA_VISIBLE_DEVICES`` selects the visible GPUs.
+        index: Index among the visible GPUs, as frameworks count them. GPUs are counted in the
+            order of the PCI bus. On machines with different GPUs set
+            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, because CUDA counts the fastest GPU first
+            otherwise.
 
     Raises:
-        OSError: No such GPU, no driver, or ``pip install 'lbbsp[gpu]'`` was not done.
+        OSError: There is no such GPU or no driver, or nvidia-ml-py is not installed
+            (``pip install 'lbbsp[gpu]'``).
     """
 
-    shortest = 0.0
+    min_interval_seconds = 0.0
+    may_block = True  # the driver takes locks
     factors = (Factor("gpu_percent"), Factor("gpu_memory_percent"))
 
     def __init__(self, host: Host, index: int = 0) -> None:
         try:
             self._nvml: Any = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-        except Exception as error:  # no package, no library, no driver: each has its own
-            raise OSError(f"no NVIDIA GPU can be asked: {error}") from error
+        except Exception as error:  # a missing package, library or driver: different exceptions
+            raise OSError(f"no NVIDIA GPU can be read: {error}") from error
         try:
             visible = host.environ.get("CUDA_VISIBLE_DEVICES")
             self._device = self._handle(visible, index)
-            self._tells_use = self._try_use()
+            self._has_utilisation = self._supports_utilisation()
             self._nvml.nvmlDeviceGetMemoryInfo(self._device)
         except Exception as error:
             self.close()
-            raise OSError(f"GPU {index} cannot be asked: {error}") from error
+            raise OSError(f"GPU {index} cannot be read: {error}") from error
 
-    def _handle(self, visible: str | None, index: int) -> Any:
-        """The device that CUDA calls `index`."""
+    def _handle(self, visible: str | None, index: int) -> object:
+        """Returns the handle of the device with the CUDA index `index`."""
         if visible is None:
             return self._nvml.nvmlDeviceGetHandleByIndex(index)
         names = [name.strip() for name in visible.split(",")]
@@ -54,9 +57,9 @@ class Gpu:
             return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
         if name.startswith(("GPU-", "MIG-")):
             return self._nvml.nvmlDeviceGetHandleByUUID(name)
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible!r} shows no device {index}")
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible!r} has no device {index}")
 
-    def _try_use(self) -> bool:
+    def _supports_utilisation(self) -> bool:
         try:
             self._nvml.nvmlDeviceGetUtilizationRates(self._device)
         except self._nvml.NVMLError:
@@ -64,13 +67,14 @@ class Gpu:
         return True
 
     def read(self) -> tuple[float, ...]:
-        """Percents."""
+        """Returns percent of time that the GPU computed, and percent of its memory in use."""
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._device)
-        use = 0.0
-        if self._tells_use:
-            use = float(self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu)
-        return use, 100.0 * memory.used / memory.total
+        utilisation = 0.0
+        if self._has_utilisation:
+            rates = self._nvml.nvmlDeviceGetUtilizationRates(self._device)
+            utilisation = float(rates.gpu)
+        return utilisation, 100.0 * memory.used / memory.total
 
     def close(self) -> None:
-        """Tell the library that we do not need it any more."""
+        """Shuts down this use of the NVML library."""
         self._nvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""The machine as the sources see it. Tests pass another one."""
+"""Access to the machine: file system, clocks and environment. Tests pass a fake host."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 
-def _cores() -> frozenset[int]:
-    """Cores that this process may use."""
+def _available_cores() -> frozenset[int]:
     if sys.platform == "linux":
         return frozenset(os.sched_getaffinity(os.getpid()))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def _involuntary_switches() -> int:
-    """Involuntary context switches of all threads of this process, ended ones included."""
-    if sys.platform == "win32":  # does not tell
+    """Counts involuntary context switches of all threads of this process, ended ones included."""
+    if sys.platform == "win32":  # not available there
         return 0
     import resource
 
@@ -28,15 +27,16 @@ def _involuntary_switches() -> int:
 
 @dataclass(frozen=True)
 class Host:
-    """Where and how everything is read: the only place that knows the real machine.
+    """Machine that the sources read; the defaults are the real one.
 
     Args:
-        root: Of the file system that holds ``proc`` and ``sys``.
-        linux: Whether there is a ``proc`` to read; else psutil is asked.
-        clock: Seconds, monotonic.
-        process_seconds: CPU seconds of this process, all threads.
-        involuntary_switches: Of this process, all threads.
-        cores: Those this process may use.
+        root: Root of the file system that contains ``proc`` and ``sys``.
+        linux: Whether to read ``proc``; psutil is used otherwise.
+        clock: Returns monotonic seconds.
+        process_seconds: Returns the CPU seconds of this process, all threads.
+        involuntary_switches: Returns the involuntary context switches of this process, all
+            threads.
+        cores: Cores that this process may use.
         environ: Environment variables.
     """
 
@@ -45,27 +45,46 @@ class Host:
     clock: Callable[[], float] = time.perf_counter
     process_seconds: Callable[[], float] = time.process_time
     involuntary_switches: Callable[[], int] = _involuntary_switches
-    cores: frozenset[int] = field(default_factory=_cores)
+    cores: frozenset[int] = field(default_factory=_available_cores)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def open(self, path: str | PurePath, size: int = 4096) -> File:
-        """The pseudo-file at `path`, counted from `root`. Raises OSError."""
-        return File(self.root / str(path).lstrip("/"), size)
+    def resolve(self, path: str | PurePath) -> Path:
+        """Returns the absolute `path` as a path below `root`."""
+        return self.root / str(path).lstrip("/")
 
-    def text(self, path: str | PurePath) -> str:
-        """All of a small file, read once. Raises OSError."""
-        return (self.root / str(path).lstrip("/")).read_text(encoding="utf-8", errors="replace")
+    def open(self, path: str | PurePath, size: int = 4096) -> PseudoFile:
+        """Opens a pseudo-file for repeated reading.
+
+        Args:
+            path: Absolute path, resolved below `root`.
+            size: Bytes to read from the start of the file.
+
+        Raises:
+            OSError: The file cannot be opened.
+        """
+        return PseudoFile(self.resolve(path), size)
+
+    def read_text(self, path: str | PurePath) -> str:
+        """Returns the contents of a small file.
+
+        Args:
+            path: Absolute path, resolved below `root`.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        return self.resolve(path).read_text(encoding="utf-8", errors="replace")
 
 
-class File:
-    """A pseudo-file that stays open and is read from its beginning each time: 1-10 microseconds.
+class PseudoFile:
+    """File in ``/proc`` or ``/sys``, kept open and read from its start: 1 to 10 microseconds.
 
     Args:
-        path: Where it is.
-        size: Bytes from the beginning that are of interest.
+        path: Path of the file.
+        size: Bytes to read from the start of the file.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -73,11 +92,11 @@ class File:
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
     def read(self) -> bytes:
-        """What it holds now. Raises OSError."""
+        """Returns the current contents, at most `size` bytes. Raises OSError on failure."""
         return os.pread(self._fd, self._size, 0)
 
     def close(self) -> None:
-        """Close it; it cannot be read any more."""
+        """Closes the file. Further calls have no effect."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""What Linux tells in /proc, and what a process is told about itself."""
+"""Sources on Linux: ``/proc`` and ``getrusage``."""
 
 from __future__ import annotations
 
@@ -7,137 +7,157 @@ from typing import Final, final
 
 from lbbsp_core.resources import cgroup
 from lbbsp_core.resources.base import Factor
-from lbbsp_core.resources.host import File, Host
+from lbbsp_core.resources.host import Host, PseudoFile
 
-TICK: Final = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
-"""Seconds: the unit of /proc/stat."""
+TICK_SECONDS: Final = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+"""Unit of the times in ``/proc/stat``."""
 
-PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
-MOST_EVENTS: Final = 1e6
-"""A second; more is a mistake."""
+MAX_EVENTS_PER_SECOND: Final = 1e6
+"""Upper bound of rates of events; larger ones are errors of measurement."""
 
 
 @final
-class Others:
-    """CPU seconds taken by everybody but us, from totals of all and of us.
+class OtherCpuTime:
+    """Accumulates the CPU seconds of other processes: those of all processes minus our own.
 
-    The kernel counts all in ticks of 10 ms and us in nanoseconds, so that their difference may
-    shrink a little. Up to two ticks a core of that are made up for later instead of being cut
-    off: noise then cancels. More is a thread of ours on a core that is not ours, and is not.
+    The kernel counts the sum in ticks of 10 ms and our own time in nanoseconds, so the
+    difference may decrease slightly. A decrease of up to two ticks per core is carried over to
+    later calls instead of being cut off at 0, so that rounding errors cancel. A larger decrease
+    comes from threads of this process on cores that are not counted, and is dropped.
 
     Example:
-        >>> others = Others(cores=1)
-        >>> [others.seconds(everybody, own) for everybody, own in ((5.0, 1.0), (5.5, 1.25))]
+        >>> other = OtherCpuTime(cores=1)
+        >>> [other.seconds(total, own) for total, own in ((5.0, 1.0), (5.5, 1.25))]
         [0.0, 0.25]
     """
 
     def __init__(self, cores: int) -> None:
-        self._slack = 2 * TICK * cores
-        self._before: tuple[float, float] | None = None
-        self._owed = self._total = 0.0
+        self._max_debt = 2 * TICK_SECONDS * cores
+        self._previous: tuple[float, float] | None = None
+        self._debt = self._sum = 0.0  # debt: <= 0
 
-    def seconds(self, everybody: float, own: float) -> float:
-        """CPU seconds of others since the first call."""
-        before, self._before = self._before, (everybody, own)
-        if before is None or everybody < before[0] or own < before[1]:  # started again
-            return self._total
-        taken = (everybody - before[0]) - (own - before[1]) + self._owed
-        self._owed = max(min(taken, 0.0), -self._slack)
-        self._total += max(taken, 0.0)
-        return self._total
+    def seconds(self, total: float, own: float) -> float:
+        """Returns the CPU seconds of other processes since the first call.
+
+        Args:
+            total: CPU seconds of all processes.
+            own: CPU seconds of this process.
+        """
+        previous, self._previous = self._previous, (total, own)
+        if previous is None or total < previous[0] or own < previous[1]:  # a counter restarted
+            return self._sum
+        used = (total - previous[0]) - (own - previous[1]) + self._debt
+        self._debt = max(min(used, 0.0), -self._max_debt)
+        self._sum += max(used, 0.0)
+        return self._sum
 
 
 @final
-class Cores:
-    """/proc/stat: busy and stolen time of the cores we may use.
+class CpuTime:
+    """CPU and steal time on the cores that this process may use: ``/proc/stat``.
 
-    Ticks are too coarse for less than 50 ms: in shorter steps the last value stays. Where very
-    many cores make this file slow to write, it is read in the background. Processes that we
-    started count as others.
+    Ticks are too coarse for intervals below 50 ms: shorter steps keep the last value. On
+    machines with very many cores the kernel takes long to write this file, which is then read
+    in the background. Child processes count as other processes.
+
+    Raises:
+        OSError: The file cannot be opened.
     """
 
-    shortest = 5 * TICK
+    min_interval_seconds = 5 * TICK_SECONDS
+    may_block = False
 
     def __init__(self, host: Host) -> None:
-        everything = host.text("/proc/stat")  # pid 1 sees no fewer cores than we do
-        lines = everything.split("intr", 1)[0]
-        self._file = host.open("/proc/stat", len(lines) + 64 * (lines.count("\n") + 1))
-        names = [line.split(" ", 1)[0] for line in lines.split("\n")]
+        text = host.read_text("/proc/stat")
+        cpu_lines = text.split("intr", 1)[0]
+        self._file = host.open("/proc/stat", len(cpu_lines) + 64 * (cpu_lines.count("\n") + 1))
+        names = [line.split(" ", 1)[0] for line in cpu_lines.split("\n")]
         cores = [f"cpu{core}" for core in sorted(host.cores)]
         self._lines = [(names.index(core), core.encode()) for core in cores]
         self._last_line = self._lines[-1][0]
-        self._host, self._others = host, Others(len(host.cores))
-        most = 100.0 * len(host.cores)
+        self._host, self._other = host, OtherCpuTime(len(host.cores))
+        max_percent = 100.0 * len(host.cores)
         self.factors = (
-            Factor("cpu_other_percent", most, 100.0),
-            Factor("cpu_own_percent", most, 100.0),
-            Factor("steal_percent", most, 100.0),
+            Factor("cpu_other_percent", max_percent, 100.0),
+            Factor("cpu_own_percent", max_percent, 100.0),
+            Factor("steal_percent", max_percent, 100.0),
         )
 
     def read(self) -> tuple[float, ...]:
-        """Seconds."""
+        """Returns CPU seconds of other processes, of this process, and stolen seconds."""
         busy = stolen = 0
         lines = self._file.read().split(b"\n", self._last_line + 1)
         for index, core in self._lines:
             ticks = lines[index].split()  # name user nice system idle iowait irq softirq steal
             if ticks[0] != core:
-                raise ValueError(f"line {index} of /proc/stat is not {core!r}: a core went away")
+                raise ValueError(f"line {index} of /proc/stat is not {core!r}: a core went offline")
             busy += int(ticks[1]) + int(ticks[2]) + int(ticks[3]) + int(ticks[6]) + int(ticks[7])
             stolen += int(ticks[8])
         own = self._host.process_seconds()
-        return self._others.seconds(busy * TICK, own), own, stolen * TICK
+        return self._other.seconds(busy * TICK_SECONDS, own), own, stolen * TICK_SECONDS
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 @final
-class Runnable:
-    """/proc/loadavg: tasks that run or want to, now. Ours are among them."""
+class RunnableTasks:
+    """Runnable tasks of the machine, those of this process included: ``/proc/loadavg``.
 
-    shortest = 0.0
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    min_interval_seconds = 0.0
+    may_block = False
     factors = (Factor("runnable", 1e5),)
 
     def __init__(self, host: Host) -> None:
         self._file = host.open("/proc/loadavg", 128)
 
     def read(self) -> tuple[float, ...]:
-        """Tasks: what is before the stroke in ``0.31 0.25 0.21 3/412 9031``."""
+        """Returns the number of tasks: the 3 in ``0.31 0.25 0.21 3/412 9031``."""
         return (float(self._file.read().split()[3].split(b"/")[0]),)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 @final
-class Switches:
-    """getrusage: how often our threads had to leave a core to others."""
+class ContextSwitches:
+    """Involuntary context switches of this process: ``getrusage``."""
 
-    shortest = 0.001
-    factors = (Factor("involuntary_switches_per_second", MOST_EVENTS, 1.0),)
+    min_interval_seconds = 0.001
+    may_block = False
+    factors = (Factor("involuntary_switches_per_second", MAX_EVENTS_PER_SECOND, 1.0),)
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def read(self) -> tuple[float, ...]:
-        """Switches."""
+        """Returns the number of switches since the process started."""
         return (float(self._host.involuntary_switches()),)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
 @final
-class Pressure:
-    """Pressure stall information: time in which some task waited for a core.
+class CpuPressure:
+    """Pressure stall information (PSI): time in which a task waited for a core.
 
-    Of our cgroup where version 2 tells it, of the machine else.
+    Reads the pressure of the cgroup where version 2 provides it, otherwise of the machine.
+
+    Raises:
+        OSError: Neither is available.
     """
 
-    shortest = 0.001
+    min_interval_seconds = 0.001
+    may_block = False
     factors = (Factor("cpu_pressure_percent", 100.0, 100.0),)
 
     def __init__(self, host: Host) -> None:
@@ -147,61 +167,68 @@ class Pressure:
             self._file = host.open("/proc/pressure/cpu")
 
     def read(self) -> tuple[float, ...]:
-        """Seconds, from ``some avg10=0.00 avg60=0.00 avg300=0.00 total=123456``."""
+        """Returns seconds, from ``some avg10=0.00 avg60=0.00 avg300=0.00 total=123456``."""
         return (float(self._file.read().split(b"total=", 1)[1].split()[0]) / 1e6,)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 @final
-class Memory:
-    """Memory of the machine and, where a cgroup limits it, of the cgroup; and our own share.
+class MemoryUsage:
+    """Memory in use on the machine or in the cgroup, and resident memory of this process.
 
-    In use is what could not be had at once: caches of files do not count (``MemAvailable``,
-    ``inactive_file``). It changes slowly: read twice a second.
+    File caches that can be reclaimed at once do not count as in use (``MemAvailable``,
+    ``inactive_file``). Usage changes slowly, so it is read twice per second.
+
+    Raises:
+        OSError: A file cannot be opened.
     """
 
-    shortest = 0.5
+    min_interval_seconds = 0.5
+    may_block = False
     factors = (Factor("memory_percent"), Factor("memory_own_percent"))
 
     def __init__(self, host: Host) -> None:
-        self._files: list[File] = []
+        self._host = host
+        self._files: list[PseudoFile] = []
         try:
-            self._machine = self._keep(host.open("/proc/meminfo"))
-            self._own = self._keep(host.open("/proc/self/statm", 128))
-            self._group = cgroup.memory_limit(host)
-            if self._group is not None:
-                self._used = self._keep(host.open(self._group.used, 64))
-                self._stat = self._keep(host.open(self._group.stat, 8192))
+            self._machine = self._open("/proc/meminfo")
+            self._own = self._open("/proc/self/statm", 128)
+            self._limit = cgroup.memory_limit(host)
+            if self._limit is not None:
+                self._usage = self._open(str(self._limit.usage_path), 64)
+                self._stat = self._open(str(self._limit.stat_path), 8192)
         except OSError:
             self.close()
             raise
 
-    def _keep(self, file: File) -> File:
+    def _open(self, path: str, size: int = 4096) -> PseudoFile:
+        file = self._host.open(path, size)
         self._files.append(file)
         return file
 
     def read(self) -> tuple[float, ...]:
-        """Percents."""
+        """Returns percent of memory in use, and percent used by this process."""
         text = self._machine.read()
-        total = _after(text, b"MemTotal:") * 1024
-        percent = 100 * (1 - _after(text, b"MemAvailable:") * 1024 / total)
-        if self._group is not None:
-            limit = min(self._group.limit, total)
-            used = int(self._used.read()) - _after(self._stat.read(), self._group.cache)
+        total = _number_after(text, b"MemTotal:") * 1024
+        percent = 100 * (1 - _number_after(text, b"MemAvailable:") * 1024 / total)
+        if self._limit is not None:
+            limit = min(self._limit.limit, total)
+            used = int(self._usage.read())
+            used -= _number_after(self._stat.read(), self._limit.cache_key)
             total, percent = limit, max(percent, 100 * used / limit)
-        resident = int(self._own.read().split()[1]) * PAGE
+        resident = int(self._own.read().split()[1]) * PAGE_BYTES
         return percent, 100 * resident / total
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         for file in self._files:
             file.close()
 
 
-def _after(text: bytes, key: bytes) -> int:
-    """The number behind `key`, a word at the beginning of a line."""
-    at = 0 if text.startswith(key) else text.index(b"\n" + key) + 1
-    return int(text[at + len(key) : at + len(key) + 32].split(maxsplit=1)[0])
+def _number_after(text: bytes, key: bytes) -> int:
+    """Returns the number after `key` at the start of a line."""
+    start = 0 if text.startswith(key) else text.index(b"\n" + key) + 1
+    return int(text[start + len(key) : start + len(key) + 32].split(maxsplit=1)[0])

@@ -1,4 +1,4 @@
-"""What psutil tells where there is no /proc: macOS and Windows."""
+"""Sources on systems without ``/proc`` (macOS and Windows), read through psutil."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from typing import final
 
 from lbbsp_core.resources.base import Factor
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.linux import TICK, Others
+from lbbsp_core.resources.linux import TICK_SECONDS, OtherCpuTime
 
 
 @final
-class PortableCores:
-    """CPU time of all cores: which ones a process may use matters on Linux only here."""
+class PortableCpuTime:
+    """CPU time on all cores of the machine; the affinity of this process is ignored."""
 
-    shortest = 5 * TICK
+    min_interval_seconds = 5 * TICK_SECONDS
+    may_block = False
 
     def __init__(self, host: Host) -> None:
         import psutil
 
         self._psutil, self._host = psutil, host
         cores = psutil.cpu_count() or 1
-        self._others = Others(cores)
+        self._other = OtherCpuTime(cores)
         self.factors = (
             Factor("cpu_other_percent", 100.0 * cores, 100.0),
             Factor("cpu_own_percent", 100.0 * cores, 100.0),
         )
 
     def read(self) -> tuple[float, ...]:
-        """Seconds."""
+        """Returns CPU seconds of other processes and of this process."""
         times, own = self._psutil.cpu_times(), self._host.process_seconds()
-        return self._others.seconds(sum(times) - times.idle, own), own
+        return self._other.seconds(sum(times) - times.idle, own), own
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
 @final
-class PortableQueue:
-    """The load average of a minute stands for the tasks that run; Windows has psutil's own."""
+class LoadAverage:
+    """Load average over one minute as a substitute for runnable tasks; emulated on Windows."""
 
-    shortest = 0.0
+    min_interval_seconds = 0.0
+    may_block = False
     factors = (Factor("runnable", 1e5),)
 
     def __init__(self, host: Host) -> None:
@@ -50,18 +52,19 @@ class PortableQueue:
         self._load = os.getloadavg if sys.platform != "win32" else psutil.getloadavg
 
     def read(self) -> tuple[float, ...]:
-        """Tasks."""
+        """Returns the mean number of runnable tasks."""
         return (float(self._load()[0]),)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
 @final
-class PortableMemory:
-    """Memory of the machine, and our own resident one, twice a second."""
+class PortableMemoryUsage:
+    """Memory in use on the machine, and resident memory of this process; read twice per second."""
 
-    shortest = 0.5
+    min_interval_seconds = 0.5
+    may_block = False
     factors = (Factor("memory_percent"), Factor("memory_own_percent"))
 
     def __init__(self, host: Host) -> None:
@@ -70,10 +73,10 @@ class PortableMemory:
         self._psutil, self._process = psutil, psutil.Process()
 
     def read(self) -> tuple[float, ...]:
-        """Percents."""
+        """Returns percent of memory in use, and percent used by this process."""
         memory = self._psutil.virtual_memory()
         own = 100.0 * self._process.memory_info().rss / memory.total
         return 100.0 * (1 - memory.available / memory.total), own
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""`ResourceSampler`: the driving factors of the next step."""
+"""`ResourceSampler`: samples the driving factors of the next step."""
 
 from __future__ import annotations
 
@@ -11,162 +11,176 @@ from contextlib import suppress
 from typing import Final, final
 
 from lbbsp_core.resources import portable
-from lbbsp_core.resources.base import NAMES, Source
-from lbbsp_core.resources.cgroup import Throttling
+from lbbsp_core.resources.base import DESCRIPTIONS, Source
+from lbbsp_core.resources.cgroup import CpuThrottling
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.linux import Cores, Memory, Pressure, Runnable, Switches
-from lbbsp_core.resources.polling import Background, PolledSource, release, split
+from lbbsp_core.resources.linux import (
+    ContextSwitches,
+    CpuPressure,
+    CpuTime,
+    MemoryUsage,
+    RunnableTasks,
+)
+from lbbsp_core.resources.polling import BackgroundPoller, PolledSource, close_all, split
 from lbbsp_core.validate import require_known
 
-DEFAULT: Final = (
+DEFAULT_NAMES: Final = (
     "cpu_other_percent",
     "runnable",
     "memory_percent",
     "throttled_percent",
     "steal_percent",
 )
-"""What is sampled where nothing else is asked for; with a GPU, `DEFAULT_GPU` too."""
+"""Driving factors sampled by default; `DEFAULT_GPU_NAMES` are added if there is a GPU."""
 
-DEFAULT_GPU: Final = ("gpu_percent", "gpu_memory_percent")
+DEFAULT_GPU_NAMES: Final = ("gpu_percent", "gpu_memory_percent")
 
-Opener = Callable[[Host], Source]
+SourceFactory = Callable[[Host], Source]
 
-LINUX: Final[Mapping[str, Opener]] = {
-    "cpu_other_percent": Cores,
-    "cpu_own_percent": Cores,
-    "steal_percent": Cores,
-    "runnable": Runnable,
-    "involuntary_switches_per_second": Switches,
-    "memory_percent": Memory,
-    "memory_own_percent": Memory,
-    "throttled_percent": Throttling,
-    "throttled_periods_per_second": Throttling,
-    "cpu_pressure_percent": Pressure,
+LINUX_SOURCES: Final[Mapping[str, SourceFactory]] = {
+    "cpu_other_percent": CpuTime,
+    "cpu_own_percent": CpuTime,
+    "steal_percent": CpuTime,
+    "runnable": RunnableTasks,
+    "involuntary_switches_per_second": ContextSwitches,
+    "memory_percent": MemoryUsage,
+    "memory_own_percent": MemoryUsage,
+    "throttled_percent": CpuThrottling,
+    "throttled_periods_per_second": CpuThrottling,
+    "cpu_pressure_percent": CpuPressure,
 }
 
-ELSEWHERE: Final[Mapping[str, Opener]] = {
-    "cpu_other_percent": portable.PortableCores,
-    "cpu_own_percent": portable.PortableCores,
-    "runnable": portable.PortableQueue,
-    "involuntary_switches_per_second": Switches,
-    "memory_percent": portable.PortableMemory,
-    "memory_own_percent": portable.PortableMemory,
+PORTABLE_SOURCES: Final[Mapping[str, SourceFactory]] = {
+    "cpu_other_percent": portable.PortableCpuTime,
+    "cpu_own_percent": portable.PortableCpuTime,
+    "runnable": portable.LoadAverage,
+    "involuntary_switches_per_second": ContextSwitches,
+    "memory_percent": portable.PortableMemoryUsage,
+    "memory_own_percent": portable.PortableMemoryUsage,
 }
 
-_log = logging.getLogger("lbbsp_core")
+_logger = logging.getLogger("lbbsp.resources")
 
 
 @final
 class ResourceSampler:
-    """Samples what drives this worker's speed, as late before a step as possible.
+    """Samples the driving factors of this worker's speed, as late before a step as possible.
 
-    LB-BSP (arXiv 1806.02508) predicts from past *and current* CPU and memory use. What slows a
-    worker down is what others take, so that is told apart from its own. Times are percents of
-    one core (or of the GPU), counts are per second, both means since the sample before;
-    ``runnable`` is of this moment. All are finite, >= 0 and bounded.
+    Paper: LB-BSP (arXiv 1806.02508) predicts speeds from past *and current* CPU and memory use.
+    Ours: a worker is slowed down by what other processes use, so their use is separated from its
+    own. Times are percents of one core (or of the GPU) and counts are per second, both means
+    since the previous sample; ``runnable`` is the value at the time of sampling. All values are
+    finite, >= 0 and bounded.
 
-    A sample costs 160 microseconds with cold caches, never blocks, and never raises: what cannot
-    be read (any more) keeps its last value, 0 if there is none, which is logged once. Sources
-    that are slow (``/proc/stat`` of very many cores) and the GPU, whose driver may take a lock,
-    are read by a thread every 50 ms. A forked child samples for itself.
+    A sample takes 160 microseconds with cold caches, never blocks and never raises. A factor
+    that cannot be read keeps its last value, or 0, and this is logged once. Slow sources
+    (``/proc/stat`` of very many cores) and sources that may block (the GPU driver takes locks)
+    are read every 50 ms by a background thread. A forked child opens its own sources.
 
     Args:
-        names: Driving factors, in the order wanted, of `ResourceSampler.available`. Default:
-            CPU time of others, tasks that want to run, memory, throttling and steal where the
-            machine tells them; where there is a GPU, its use and memory. A predictor's work
-            grows with their number; on recorded traces others added nothing to these.
-        gpu: Which of the GPUs in ``CUDA_VISIBLE_DEVICES`` this process computes on, >= 0.
-        host: The machine; tests pass another.
+        names: Driving factors to sample, in this order; keys of `ResourceSampler.available`.
+            Default: CPU time of other processes, runnable tasks, memory, throttling and steal
+            time where available, and utilisation and memory of the GPU if there is one. The cost
+            of a prediction grows with their number; on recorded traces further factors did not
+            improve predictions.
+        gpu: Index of the GPU of this process among ``CUDA_VISIBLE_DEVICES``, >= 0.
+        host: Machine to read. Tests pass a fake host.
 
     Raises:
-        ValueError: An unknown or repeated name, or a negative `gpu`.
+        ValueError: A name is unknown or repeated, or `gpu` is negative.
 
     Example:
         >>> with ResourceSampler(("cpu_other_percent", "runnable")) as sampler:
-        ...     drivers = sampler.sample()              # of the first step; then once a step
+        ...     drivers = sampler.sample()              # call it before each step
         >>> len(drivers), sampler.names
         (2, ('cpu_other_percent', 'runnable'))
+
+    References:
+        Chen et al., arXiv 1806.02508.
     """
 
-    available: Final[Mapping[str, str]] = NAMES
+    available: Final[Mapping[str, str]] = DESCRIPTIONS
 
     def __init__(
         self, names: Sequence[str] | None = None, *, gpu: int = 0, host: Host | None = None
     ) -> None:
         if gpu < 0:
-            raise ValueError(f"gpu must be >= 0, got {gpu}: 0 is the first visible one")
+            raise ValueError(f"gpu must be >= 0, got {gpu}: use 0 for the first visible GPU")
         self._host, self._gpu = Host() if host is None else host, gpu
-        wanted = (*DEFAULT, *DEFAULT_GPU) if names is None else _checked(names)
+        wanted = (*DEFAULT_NAMES, *DEFAULT_GPU_NAMES) if names is None else _check_names(names)
         self._open(wanted, quiet=names is None)
-        told = {factor.name for feed in self._feeds for factor in feed.source.factors}
+        readable = {factor.name for polled in self._sources for factor in polled.source.factors}
         self.names: tuple[str, ...] = (
-            tuple(name for name in wanted if name in told) if names is None else wanted
+            tuple(name for name in wanted if name in readable) if names is None else wanted
         )
-        self._last = dict.fromkeys(self.names, 0.0)
-        for feed in self._feeds:
-            self._last.update(feed.values)
+        self._values = dict.fromkeys(self.names, 0.0)
+        for polled in self._sources:
+            self._values.update(polled.values)
 
     def _open(self, wanted: Sequence[str], quiet: bool) -> None:
-        """Open what tells any of `wanted`, and start counting now."""
-        openers = {**(LINUX if self._host.linux else ELSEWHERE)}
-        openers.update(dict.fromkeys(DEFAULT_GPU, self._open_gpu))
-        self._feeds: list[PolledSource] = []
-        for opener in dict.fromkeys(openers[name] for name in wanted if name in openers):
-            self._feed(opener, wanted, logging.DEBUG if quiet else logging.INFO)
-        self._here, behind = split(self._feeds)
-        background = Background(behind)
+        """Opens the sources of the factors `wanted` and takes the first readings."""
+        factories = {**(LINUX_SOURCES if self._host.linux else PORTABLE_SOURCES)}
+        factories.update(dict.fromkeys(DEFAULT_GPU_NAMES, self._open_gpu))
+        self._sources: list[PolledSource] = []
+        for factory in dict.fromkeys(factories[name] for name in wanted if name in factories):
+            self._add_source(factory, wanted, logging.DEBUG if quiet else logging.INFO)
+        self._foreground, background = split(self._sources)
+        poller = BackgroundPoller(background)
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._release = weakref.finalize(self, release, self._feeds, background)
+        self._close = weakref.finalize(self, close_all, self._sources, poller)
 
     def _open_gpu(self, host: Host) -> Source:
         return Gpu(host, self._gpu)
 
-    def _feed(self, opener: Opener, wanted: Sequence[str], level: int) -> None:
-        """Open one source, or log that it tells nothing here."""
+    def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
+        """Opens one source, or logs that it is unavailable."""
         try:
-            source = opener(self._host)
-        except Exception as error:  # no such file, or not as we know it: other kernels, sandboxes
-            _log.log(level, "Some driving factors are not told here and stay 0: %s", error)
+            source = factory(self._host)
+        except Exception as error:  # no such file, or another format: other kernels, sandboxes
+            _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
             return
         try:
-            self._feeds.append(PolledSource(source, self._host.clock, wanted))
+            self._sources.append(PolledSource(source, self._host.clock, wanted))
         except Exception as error:
             source.close()
-            _log.log(level, "Some driving factors cannot be read and stay 0: %s", error)
+            _logger.log(level, "Driving factors cannot be read and stay 0: %s", error)
 
     def sample(self) -> tuple[float, ...]:
-        """The driving factors now, one for each of `names`: those of the step about to begin."""
+        """Returns the current driving factors, in the order of `names`. Call it before each step.
+
+        After `close` it returns the last sample.
+        """
         if os.getpid() != self._pid:
-            self._start_anew()
-        if self._lock.acquire(blocking=False):  # another thread samples: its values will do
+            self._reopen_after_fork()
+        if self._lock.acquire(blocking=False):  # if another thread samples, its values are used
             try:
-                self._measure()
+                self._update()
             finally:
                 self._lock.release()
-        return tuple(self._last.values())
+        return tuple(self._values.values())
 
-    def _measure(self) -> None:
-        if not self._release.alive:
+    def _update(self) -> None:
+        if not self._close.alive:
             return
-        for feed in self._here:
-            feed.refresh()
-        for feed in self._feeds:
-            feed.report(self._last)
+        for polled in self._foreground:
+            polled.refresh()
+        for polled in self._sources:
+            polled.update(self._values)
 
-    def _start_anew(self) -> None:
-        """After a fork: the parent's files tell of the parent, its thread is not here."""
-        open_before = self._release.detach() is not None
-        for feed in self._feeds:
-            if not isinstance(feed.source, Gpu):  # its library may be locked by that thread
+    def _reopen_after_fork(self) -> None:
+        """Replaces the parent's sources: they describe the parent, and its thread is not copied."""
+        was_open = self._close.detach() is not None
+        for polled in self._sources:
+            if not polled.source.may_block:  # the parent's thread may hold its lock
                 with suppress(OSError):
-                    feed.source.close()
-        self._open(self.names if open_before else (), quiet=True)
+                    polled.source.close()
+        self._open(self.names if was_open else (), quiet=True)
 
     def close(self) -> None:
-        """Close all files and end the thread; further samples are the last one."""
+        """Closes all sources and ends the background thread."""
         with self._lock:
-            self._release()
+            self._close()
 
     def __enter__(self) -> ResourceSampler:
         return self
@@ -175,11 +189,11 @@ class ResourceSampler:
         self.close()
 
 
-def _checked(names: Sequence[str]) -> tuple[str, ...]:
-    """`names`, if each is known and none is there twice."""
+def _check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns `names` as a tuple if each is known and none is repeated."""
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
-        require_known("driving factor", name, NAMES)
+        require_known("driving factor", name, DESCRIPTIONS)
     if len(set(names)) < len(names):
-        raise ValueError(f"driving factors {names} hold a name twice: name each once")
+        raise ValueError(f"driving factors {names} contain a repeated name: use each name once")
     return names

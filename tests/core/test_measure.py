@@ -1,4 +1,4 @@
-"""Measuring time alone, and believing the right measurements."""
+"""Busy time, and rejecting outliers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
 # BusyTimer
 
 
-def test_busy_time_is_time_alone() -> None:
+def test_busy_time_excludes_barriers() -> None:
     clock = FakeClock(123)
     timer = BusyTimer(clock)
     timer.start()
@@ -41,12 +41,12 @@ def test_collectives_inside_the_step_are_subtracted() -> None:
         timer.resume()
     clock.advance(0.125)
     assert timer.reach() == 0.625
-    assert timer.leave() == 16.625, "wall time keeps them"
+    assert timer.leave() == 16.625, "wall time includes collectives"
     clock.advance(0.5)
-    assert timer.reach() == 0.5, "and the next step does not"
+    assert timer.reach() == 0.5, "pauses do not carry over to the next step"
 
 
-def test_start_forgets_what_does_not_count() -> None:
+def test_start_discards_the_time_before() -> None:
     clock = FakeClock()
     timer = BusyTimer(clock)
     timer.start()
@@ -67,54 +67,54 @@ def test_the_real_clock_is_monotonic() -> None:
     assert 0 <= busy <= timer.leave()
 
 
-# Gate
+# OutlierFilter
 
 
-def accepted(gate: OutlierFilter, speeds: Iterable[float]) -> list[bool]:
-    """What `gate` says of one measurement after the other, a second each."""
-    state, said = gate.init(), []
+def accepted(filter_: OutlierFilter, speeds: Iterable[float]) -> list[bool]:
+    """Returns whether each of the measurements, of one second each, is accepted."""
+    state, results = filter_.init(), []
     for speed in speeds:
-        state, passes = gate.accept(state, Measurement(speed, 1.0))
-        said.append(passes)
-    return said
+        state, is_accepted = filter_.accept(state, Measurement(speed, 1.0))
+        results.append(is_accepted)
+    return results
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_is_unusable_never_passes_and_changes_nothing(bad: float) -> None:
-    gate = OutlierFilter(patience=2)
-    for state in (gate.init(), OutlierFilterState(10.0), OutlierFilterState(10.0, outliers=1)):
-        assert gate.accept(state, Measurement(10, bad)) == (state, False)
-        assert gate.accept(state, Measurement(bad, 1.0)) == (state, False)
-    assert not any(accepted(gate, [bad] * 9)), "however often"
+def test_invalid_measurements_are_rejected_and_keep_the_state(bad: float) -> None:
+    filter_ = OutlierFilter(patience=2)
+    for state in (filter_.init(), OutlierFilterState(10.0), OutlierFilterState(10.0, outliers=1)):
+        assert filter_.accept(state, Measurement(10, bad)) == (state, False)
+        assert filter_.accept(state, Measurement(bad, 1.0)) == (state, False)
+    assert not any(accepted(filter_, [bad] * 9)), "invalid measurements make no new level"
 
 
-def test_the_first_usable_one_sets_the_level() -> None:
+def test_the_first_valid_measurement_sets_the_level() -> None:
     assert accepted(OutlierFilter(), [math.nan, 10.0, 11.0]) == [False, True, True]
 
 
 @pytest.mark.parametrize("outlier", [1.0, 1000.0])
-def test_an_outlier_is_held_until_it_is_the_new_level(outlier: float) -> None:
-    gate = OutlierFilter(factor=5.0, patience=3)
+def test_outliers_are_rejected_until_they_are_the_new_level(outlier: float) -> None:
+    filter_ = OutlierFilter(factor=5.0, patience=3)
     speeds = [100.0, 100.0, outlier, outlier, outlier, outlier, 100.0]
-    assert accepted(gate, speeds) == [True, True, False, False, True, True, False]
+    assert accepted(filter_, speeds) == [True, True, False, False, True, True, False]
 
 
-def test_outliers_must_come_in_a_row() -> None:
-    gate = OutlierFilter(factor=5.0, patience=2)
-    assert accepted(gate, [10.0, 0.1, 10.0, 0.1, 10.0]) == [True, False, True, False, True]
+def test_only_consecutive_outliers_make_a_new_level() -> None:
+    filter_ = OutlierFilter(factor=5.0, patience=2)
+    assert accepted(filter_, [10.0, 0.1, 10.0, 0.1, 10.0]) == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("factor", [2.3, 1 / 2.3, 4.0, 1 / 4])
-def test_contention_passes_at_once(factor: float) -> None:
+def test_contention_is_accepted_at_once(factor: float) -> None:
     assert accepted(OutlierFilter(), [100.0, 100.0 * factor, 100.0]) == [True, True, True]
 
 
-def test_the_borders_pass() -> None:
+def test_ratios_at_the_bounds_are_accepted() -> None:
     assert accepted(OutlierFilter(factor=4.0), [16.0, 4.0, 16.0]) == [True, True, True]
     assert accepted(OutlierFilter(factor=4.0), [16.0, 3.999]) == [True, False]
 
 
-def test_patience_of_one_holds_nothing_that_is_usable() -> None:
+def test_patience_of_one_accepts_all_valid_measurements() -> None:
     assert accepted(OutlierFilter(patience=1), [1.0, 1e9, math.nan, 1.0]) == [
         True,
         True,
@@ -126,18 +126,20 @@ def test_patience_of_one_holds_nothing_that_is_usable() -> None:
 @given(st.lists(st.floats(), max_size=30), st.integers(1, 4))
 @example([5e-324, 1.0], 3)
 @example([1.0, 1e-308, 1e308, 1e308], 2)
-def test_only_finite_positive_speeds_pass(seconds: list[float], patience: int) -> None:
-    gate = OutlierFilter(patience=patience)
-    state = gate.init()
+def test_only_finite_positive_speeds_are_accepted(seconds: list[float], patience: int) -> None:
+    filter_ = OutlierFilter(patience=patience)
+    state = filter_.init()
     for busy in seconds:
         measurement = Measurement(64, busy)
-        state, passes = gate.accept(state, measurement)
-        if passes:
+        state, is_accepted = filter_.accept(state, measurement)
+        if is_accepted:
             assert 0 < measurement.samples_per_second < math.inf
         assert state.outliers < patience
 
 
 @pytest.mark.parametrize("options", [{"factor": 1.0}, {"factor": math.nan}, {"patience": 0}])
 def test_options_out_of_range(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"Gate\.(factor|patience).* must be finite and > 0"):
+    with pytest.raises(
+        ValueError, match=r"OutlierFilter\.(factor|patience).* must be finite and > 0"
+    ):
         OutlierFilter(**options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The global order: each sample exactly once an epoch, whatever the plans."""
+"""Global order: each sample occurs once per epoch, for any plans."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def orders(draw: st.DrawFn) -> GlobalOrder:
 
 
 def any_plan(data: st.DataObject, workers: int, total: int) -> list[int]:
-    """Any split of `total`, zeros included."""
+    """Draws a split of `total`, zeros included."""
     cuts = st.lists(st.integers(0, total), min_size=workers - 1, max_size=workers - 1)
     edges = [0, *sorted(data.draw(cuts)), total]
     return [right - left for left, right in itertools.pairwise(edges)]
 
 
 @given(orders(), st.integers(1, 5), st.data())
-def test_each_sample_once_an_epoch_over_changing_plans(
+def test_each_sample_occurs_once_per_epoch_under_changing_plans(
     order: GlobalOrder, workers: int, data: st.DataObject
 ) -> None:
     for epoch in range(2):
@@ -83,12 +83,12 @@ def test_epochs_differ_and_a_seed_repeats_them() -> None:
     assert epoch(GlobalOrder(40, 10, seed=3), 0) == epochs[0], "the batch size only cuts"
 
 
-def test_without_shuffle_every_epoch_is_the_data_sets_own_order() -> None:
+def test_without_shuffle_epochs_keep_the_order_of_the_data_set() -> None:
     order = GlobalOrder(8, 4, shuffle=False)
     assert [order.indices(step).tolist() for step in range(4)] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_whoever_gets_indices_cannot_change_the_order() -> None:
+def test_indices_are_read_only() -> None:
     order = GlobalOrder(12, 6, seed=1)
     expected = order.indices(0).tolist()
     for indices in (order.indices(0), order.slice(0, 1, [2, 4])):
@@ -112,7 +112,7 @@ def test_equal_orders_are_equal() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 1], [4, 4], []])
-def test_a_plan_of_another_sum_would_lose_samples(sizes: list[int]) -> None:
+def test_plans_with_a_wrong_sum_are_refused(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match=r"the plan of step 1 must sum to 4, got \[.*\] which"):
         GlobalOrder(8, 4).slice(1, 0, sizes)
     with pytest.raises(ValueError, match=r"the plan of step 2 must sum to 1"):
@@ -129,6 +129,6 @@ def test_a_plan_of_another_sum_would_lose_samples(sizes: list[int]) -> None:
         ((3, 4), r"num_samples = 3 < global_batch_size = 4; lower global_batch_size or add data"),
     ],
 )
-def test_nonsense_is_named(arguments: tuple[int, ...], message: str) -> None:
+def test_invalid_arguments_are_named(arguments: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GlobalOrder(*arguments)

@@ -1,4 +1,4 @@
-"""The records every stage shares."""
+"""Measurements and limits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lbbsp_core import Limits, Measurement
-from lbbsp_core.validate import require_positive
+from lbbsp_core.types import training_limits
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
-ABSURD = [1e13, 1e-13, 1e308, 5e-324]
+IMPLAUSIBLE = [1e13, 1e-13, 1e308, 5e-324]
 
 
-def test_a_measurement_knows_its_speed() -> None:
+def test_speed_is_samples_per_busy_second() -> None:
     assert Measurement(samples=32, busy_seconds=0.5).samples_per_second == 64.0
     speeds = Measurement(np.array([8.0, 9.0]), np.array([2.0, 3.0])).samples_per_second
     assert speeds.tolist() == [4.0, 3.0]
 
 
-@pytest.mark.parametrize("bad", BAD + ABSURD)
-def test_what_is_not_finite_and_positive_is_unusable(bad: float) -> None:
+@pytest.mark.parametrize("bad", BAD + IMPLAUSIBLE)
+def test_implausible_values_are_not_valid(bad: float) -> None:
     assert not Measurement(32, bad).is_valid
     assert not Measurement(bad, 0.5).is_valid
     assert not Measurement(np.array([1.0, 2.0]), np.array([0.5, bad])).is_valid
@@ -35,13 +35,13 @@ def test_what_is_not_finite_and_positive_is_unusable(bad: float) -> None:
 @example(64, 5e-324)
 @example(64, 1e-308)
 @example(1, 1e308)
-def test_usable_means_that_the_speed_is_finite_and_positive(samples: int, seconds: float) -> None:
+def test_valid_measurements_have_finite_positive_speeds(samples: int, seconds: float) -> None:
     measurement = Measurement(samples, seconds)
     if measurement.is_valid:
         assert 0.0 < measurement.samples_per_second < math.inf
 
 
-def test_usable_arrays() -> None:
+def test_valid_arrays() -> None:
     assert Measurement(np.array([1.0, 2.0]), np.array([0.5, 0.25])).is_valid
     assert isinstance(Measurement(np.array([1.0]), np.array([0.5])).is_valid, bool)
 
@@ -59,15 +59,18 @@ def test_limits() -> None:
     assert Limits(4, 4).maximum == 4
 
 
-def test_impossible_limits_name_the_value_and_the_cure() -> None:
+def test_impossible_limits_name_the_value_and_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"minimum must be >= 0, got -1: use 0 or more"):
         Limits(-1)
     with pytest.raises(ValueError, match=r"maximum must be >= minimum = 5, got 4: raise the max"):
         Limits(5, 4)
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_require_positive(bad: float) -> None:
-    assert require_positive("gain", 2) == 2.0
-    with pytest.raises(ValueError, match=r"gain must be finite and > 0, got"):
-        require_positive("gain", bad)
+def test_training_limits_are_one_per_worker() -> None:
+    assert training_limits(None, 2) == (Limits(), Limits())
+    assert training_limits(Limits(2, 8), 2) == (Limits(2, 8),) * 2
+    assert training_limits([Limits(), Limits(3)], 2) == (Limits(), Limits(3))
+    with pytest.raises(ValueError, match=r"one for each of the 3 workers, got 2: pass one Limits"):
+        training_limits([Limits(), Limits(3)], 3)
+    with pytest.raises(ValueError, match=r"Limits\.minimum must be >= 1 while training, got 0"):
+        training_limits([Limits(), Limits(0)], 2)

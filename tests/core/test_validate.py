@@ -1,0 +1,48 @@
+"""Checks of arguments: the value is returned, or the error names the constraint and the value."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lbbsp_core.validate import (
+    require_integer,
+    require_known,
+    require_nonnegative,
+    require_positive,
+)
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("bad", [*NOT_FINITE, 0.0, -1.0])
+def test_require_positive(bad: float) -> None:
+    assert require_positive("gain", 2) == 2.0
+    with pytest.raises(ValueError, match=r"gain must be finite and > 0, got"):
+        require_positive("gain", bad)
+
+
+@pytest.mark.parametrize("bad", [*NOT_FINITE, -1e-9])
+def test_require_nonnegative(bad: float) -> None:
+    assert require_nonnegative("seconds", 0) == 0.0
+    with pytest.raises(ValueError, match=r"seconds must be finite and >= 0, got"):
+        require_nonnegative("seconds", bad)
+
+
+@pytest.mark.parametrize("bad", [*NOT_FINITE, 1, 2.0, 2.5, "2", None])
+def test_require_integer(bad: float) -> None:
+    assert require_integer("interval", 2, 2) == 2
+    assert type(require_integer("interval", np.int64(3), 2)) is int
+    with pytest.raises(ValueError, match=r"interval must be an integer >= 2, got"):
+        require_integer("interval", bad, 2)
+
+
+def test_require_known_suggests_the_most_similar_name() -> None:
+    known = ["bsp", "lbbsp"]
+    assert require_known("policy", "bsp", known) == "bsp"
+    with pytest.raises(ValueError, match=r"no policy 'lbsp': did you mean 'lbbsp'\? Known names:"):
+        require_known("policy", "lbsp", known)
+    with pytest.raises(ValueError, match=r"no policy 'zzz': did you mean"):
+        require_known("policy", "zzz", known)
