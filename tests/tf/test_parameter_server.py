@@ -1,16 +1,28 @@
 """What the chief makes of iterations that end out of order, fail, or are run again."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lbbsp_core import RunRecord, read_run
-from lbbsp_tf.parameter_server import _Ledger, _Push, _results
+from lbbsp_core import read_run
+from lbbsp_core.runtime.record import PushLine, PushLog, run_header
+from lbbsp_tf.parameter_server import _log_epoch, _Push, _results
+
+HEADER = run_header("none", workers=2, global_batch_size=8, versions={})
 
 
 def push(number, samples=8, loss=1.0, **changes):
-    values = dict.fromkeys(_Push._fields, 0) | {"push": number, "samples": samples, "loss": loss}
-    return _Push(**{**values, "busy_seconds": 0.5, "entered": 100.0 + number, **changes})
+    zeros = dict.fromkeys(("worker", "iteration", "staleness", "lead"), 0)
+    times = {"busy_seconds": 0.5, "seconds": 100.0 + number}
+    return _Push(
+        PushLine(**{**zeros, **times, "push": number, "samples": samples, **changes}), loss
+    )
+
+
+def as_floats(each):
+    return [*asdict(each.line).values(), each.loss]
 
 
 class Coordinator:
@@ -23,7 +35,7 @@ class Coordinator:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return np.array(answer, np.float64)
+        return np.array(as_floats(answer), np.float64)
 
     def done(self):
         if self._failure is not None:
@@ -51,25 +63,28 @@ def test_a_result_that_nobody_will_bring_is_an_error():
 
 
 def test_integers_survive_the_way_as_floats():
-    told = push(2**53, worker=3, staleness=2, lead=1, loss=0.1, entered=1.5)
-    sent = _Push.packed(**{name: tf.constant(v) for name, v in told._asdict().items()})
-    assert _Push.unpacked(sent.numpy()) == told._replace(loss=pytest.approx(0.1))
-    assert isinstance(_Push.unpacked(sent.numpy()).push, int)
+    sent = push(2**53, worker=3, staleness=2, lead=1, loss=0.1, seconds=1.5)
+    tensors = {name: tf.constant(value) for name, value in asdict(sent.line).items()}
+    received = _Push.unpacked(_Push.packed(tf.constant(sent.loss), **tensors).numpy())
+    assert received.line == sent.line
+    assert received.loss == pytest.approx(0.1)
+    assert isinstance(received.line.push, int)
 
 
 def test_the_record_is_in_the_order_of_pushes_and_whole_though_one_is_missing(tmp_path):
-    ledger = _Ledger(RunRecord(tmp_path / "run.jsonl", {}), tf.constant(100.0))
-    assert ledger.enter([push(1, loss=4.0, samples=1), push(0, loss=1.0, samples=3)]) == 1.75
-    ledger.enter([push(4), push(2), push(5)])  # 3 came from a worker that died
-    assert [line["push"] for line in read_run(tmp_path).pushes] == [0, 1, 2]
-    ledger.close()
+    log = PushLog.open(tmp_path, HEADER)
+    first = [push(1, loss=4.0, samples=1), push(0, loss=1.0, samples=3)]
+    assert _log_epoch(log, first, began=100.0) == 1.75
+    _log_epoch(log, [push(4), push(2), push(5)], began=100.0)  # 3 came from a worker that died
+    assert [line.push for line in read_run(tmp_path).pushes] == [0, 1, 2]
+    log.close()
     lines = read_run(tmp_path).pushes
-    assert [line["push"] for line in lines] == [0, 1, 2, 4, 5]
-    assert [line["seconds"] for line in lines] == [0, 1, 2, 4, 5]
-    assert "loss" not in lines[0]
+    assert [line.push for line in lines] == [0, 1, 2, 4, 5]
+    assert [line.seconds for line in lines] == [0, 1, 2, 4, 5]
+    assert "loss" not in (tmp_path / "run.jsonl").read_text()
 
 
 def test_without_a_record_there_is_still_a_loss():
-    ledger = _Ledger(None, tf.constant(0.0))
-    assert ledger.enter([push(0, loss=2.0)]) == 2.0
-    ledger.close()
+    log = PushLog.open(None, HEADER)
+    assert _log_epoch(log, [push(0, loss=2.0)], began=0.0) == 2.0
+    log.close()

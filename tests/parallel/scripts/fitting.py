@@ -115,7 +115,7 @@ drawn.clear()
 built.fit(data, epochs=1, **options)
 built.fit(data, epochs=3, initial_epoch=1, **options)
 result("drawn", drawn)
-result("steps_in_all", it._balancer.step)
+result("steps_in_all", it._session.step)
 
 # Two data sets in turn: each is drawn in its own order.
 it, built = balancer(), model()

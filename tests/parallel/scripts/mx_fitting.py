@@ -66,7 +66,7 @@ for name, options in {
     epoch(it, net, data, drawn=drawn)
     epoch(it, net, data, drawn=drawn)
     result(f"drawn_{name}", drawn)
-    result(f"lag_{name}", it._loop.balancer.lag)
+    result(f"lag_{name}", it._session.balancer.lag)
 
 # An epoch that all leave half-way: the next one is whole.
 net, drawn = network(), []
