@@ -1,4 +1,4 @@
-"""All commands of ``lbbsp``, one module each."""
+"""Command line of ``lbbsp``: one module per command."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lbbsp_core.cli.launch import launch
 from lbbsp_core.cli.profile import profile
 from lbbsp_core.cli.simulate import simulate
 
-# What follows the script belongs to the script, whatever it looks like.
+# All arguments after the script belong to the script, options included.
 _STOP_AT_SCRIPT = {"allow_interspersed_args": False}
 
 
 def application() -> typer.Typer:
-    """The command line: ``application()()`` parses ``sys.argv``, runs, and exits."""
+    """Builds the command line; ``application()()`` parses ``sys.argv``, runs and exits."""
     app = typer.Typer(
         help="Synchronous data-parallel training that does not wait for the slowest worker.",
         no_args_is_help=True,
