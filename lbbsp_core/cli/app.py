@@ -23,7 +23,7 @@ def application() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_several_commands)
+    app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
     app.command()(demo)
     app.command()(evaluate)
@@ -32,5 +32,5 @@ def application() -> typer.Typer:
     return app
 
 
-def _several_commands() -> None:
-    """Synchronous data-parallel training that does not wait for the slowest worker."""
+def _require_command() -> None:
+    pass  # with a callback, typer expects the name of a command even if there is only one

@@ -37,7 +37,7 @@ class Framework(NamedTuple):
 
 
 class Training(NamedTuple):
-    """One of the two runs.
+    """Training of the comparison, plain or balanced.
 
     Args:
         title: Name to show to the user.
