@@ -1,4 +1,4 @@
-"""The command ``lbbsp``. Nothing here imports a training framework."""
+"""Command ``lbbsp``, which imports no training framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from importlib.util import find_spec
 def main() -> None:
     """Runs the command line and exits with its status."""
     if any(find_spec(name) is None for name in ("typer", "rich")):
-        print("the lbbsp command needs typer and rich: pip install 'lbbsp[cli]'", file=sys.stderr)
+        print(
+            "the lbbsp command needs typer and rich: run pip install 'lbbsp[cli]'", file=sys.stderr
+        )
         sys.exit(2)
     from lbbsp_core.cli.app import application
 

@@ -1,4 +1,4 @@
-"""All commands of ``lbbsp``, one module each."""
+"""Command line of ``lbbsp``: one module per command."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lbbsp_core.cli.launch import launch
 from lbbsp_core.cli.profile import profile
 from lbbsp_core.cli.simulate import simulate
 
-# What follows the script belongs to the script, whatever it looks like.
+# All arguments after the script belong to the script, options included.
 _STOP_AT_SCRIPT = {"allow_interspersed_args": False}
 
 
 def application() -> typer.Typer:
-    """The command line: ``application()()`` parses ``sys.argv``, runs, and exits."""
+    """Builds the command line; ``application()()`` parses ``sys.argv``, runs and exits."""
     app = typer.Typer(
         help="Synchronous data-parallel training that does not wait for the slowest worker.",
         no_args_is_help=True,
@@ -23,7 +23,7 @@ def application() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_several_commands)
+    app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
     app.command()(demo)
     app.command()(evaluate)
@@ -32,5 +32,5 @@ def application() -> typer.Typer:
     return app
 
 
-def _several_commands() -> None:
-    """Synchronous data-parallel training that does not wait for the slowest worker."""
+def _require_command() -> None:
+    pass  # with a callback, typer expects the name of a command even if there is only one

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -17,190 +12,110 @@ from rich.table import Table
 
 from lbbsp_core.cli.options import parse_speeds
 from lbbsp_core.cli.progress import Progress
-from lbbsp_core.launch import launch
-from lbbsp_core.report.picture import draw_comparison
-from lbbsp_core.report.summary import Comparison, Outcome, summarise
-from lbbsp_core.runtime.record import Run, read_run
-
-SLOW_WORKER: Final = 0.35
-TIMEOUT_SECONDS: Final = 900.0
-
-
-class Framework(NamedTuple):
-    """What the demo of a framework needs: its module, our plugin, and how to install them."""
-
-    module: str
-    plugin: str
-    extra: str
-
-
-class Plan(NamedTuple):
-    """What both runs have in common."""
-
-    framework: str
-    speeds: Sequence[float]
-    steps: int
-    run_dir: Path
-
-
-class Finished(NamedTuple):
-    """A run that has ended well."""
-
-    run: Run
-    outcome: Outcome
-
-
-FRAMEWORKS: Final[Mapping[str, Framework]] = MappingProxyType(
-    {
-        "tensorflow": Framework("tensorflow", "lbbsp_tf", "tf-cpu"),
-        "mxnet": Framework("mxnet", "lbbsp_mx", "mx"),
-    }
+from lbbsp_core.demo.comparison import (
+    BALANCED,
+    FRAMEWORKS,
+    PLAIN,
+    FinishedRun,
+    Plan,
+    RunFailedError,
+    Training,
+    default_speeds,
+    prepare,
+    require_packages,
+    train,
+    write_results,
 )
+from lbbsp_core.report.summary import Figures
+from lbbsp_core.validate import require_known
 
 
 def demo(
     framework: Annotated[
-        str, typer.Option(help="tensorflow or mxnet: which plugin to show.")
+        str, typer.Option(help="Framework to train with: tensorflow or mxnet.")
     ] = "tensorflow",
-    workers: Annotated[int, typer.Option(min=2, help="How many workers.")] = 3,
+    workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 3,
     speeds: Annotated[
         str | None,
-        typer.Option(metavar="1,1,0.35", help="Relative speeds; by default the last one is slow."),
+        typer.Option(
+            metavar="1,1,0.35",
+            help="Relative speed of each worker. By default only the last worker is slow.",
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="Steps of each run.")] = 110,
-    run_dir: Annotated[Path, typer.Option(help="Folder for all that is written.")] = Path(
-        "runs/demo"
-    ),
+    steps: Annotated[int, typer.Option(min=20, help="Number of steps of each run.")] = 110,
+    run_dir: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here, too.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures to this file as well."),
     ] = None,
 ) -> None:
-    """Train on unequal workers, as plain BSP and balanced, and compare."""
+    """Train on unequal workers by plain BSP and by LB-BSP, and compare."""
     console = Console()
-    _require(framework)
-    relative = _relative_speeds(workers, speeds)
-    plan = Plan(framework, relative, steps, run_dir)
-    console.print(
-        f"Handwritten digits on {workers} workers of speeds {', '.join(f'{v:g}' for v in relative)}"
-        ", twice: the same samples, order and initial weights."
-    )
+    relative_speeds = _relative_speeds(workers, speeds)
+    plan = Plan(_known_framework(framework), relative_speeds, steps, run_dir)
+    listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
     try:
-        bsp = _train(plan, workers, "bsp", "plain BSP", "even", console)
-        lbbsp = _train(plan, workers, "lbbsp", "LB-BSP", "lbbsp", console)
-    except ValueError as error:
+        require_packages(framework)
+        console.print(
+            f"Trains on handwritten digits with {workers} workers of relative speeds {listed}, "
+            "twice: on the same samples, in the same order, from the same initial weights."
+        )
+        bsp = _train(plan, PLAIN, console)
+        lbbsp = _train(plan, BALANCED, console)
+    except (ModuleNotFoundError, ValueError) as error:
         raise _failed(str(error), 2) from None
-    _report(plan, bsp, lbbsp, json_file, console)
+    except RunFailedError as error:
+        raise _failed(str(error), error.status) from None
+    console.print(_table(write_results(plan, bsp, lbbsp, json_file)))
+    console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
     if speeds is None:
-        return [1.0] * (workers - 1) + [SLOW_WORKER]
-    relative = parse_speeds(speeds)
-    if len(relative) != workers:
+        return default_speeds(workers)
+    relative_speeds = parse_speeds(speeds)
+    if len(relative_speeds) != workers:
         raise typer.BadParameter(
-            f"must hold one speed for each of the {workers} workers, got {len(relative)} "
-            f"({speeds}): change it, or give --workers {len(relative)}",
+            f"must hold one speed for each of the {workers} workers, got {len(relative_speeds)} "
+            f"({speeds}): change it, or give --workers {len(relative_speeds)}",
             param_hint="--speeds",
         )
-    return relative
+    return relative_speeds
 
 
-def _require(framework: str) -> None:
-    """Ends the command, with the cure, if something it needs is not installed."""
-    if framework not in FRAMEWORKS:
-        raise typer.BadParameter(
-            f"must be one of {', '.join(FRAMEWORKS)}, got {framework!r}: choose one of these",
-            param_hint="--framework",
-        )
-    wanted = FRAMEWORKS[framework]
-    for module, extra in (
-        (wanted.module, wanted.extra),
-        (wanted.plugin, wanted.extra),
-        ("sklearn", "demo"),
-        ("matplotlib", "demo"),
-    ):
-        if find_spec(module) is None:
-            raise _failed(f"{module} is not installed: pip install 'lbbsp[{extra}]'", 2)
+def _known_framework(name: str) -> str:
+    try:
+        return require_known("framework", name, FRAMEWORKS)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--framework") from None
 
 
-def _train(
-    plan: Plan, workers: int, folder: str, name: str, policy: str, console: Console
-) -> Finished:
-    """One of the two runs, with its progress shown; ends the command if it fails."""
-    run_dir = (plan.run_dir / folder).absolute()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    record, final = run_dir / "run.jsonl", run_dir / "final.npz"
-    for stale in (record, final):
-        stale.unlink(missing_ok=True)
-    module = f"{FRAMEWORKS[plan.framework].plugin}.demo"
-    options = {"--policy": policy, "--steps": str(plan.steps), "--run-dir": str(run_dir)}
-    progress = Progress(name, plan.steps, record)
-    log_path = run_dir / "output.log"
-    with (
-        log_path.open("w", encoding="utf-8", buffering=1) as log,
-        Live(progress, console=console, refresh_per_second=4),
-    ):
-        status = launch(
-            ["-m", module, *(word for pair in options.items() for word in pair)],
-            workers=workers,
-            speeds=plan.speeds,
-            run_dir=run_dir,
-            timeout=TIMEOUT_SECONDS,
-            framework=plan.framework,
-            output=lambda rank, line: print(f"[{rank}] {line}", file=log),
-        )
-    if not console.is_terminal:
-        console.line()  # there rich leaves the last line open
-    if status:
-        raise _failed(f"the {name} run failed (all output is in {log_path})", status)
-    return Finished(read_run(record), _outcome(final))
+def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:
+    """Runs one of the two trainings and shows its progress."""
+    prepare(plan, training)
+    progress = Progress(training.title, plan.steps, plan.record(training))
+    try:
+        with Live(progress, console=console, refresh_per_second=4):
+            return train(plan, training)
+    finally:
+        if not console.is_terminal:
+            console.line()  # rich leaves the last line open there
 
 
-def _outcome(path: Path) -> Outcome:
-    with np.load(path) as saved:
-        names = [name for name in saved.files if name != "accuracy"]
-        return Outcome(float(saved["accuracy"]), [saved[name] for name in names])
-
-
-def _report(
-    plan: Plan, bsp: Finished, lbbsp: Finished, json_file: Path | None, console: Console
-) -> None:
-    """Figures to the terminal and to files, and the picture."""
-    comparison = Comparison(summarise(bsp.run), summarise(lbbsp.run))
-    figures = comparison.figures(bsp.outcome, lbbsp.outcome)
-    text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
-    for path in (plan.run_dir / "summary.json", json_file):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    picture = plan.run_dir / "demo.png"
-    note = _what_was_learned(figures)
-    draw_comparison(bsp.run, lbbsp.run, picture, speeds=plan.speeds, note=note)
-    console.print(_table(figures))
-    console.print(f"The picture: {picture}   The figures: {plan.run_dir / 'summary.json'}")
-
-
-def _what_was_learned(figures: Mapping[str, Any]) -> str:
-    before, after = (figures[run]["accuracy"] for run in ("bsp", "lbbsp"))
-    return (
-        f"Same samples in the same order: held-out accuracy {before:.1%} with plain BSP, "
-        f"{after:.1%} with LB-BSP."
-    )
-
-
-def _table(figures: Mapping[str, Any]) -> Table:
+def _table(figures: Figures) -> Table:
     bsp, lbbsp = figures["bsp"], figures["lbbsp"]
     table = Table(title=f"{figures['speedup']:.2f} x faster", title_style="bold green")
     table.add_column("")
     table.add_column("plain BSP", justify="right")
     table.add_column("LB-BSP", justify="right")
-    for name, key, form in (
-        ("step", "step_seconds", lambda seconds: f"{seconds * 1e3:.0f} ms"),
-        ("throughput", "samples_per_second", lambda speed: f"{speed:.0f} samples/s"),
-        ("time spent waiting", "waiting_share", "{:.1%}".format),
-        ("held-out accuracy", "accuracy", "{:.2%}".format),
-    ):
-        table.add_row(name, form(bsp[key]), form(lbbsp[key]))
+    rows = {
+        "step": [f"{run['step_seconds'] * 1e3:.0f} ms" for run in (bsp, lbbsp)],
+        "throughput": [f"{run['samples_per_second']:.0f} samples/s" for run in (bsp, lbbsp)],
+        "time spent waiting": [f"{run['waiting_share']:.1%}" for run in (bsp, lbbsp)],
+        "held-out accuracy": [f"{run['accuracy']:.2%}" for run in (bsp, lbbsp)],
+    }
+    for name, values in rows.items():
+        table.add_row(name, *values)
     table.add_section()
     for name, value in (
         ("speed-up", f"{figures['speedup']:.2f}"),

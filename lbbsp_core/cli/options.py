@@ -1,4 +1,4 @@
-"""Options that several commands take, and how their text is read."""
+"""Parsers of options that several commands have."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import typer
 
-_SPEEDS_CURE = "give each worker's speed relative to the fastest, such as 1,1,0.5"
-_SPEEDS_AT_CURE = "give seconds since the start and the speeds from then on, such as 30:0.5,1,1"
+_SPEEDS_REMEDY = "give the speed of each worker relative to the fastest, such as 1,1,0.5"
+_SPEEDS_AT_REMEDY = "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
 
 
-def parse_speeds(text: str, option: str = "--speeds", cure: str = _SPEEDS_CURE) -> list[float]:
-    """Reads ``1,1,0.5``.
+def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REMEDY) -> list[float]:
+    """Parses a list of speeds such as ``1,1,0.5``.
 
     Args:
-        text: What the user wrote.
-        option: The option to name in an error.
-        cure: What to do instead.
+        text: Value of the option.
+        option: Option to name in an error.
+        remedy: Advice to give in an error.
 
     Raises:
         typer.BadParameter: The text is not a list of numbers.
@@ -28,11 +28,11 @@ def parse_speeds(text: str, option: str = "--speeds", cure: str = _SPEEDS_CURE) 
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise _bad(option, "a list of numbers with commas between", text, cure) from None
+        raise _bad(option, "a list of numbers separated by commas", text, remedy) from None
 
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
-    """Reads every ``SECONDS:0.5,1,1``.
+    """Parses changes of speeds such as ``SECONDS:0.5,1,1``.
 
     Raises:
         typer.BadParameter: A text is not of this form.
@@ -51,9 +51,9 @@ def _parse_change(text: str) -> tuple[float, list[float]]:
     except ValueError:
         colon = ""
     if not colon:
-        raise _bad("--speeds-at", "SECONDS:SPEEDS", text, _SPEEDS_AT_CURE)
-    return seconds, parse_speeds(after, "--speeds-at", _SPEEDS_AT_CURE)
+        raise _bad("--speeds-at", "SECONDS:SPEEDS", text, _SPEEDS_AT_REMEDY)
+    return seconds, parse_speeds(after, "--speeds-at", _SPEEDS_AT_REMEDY)
 
 
-def _bad(option: str, form: str, text: str, cure: str) -> typer.BadParameter:
-    return typer.BadParameter(f"must be {form}, got {text!r}: {cure}", param_hint=option)
+def _bad(option: str, form: str, text: str, remedy: str) -> typer.BadParameter:
+    return typer.BadParameter(f"must be {form}, got {text!r}: {remedy}", param_hint=option)

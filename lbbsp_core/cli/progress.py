@@ -1,10 +1,9 @@
-"""Progress on the terminal: of a computation, of a growing run record."""
+"""Progress on the terminal, of a computation or of a run whose record grows."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich import progress
 from rich.console import Console
@@ -12,9 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lbbsp_core.runtime.record import PushLine, StepLine, parse_line
+
 
 def countdown(console: Console) -> progress.Progress:
-    """A bar with the time that remains, which goes when it is done."""
+    """Creates a progress bar with the remaining time, which disappears at the end."""
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
@@ -25,61 +26,67 @@ def countdown(console: Console) -> progress.Progress:
 
 
 class RecordTail:
-    """Reads what has been appended to a record since the last look.
+    """Reads the lines that were appended to a record since the last read.
 
     Args:
-        path: The record; it need not exist yet.
+        path: Path of the record; it need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
+        self._lines = 0
 
-    def read(self) -> list[dict[str, Any]]:
-        """The lines that are whole by now, and were not before."""
+    def read(self) -> list[StepLine | PushLine]:
+        """Returns the steps or pushes that have been completed since the last call."""
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._position)
                 text = stream.read()
         except FileNotFoundError:
             return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        lines: list[StepLine | PushLine] = []
+        for line in complete.splitlines():
+            self._lines += 1
+            if self._lines > 1:  # the first line is the header
+                lines.append(parse_line(json.loads(line), f"{self._path} line {self._lines}"))
+        return lines
 
 
 class Progress:
-    """A line for `rich.live.Live`: steps done, time of a step, batch sizes.
+    """Progress of a run on one line, for `rich.live.Live`: steps, time of a step, batch sizes.
 
     Args:
-        name: What is running.
-        steps: How many steps it will take.
-        record: Its growing record.
+        title: Name of the run.
+        steps: Number of steps of the run.
+        record: Path of its growing record.
     """
 
-    def __init__(self, name: str, steps: int, record: Path) -> None:
-        self._name = name
+    def __init__(self, title: str, steps: int, record: Path) -> None:
+        self._title = title
         self._steps = steps
         self._tail = RecordTail(record)
         self._done = 0
-        self._last: dict[str, Any] = {}
+        self._last: StepLine | None = None
 
     def __rich__(self) -> Table:
-        """The line as it stands."""
+        """Renders the current state."""
         for line in self._tail.read():
-            if "step" in line:
+            if isinstance(line, StepLine):
                 self._done, self._last = self._done + 1, line
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self._steps, completed=self._done, width=16)
-        row.add_row(Text(f"{self._name:<9}", style="bold"), bar, self._state())
+        row.add_row(Text(f"{self._title:<9}", style="bold"), bar, self._state())
         return row
 
     def _state(self) -> Text:
-        if not self._last:
+        if self._last is None:
             return Text("starting the workers ...", style="dim")
         return Text(
-            f"step {self._done}/{self._steps} {self._last['wall_seconds'] * 1e3:5.0f} ms"
-            f"  batches {' + '.join(map(str, self._last['sizes']))}",
+            f"step {self._done}/{self._steps} {self._last.wall_seconds * 1e3:5.0f} ms"
+            f"  batches {' + '.join(map(str, self._last.sizes))}",
             no_wrap=True,
             overflow="ellipsis",
         )

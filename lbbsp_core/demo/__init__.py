@@ -1,1 +1,1 @@
-"""The job of ``lbbsp demo``: what both frameworks' workers share."""
+"""Demo of ``lbbsp demo``: the job of its workers, shared by all frameworks, and the comparison."""

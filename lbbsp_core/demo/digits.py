@@ -1,11 +1,11 @@
-"""What the demos of all frameworks share: the digits, the options, the result."""
+"""Data, options and result of the demo's workers, the same for all frameworks."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,20 @@ import numpy.typing as npt
 from lbbsp_core.policy import Even, LoadBalanced
 
 GLOBAL_BATCH_SIZE: Final = 288
-TRAINED_ON: Final = 1536  # of 1,797 digits; the others measure what was learned
+TRAINED_ON: Final = 1536  # of 1,797 digits; the others are held out
 SEED: Final = 0
 POLICIES: Final = {"even": Even, "lbbsp": LoadBalanced}
 
 
 class Digits(NamedTuple):
-    """Images ``(samples, 8, 8, 1)`` in [-1, 1], labels ``(samples,)``."""
+    """Images of shape ``(samples, 8, 8, 1)`` in [-1, 1], and labels of shape ``(samples,)``."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """What ``lbbsp demo`` asks of its workers."""
+    """Parses the options that ``lbbsp demo`` gives to its workers."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--policy", choices=sorted(POLICIES), required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -35,7 +35,7 @@ def parse(description: str | None) -> argparse.Namespace:
 
 
 def digits() -> tuple[Digits, Digits]:
-    """Scikit-learn's real handwritten digits: to train on, and held out."""
+    """Returns scikit-learn's handwritten digits: the training set and the held-out set."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -46,17 +46,19 @@ def digits() -> tuple[Digits, Digits]:
 
 
 def repeated(training: Digits, steps: int) -> Digits:
-    """The training set, over and over, as one long epoch of `steps` steps.
+    """Repeats the training set to one long epoch of `steps` steps.
 
-    The first step of each epoch is not like the others, and nothing is learned from it.
+    The first step of each epoch takes longer than the others and is excluded from learning.
     """
     drawn = np.resize(np.arange(TRAINED_ON), steps * GLOBAL_BATCH_SIZE)
     return Digits(training.x[drawn], training.y[drawn])
 
 
-def save(path: Path, logits: Any, held_out: Digits, weights: Sequence[Any]) -> None:
-    """Writes the share of held-out digits read rightly, and the weights."""
-    read = np.argmax(np.asarray(logits), axis=1)
-    named: dict[str, Any] = {f"weights_{i}": np.asarray(values) for i, values in enumerate(weights)}
-    accuracy = np.mean(read == held_out.y)
+def save(
+    path: Path, logits: npt.ArrayLike, held_out: Digits, weights: Sequence[npt.ArrayLike]
+) -> None:
+    """Writes the accuracy on the held-out digits, and the weights."""
+    predicted = np.argmax(np.asarray(logits), axis=1)
+    named = {f"weights_{i}": np.asarray(values) for i, values in enumerate(weights)}
+    accuracy = np.mean(predicted == held_out.y)
     np.savez(path, accuracy=accuracy, **named)

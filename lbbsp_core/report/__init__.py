@@ -1,4 +1,4 @@
-"""Figures and pictures from run records."""
+"""Figures and pictures of runs, of profiles and of simulations."""
 
 from lbbsp_core.report.picture import draw_comparison
 from lbbsp_core.report.summary import Comparison, Outcome, RunSummary, summarise

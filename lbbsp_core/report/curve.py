@@ -1,4 +1,4 @@
-"""A picture of a profile: the measured points, and the forms fitted to them."""
+"""Plot of a profile: the measured points, and the cost forms fitted to them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lbbsp_core.report.figure import new_figure
 
 
 def plot_curve(result: ProfileResult, path: Path) -> None:
-    """Draws seconds by batch size, and below how far each fit is off.
+    """Plots seconds by batch size, and below it the relative error of each fit.
 
     Args:
-        result: From `lbbsp_core.profiler.profile_step`.
-        path: Where to; its ending says which format.
+        result: Result of `lbbsp_core.profiler.profile_step`.
+        path: File to write; its suffix selects the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing.
@@ -27,12 +27,12 @@ def plot_curve(result: ProfileResult, path: Path) -> None:
     dense = np.unique(np.geomspace(batches[0], batches[-1], 400))
     curve.plot(batches, 1e3 * seconds, "o", color="0.4", markersize=5, label="measured")
     for name, fit in result.fits.items():
-        if name == "profile":  # runs through the points
+        if name == "profile":  # passes through all points
             continue
-        words = "" if fit.cv_error is None else f", {fit.cv_error:.1%} on unseen batches"
-        (line,) = curve.plot(dense, 1e3 * fit.cost(dense), linewidth=1.2, label=name + words)
-        off = 100 * (fit.cost(batches) / seconds - 1)
-        errors.plot(batches, off, ".-", linewidth=0.8, color=line.get_color())
+        error = "" if fit.cv_error is None else f", {fit.cv_error:.1%} on unseen batches"
+        (line,) = curve.plot(dense, 1e3 * fit.cost(dense), linewidth=1.2, label=name + error)
+        percent = 100 * (fit.cost(batches) / seconds - 1)
+        errors.plot(batches, percent, ".-", linewidth=0.8, color=line.get_color())
     if result.out_of_memory_at is not None:
         for axes in (curve, errors):
             axes.axvline(result.out_of_memory_at, color="0.2", linestyle=":", linewidth=1)

@@ -1,4 +1,4 @@
-"""A picture of simulated efficiencies."""
+"""Plot of simulated efficiencies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lbbsp_core.sim.experiment import Row
 
 
 def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
-    """Draws a bar for each run, a panel for each trace; 1 is the oracle.
+    """Plots a bar for each run, in a panel for each trace; the oracle has efficiency 1.
 
     Args:
-        rows: From `lbbsp_core.sim.experiment.simulate`.
-        path: Where to; its ending says which format.
+        rows: Result of `lbbsp_core.sim.experiment.simulate`.
+        path: File to write; its suffix selects the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing.
     """
-    panels = [(file, list(own)) for file, own in groupby(rows, key=_panel)]
+    panels = [(file, list(own)) for file, own in groupby(rows, key=_panel_title)]
     heights = [len(own) + 3 for _, own in panels]
     figure = new_figure(8, 0.24 * sum(heights))
     grid = figure.add_gridspec(len(panels), 1, height_ratios=heights)
@@ -38,5 +38,5 @@ def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path)
 
 
-def _panel(row: Row) -> str:
+def _panel_title(row: Row) -> str:
     return row.name if row.trace else f"{row.name}, {row.workers} workers"

@@ -1,17 +1,23 @@
-"""An empty figure that needs no display."""
+"""Figures that need no display."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def new_figure(width: float, height: float, **options: Any) -> Any:
-    """A matplotlib figure of so many inches, to be drawn on and saved; no global state.
+def new_figure(
+    width: float, height: float, *, dpi: float | None = None, constrained: bool = True
+) -> Figure:
+    """Creates an empty matplotlib figure without touching matplotlib's global state.
 
     Args:
-        width: In inches.
-        height: In inches.
-        options: More of `matplotlib.figure.Figure`; the layout is "constrained" without them.
+        width: Width in inches.
+        height: Height in inches.
+        dpi: Dots per inch; None for matplotlib's default.
+        constrained: Whether matplotlib places the axes so that labels do not overlap.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing; says how to install it.
@@ -21,8 +27,8 @@ def new_figure(width: float, height: float, **options: Any) -> Any:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "a plot needs matplotlib, which is not installed: pip install 'lbbsp[report]'"
+            "a plot needs matplotlib, which is not installed: run pip install 'lbbsp[report]'"
         ) from error
-    figure = Figure(figsize=(width, height), **(options or {"layout": "constrained"}))
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained" if constrained else None)
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,4 @@
-"""A picture of forecasts against what was measured."""
+"""Plot of forecasts against measured speeds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lbbsp_core.report.figure import new_figure
 from lbbsp_core.sim.backtest import DEFAULT, Evaluation
 
 SHOWN = 120
-"""Iterations drawn: the last ones of each trace's first worker."""
+"""Number of iterations shown: the last ones of the first worker of each trace."""
 
 
 def plot_forecasts(result: Evaluation, path: Path) -> None:
-    """Draws speed, the default predictor and EMA 0.5 over the last iterations of each trace.
+    """Plots measured speeds, the default predictor and EMA 0.5 over each trace's last iterations.
 
     Args:
-        result: From `lbbsp_core.sim.backtest.evaluate`.
-        path: Where to; its ending says which format.
+        result: Result of `lbbsp_core.sim.backtest.evaluate`.
+        path: File to write; its suffix selects the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing.
@@ -28,9 +28,9 @@ def plot_forecasts(result: Evaluation, path: Path) -> None:
         axes.plot(steps, speeds[0][-SHOWN:], color="0.6", linewidth=3, label="measured")
         for name, style in ((DEFAULT, "-"), ("ema0.5", ":")):
             if name in result.forecasts[file]:
-                drawn = result.forecasts[file][name][0][-SHOWN:]
-                axes.plot(steps, drawn, style, linewidth=1.2, label=name)
-        axes.set_title(f"{file}, {result.horizon} ahead", fontsize=9, parse_math=False)
+                forecast = result.forecasts[file][name][0][-SHOWN:]
+                axes.plot(steps, forecast, style, linewidth=1.2, label=name)
+        axes.set_title(f"{file}, horizon {result.horizon}", fontsize=9, parse_math=False)
         axes.set_ylabel("samples/s")
         axes.set_ylim(bottom=0)
     figure.axes[0].legend(loc="lower right", fontsize=8, ncols=3)

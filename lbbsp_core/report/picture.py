@@ -1,4 +1,4 @@
-"""The demo in one picture: who waited before, who waits now, and what the balancer did."""
+"""Picture of the demo: waiting times before and after, and the batch sizes of the balancer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lbbsp_core.report.figure import new_figure
 from lbbsp_core.report.summary import Comparison, RunSummary, summarise
 from lbbsp_core.runtime.record import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WORKERS = ("#1f6fb4", "#2a9d8f", "#d1495b", "#8f5fbf", "#e08e2b", "#5f6b7a")
 WAITING = "#d9dde2"
@@ -28,23 +32,25 @@ def draw_comparison(
 ) -> None:
     """Draws two runs of one training, plain and balanced, as a PNG.
 
-    Above, a bar a worker: busy time, then waiting time, before and after, on one scale.
-    Below, the batch sizes of the balanced run, step by step.
+    The upper panels show one bar per worker, busy time followed by waiting time, for both runs on
+    one scale. The lower panel shows the batch sizes of the balanced run, step by step.
 
     Args:
-        bsp: The record of the plain run.
-        lbbsp: The record of the balanced run.
+        bsp: Record of the plain run.
+        lbbsp: Record of the balanced run.
         path: File to write; its folder must exist.
-        speeds: Relative speed of each worker, to name them by.
-        note: The line under the title, such as what was learned.
+        speeds: Relative speed of each worker, shown beside its name.
+        note: Line under the title, such as the accuracies.
     """
-    figure = new_figure(11, 7.4, dpi=130, facecolor="white")
+    figure = new_figure(11, 7.4, dpi=130, constrained=False)
+    figure.set_facecolor("white")
     comparison = Comparison(summarise(bsp), summarise(lbbsp))
     names = _names(comparison.lbbsp.workers, speeds)
     before, after, history = _axes(figure)
     scale = max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
     _bars(before, comparison.bsp, _usual_sizes(bsp), names, "Plain BSP: equal batches", scale)
     _bars(after, comparison.lbbsp, _usual_sizes(lbbsp), names, "LB-BSP: balanced batches", scale)
+    after.tick_params(axis="y", labelleft=False)
     _batch_sizes(history, lbbsp, names)
     _title(figure, comparison, note)
     figure.savefig(path, format="png")
@@ -60,7 +66,7 @@ def _names(workers: int, speeds: Sequence[float] | None) -> list[str]:
     ]
 
 
-def _axes(figure: Any) -> tuple[Any, Any, Any]:
+def _axes(figure: Figure) -> tuple[Axes, Axes, Axes]:
     grid = figure.add_gridspec(
         2, 2, left=0.105, right=0.965, top=0.775, bottom=0.085, hspace=0.42, wspace=0.06,
         height_ratios=(1.15, 1),
@@ -75,7 +81,7 @@ def _axes(figure: Any) -> tuple[Any, Any, Any]:
     return before, after, history
 
 
-def _title(figure: Any, comparison: Comparison, note: str) -> None:
+def _title(figure: Figure, comparison: Comparison, note: str) -> None:
     figure.text(
         0.03, 0.965, f"LB-BSP trains {comparison.speedup:.2f}× as fast as plain BSP",
         size=27, weight="bold", color=INK, va="top",
@@ -90,14 +96,14 @@ def _usual_sizes(run: Run) -> list[int]:
 
 
 def _bars(
-    axes: Any,
+    axes: Axes,
     summary: RunSummary,
     sizes: Sequence[int],
     names: Sequence[str],
     title: str,
     scale: float,
 ) -> None:
-    """Busy and waiting milliseconds of a step, a bar a worker, the first one on top."""
+    """Draws the busy and waiting milliseconds of a step as a bar per worker, rank 0 on top."""
     step = summary.step_seconds
     ranks = list(range(summary.workers))
     busy = [min(seconds, step) for seconds in summary.busy_seconds]
@@ -118,21 +124,20 @@ def _bars(
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.set_yticks(ranks, names, color=INK)
-    axes.tick_params(axis="y", labelleft=axes.get_subplotspec().is_first_col())
 
 
 def _label(
-    axes: Any, rank: int, left: float, width: float, words: str, scale: float, colour: str
+    axes: Axes, rank: int, left: float, width: float, label: str, scale: float, colour: str
 ) -> None:
-    """Writes into a bar what it is and its milliseconds, if there is room."""
+    """Writes a label and the milliseconds into a bar that is wide enough."""
     if width < 0.2 * scale:
         return
-    text = f"{words}\n{width * 1e3:.0f} ms"
+    text = f"{label}\n{width * 1e3:.0f} ms"
     axes.text(left + width / 2, rank, text, color=colour, size=11, ha="center", va="center")
 
 
-def _batch_sizes(axes: Any, run: Run, names: Sequence[str]) -> None:
-    """Samples of each worker, step by step, each line named at its end."""
+def _batch_sizes(axes: Axes, run: Run, names: Sequence[str]) -> None:
+    """Draws the batch size of each worker, step by step, with its name at the end of the line."""
     full = [line for line in run.steps if not line.short] or run.steps
     steps, sizes = [line.step for line in full], [line.sizes for line in full]
     end = steps[-1] + 0.01 * (steps[-1] - steps[0] + 1)
@@ -157,7 +162,7 @@ def _batch_sizes(axes: Any, run: Run, names: Sequence[str]) -> None:
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves labels that would overlap apart, upwards from the lowest."""
+    """Moves overlapping labels apart, upwards from the lowest one."""
     placed = list(heights)
     ascending = sorted(range(len(placed)), key=placed.__getitem__)
     for lower, upper in pairwise(ascending):

@@ -1,24 +1,24 @@
-r"""A run in figures: how long a step takes, who waits, and how far that is from the ideal.
+r"""Figures of a run: time of a step, waiting times, and the distance from the ideal.
 
-Symbols, over the *steady* steps (the full, unheld ones of the run's last half), for worker i of N:
+Symbols, over the *steady* steps (the regular ones of the run's last half), for worker i of N:
 
 ===============  ==================================================================
 wall             seconds from barrier to barrier, as rank 0 sees it
-busy_i           seconds worker i was alone in between
-wait_i           wall - busy_i: for slower workers, then for the all-reduce itself
+busy_i           busy time of worker i in between, in seconds
+wait_i           wall - busy_i: waiting for slower workers, then for the all-reduce
 communication    wall - max busy_i: from the last arrival to the release
 ===============  ==================================================================
 
-The *ideal* step is what perfect foresight would have made of the same run: the smallest possible
-slowest busy time for the whole batch X, under what a sample cost each worker in that run, plus
-the communication that the run had.
+A step is *regular* if it is full and no measurement was excluded in it. The *ideal* step is the
+one of a plan with perfect foresight: the smallest possible slowest busy time for the global batch
+X, at each worker's cost per sample in the same run, plus the communication of that run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -28,20 +28,21 @@ from lbbsp_core.cost import Proportional
 from lbbsp_core.runtime.record import Run, StepLine
 
 Floats = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in figures; lists are by rank.
+    """Figures of one run; tuples are by rank.
 
     Args:
-        workers: N.
-        global_batch_size: X, in samples.
+        workers: Number of workers, N.
+        global_batch_size: Samples of a full step, X.
         step_seconds: Median wall of the steady steps.
         busy_seconds: Median busy time of each worker in them.
         waiting_share: Sum of waits / (N * sum of wall), in [0, 1).
-        communication_seconds: Median, over *all* full and unheld steps of the run, of the time
-            from the last arrival to the release.
+        communication_seconds: Median time from the last arrival to the release, over *all* regular
+            steps of the run.
         ideal_busy_seconds: Smallest possible slowest busy time, see `ideal_busy_seconds`.
     """
 
@@ -55,57 +56,83 @@ class RunSummary:
 
     @property
     def samples_per_second(self) -> float:
-        """X / step: the throughput of all workers together."""
+        """Throughput of all workers together, X / step."""
         return self.global_batch_size / self.step_seconds
 
     @property
     def ideal_step_seconds(self) -> float:
-        """Ideal busy time + communication."""
+        """Time of the ideal step: ideal busy time + communication."""
         return self.ideal_busy_seconds + self.communication_seconds
 
     @property
     def efficiency(self) -> float:
-        """Ideal step / achieved step."""
+        """Ratio of the ideal step to the achieved step."""
         return self.ideal_step_seconds / self.step_seconds
 
     @property
     def efficiency_without_communication(self) -> float:
-        """Ideal busy time / achieved step: the all-reduce counts as loss."""
+        """Ratio of the ideal busy time to the achieved step: the all-reduce counts as loss."""
         return self.ideal_busy_seconds / self.step_seconds
+
+
+class RunFigures(TypedDict):
+    """Figures of one run in ``summary.json``; see `RunSummary` and `Outcome`."""
+
+    step_seconds: float
+    busy_seconds: list[float]
+    waiting_share: float
+    accuracy: float
+    samples_per_second: float
+
+
+class Figures(TypedDict):
+    """Content of ``summary.json``; see `Comparison` and `RunSummary`."""
+
+    bsp: RunFigures
+    lbbsp: RunFigures
+    workers: int
+    global_batch_size: int
+    communication_seconds: float
+    speedup: float
+    ideal_speedup: float
+    efficiency: float
+    efficiency_without_communication: float
+    max_weight_difference: float
+    max_abs_weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has learned.
+    """Result of a training.
 
     Args:
-        accuracy: Share of held-out samples that the final model reads rightly.
-        weights: Its final weights, one array each.
+        accuracy: Fraction of held-out samples that the final model classifies correctly.
+        weights: Final weights, one array per variable.
     """
 
     accuracy: float
-    weights: Sequence[npt.NDArray[Any]]
+    weights: Sequence[Weights]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same training twice: as plain BSP, and balanced."""
+    """Comparison of the same training as plain BSP, and balanced."""
 
     bsp: RunSummary
     lbbsp: RunSummary
 
     @property
     def speedup(self) -> float:
-        """BSP step / balanced step."""
+        """Ratio of the BSP step to the balanced step."""
         return self.bsp.step_seconds / self.lbbsp.step_seconds
 
     @property
     def ideal_speedup(self) -> float:
-        """BSP step / ideal step of the balanced run."""
+        """Ratio of the BSP step to the ideal step of the balanced run."""
         return self.bsp.step_seconds / self.lbbsp.ideal_step_seconds
 
-    def figures(self, bsp: Outcome, lbbsp: Outcome) -> dict[str, Any]:
-        """All figures, as ``summary.json`` holds them."""
+    def figures(self, bsp: Outcome, lbbsp: Outcome) -> Figures:
+        """Returns all figures, as ``summary.json`` holds them."""
         difference, largest = weight_difference(bsp.weights, lbbsp.weights)
         return {
             "bsp": _figures(self.bsp, bsp),
@@ -126,10 +153,10 @@ def summarise(run: Run) -> RunSummary:
     """Computes the figures of one run.
 
     Raises:
-        ValueError: The run has no steps, or a worker in it was never measured.
+        ValueError: The run has no steps, or a worker was not measured in any steady step.
     """
     if not run.steps:
-        raise ValueError("the run must hold at least one step, got none: let it train longer")
+        raise ValueError("the run must have at least one step, got none: train for longer")
     steady = run.last_half()
     sizes, busy, wall = _columns(steady)
     total = run.header.global_batch_size
@@ -145,18 +172,18 @@ def summarise(run: Run) -> RunSummary:
 
 
 def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
-    r"""The smallest possible slowest busy time for the whole batch, ``min_x max_i a_i x_i``.
+    r"""Computes the smallest possible slowest busy time, ``min_x max_i a_i x_i``.
 
-    ``a_i`` is the median of busy / size: a worker's cost as proportional to its batch, *at the
-    operating point* of this run. One operating point cannot tell an overhead from a slope, and
-    where there is an overhead the true curve is flatter than ours. What that can do is bounded:
-    but for whole numbers, our ideal is the mean of the busy times weighted by ``1 / a_i`` (all
-    would share it), and the true affine ideal a mean of the *same* busy times with other weights.
-    Both lie between the shortest and the longest busy time of the run, so they agree as closely
-    as the run was balanced: take the ideal from a balanced run, never from an uneven one.
+    The sizes ``x_i`` are integers whose sum is X. ``a_i`` is the median of busy / size: it models a
+    worker's cost as proportional to its batch, *at the operating point* of this run. One operating
+    point cannot distinguish an overhead from a slope, and with an overhead the true cost curve is
+    flatter. The error is bounded: apart from rounding, this ideal is the mean of the busy times
+    weighted by ``1 / a_i``, and the true affine ideal is a mean of the *same* busy times with other
+    weights. Both lie between the shortest and the longest busy time of the run, so they agree as
+    closely as the run was balanced: take the ideal from a balanced run, not from an uneven one.
 
-    Medians know no noise. A step waits for the slowest of N noisy workers, and what that costs
-    counts against the run.
+    Medians remove noise. A step waits for the slowest of N noisy workers, and that time counts
+    against the run.
 
     Args:
         sizes: Samples, shape ``(steps, workers)``.
@@ -164,7 +191,7 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
         total: X, in samples.
 
     Raises:
-        ValueError: A worker without a usable measurement.
+        ValueError: A worker has no valid measurement.
 
     Example:
         >>> ideal_busy_seconds(np.array([[5.0, 5.0]]), np.array([[0.5, 2.0]]), 10)
@@ -172,22 +199,20 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
     """
     costs = []
     for rank in range(sizes.shape[1]):
-        usable = (sizes[:, rank] > 0) & (busy[:, rank] > 0)
-        if not usable.any():
+        is_valid = (sizes[:, rank] > 0) & (busy[:, rank] > 0)
+        if not is_valid.any():
             raise ValueError(
-                f"worker {rank} must be measured in one steady step at least, and never was: let "
-                "the run train for more steps"
+                f"worker {rank} must be measured in at least one steady step, got no measurement: "
+                "train for more steps"
             )
-        speeds = sizes[usable, rank] / busy[usable, rank]
+        speeds = sizes[is_valid, rank] / busy[is_valid, rank]
         costs.append(Proportional(float(np.median(speeds))))
     best = allocate(costs, total=total)
     return max(cost(float(x)) for cost, x in zip(costs, best, strict=True))
 
 
-def weight_difference(
-    one: Sequence[npt.NDArray[Any]], other: Sequence[npt.NDArray[Any]]
-) -> tuple[float, float]:
-    """The largest difference between two models' weights, and the largest weight of the first.
+def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple[float, float]:
+    """Returns the largest difference between two models' weights, and the first's largest weight.
 
     Raises:
         ValueError: The models do not have the same shapes.
@@ -200,7 +225,7 @@ def weight_difference(
 
 
 def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
-    """Sizes and busy seconds, both ``(steps, workers)``, and wall seconds ``(steps,)``."""
+    """Returns sizes and busy seconds, ``(steps, workers)``, and wall seconds, ``(steps,)``."""
     sizes = np.array([line.sizes for line in steps], np.float64)
     busy = np.array([line.busy_seconds for line in steps], np.float64)
     return sizes, busy, np.array([line.wall_seconds for line in steps], np.float64)
@@ -212,7 +237,7 @@ def _communication(run: Run) -> float:
     return float(np.median(wall - busy.max(axis=1)))
 
 
-def _figures(summary: RunSummary, outcome: Outcome) -> dict[str, Any]:
+def _figures(summary: RunSummary, outcome: Outcome) -> RunFigures:
     return {
         "step_seconds": summary.step_seconds,
         "busy_seconds": list(summary.busy_seconds),

@@ -1,11 +1,11 @@
-"""Pictures of simulated runs: who waits when, and what becomes of it."""
+"""Plots of simulated runs: timelines, updates, accuracy and scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,46 +14,50 @@ from lbbsp_core.report.figure import new_figure
 from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 Floats = npt.NDArray[np.float64]
 
 ITERATIONS, WORKERS = 12, 8
-"""How much of a run its timeline shows."""
+"""Numbers of iterations and workers that a timeline shows."""
 
 _BUSY, _WAIT = "#1f6fb4", "#f2c38f"
 
 
 def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
-    """Draws timeline, updates, and where there is something to show accuracy and scaling.
+    """Draws timelines and updates, and accuracy and scaling if the results contain them.
 
     Args:
-        results: From `lbbsp_core.sim.experiment.run_experiments`.
-        folder: Where to; it exists.
+        results: Results of `lbbsp_core.sim.experiment.run_experiments`.
+        folder: Folder to write to; it must exist.
 
     Yields:
-        Each file.
+        The path of each file.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing.
     """
-    pictures = {"timeline": _timelines, "updates": _updates}
+    plots = {"timeline": _timelines, "updates": _updates}
     if any(result.curve is not None for result in results):
-        pictures["accuracy"] = _accuracy
+        plots["accuracy"] = _accuracy
     if len({result.row.workers for result in results}) > 1:
-        pictures["scaling"] = _scaling
-    for name, picture in pictures.items():
+        plots["scaling"] = _scaling
+    for name, plot in plots.items():
         path = folder / f"{name}.png"
-        picture(results).savefig(path)
+        plot(results).savefig(path)
         yield path
 
 
 def spans(run: Timeline | AsyncRun) -> Iterator[tuple[int, Floats, Floats, Floats]]:
-    """The first iterations of the first workers: rank, and when each began, pushed, went on."""
+    """Yields the rank, start, push and release times of the first iterations of some workers."""
     if isinstance(run, AsyncRun):
-        played = run.schedule
+        schedule = run.schedule
         for rank in range(min(WORKERS, run.workers)):
-            own = np.flatnonzero(played.worker == rank)[:ITERATIONS]
-            push, release = played.push[own], played.release[own]
-            yield rank, played.start[own], push, np.where(np.isfinite(release), release, push)
+            own = np.flatnonzero(schedule.worker == rank)[:ITERATIONS]
+            push, release = schedule.push[own], schedule.release[own]
+            yield rank, schedule.start[own], push, np.where(np.isfinite(release), release, push)
         return
     ends = np.cumsum(run.wall_seconds[:ITERATIONS])
     starts = np.concatenate([[0.0], ends[:-1]])
@@ -62,7 +66,7 @@ def spans(run: Timeline | AsyncRun) -> Iterator[tuple[int, Floats, Floats, Float
 
 
 def update_times(run: Timeline | AsyncRun) -> Floats:
-    """When each update enters the model, ascending."""
+    """Returns the times at which updates enter the model, ascending."""
     if isinstance(run, Timeline):
         return np.cumsum(run.wall_seconds)
     entered = run.schedule.update >= 0
@@ -71,7 +75,7 @@ def update_times(run: Timeline | AsyncRun) -> Floats:
     return times
 
 
-def _timelines(results: Sequence[Result]) -> Any:
+def _timelines(results: Sequence[Result]) -> Figure:
     figure = new_figure(9, 1.6 * len(results) + 0.4)
     panels = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     for axes, result in zip(panels, results, strict=True):
@@ -86,8 +90,8 @@ def _timelines(results: Sequence[Result]) -> Any:
     return figure
 
 
-def _updates(results: Sequence[Result]) -> Any:
-    """Mean seconds between updates of X samples, over a moving window."""
+def _updates(results: Sequence[Result]) -> Figure:
+    """Plots the mean seconds between updates, over consecutive windows."""
     figure, panels = _panels(results)
     for axes, (_, own) in zip(panels, _groups(results), strict=True):
         for result in own:
@@ -99,7 +103,7 @@ def _updates(results: Sequence[Result]) -> Any:
     return figure
 
 
-def _accuracy(results: Sequence[Result]) -> Any:
+def _accuracy(results: Sequence[Result]) -> Figure:
     figure, panels = _panels(results)
     for axes, (_, own) in zip(panels, _groups(results), strict=True):
         for result in own:
@@ -109,8 +113,8 @@ def _accuracy(results: Sequence[Result]) -> Any:
     return figure
 
 
-def _scaling(results: Sequence[Result]) -> Any:
-    """Efficiency against the number of workers, a line for each scheme of each scenario."""
+def _scaling(results: Sequence[Result]) -> Figure:
+    """Plots efficiency by number of workers, a line for each scheme of each scenario."""
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     rows = sorted((result.row for result in results), key=lambda row: (row.name, row.title))
@@ -130,16 +134,16 @@ def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     return [(title, list(own)) for title, own in groupby(results, key=name)]
 
 
-def _panels(results: Sequence[Result]) -> tuple[Any, Any]:
+def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     groups = _groups(results)
     figure = new_figure(9, 3.2 * len(groups))
-    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    panels = list(figure.subplots(len(groups), 1, squeeze=False)[:, 0])
     for axes, (title, _) in zip(panels, groups, strict=True):
         axes.set_title(title, fontsize=9, parse_math=False)
     return figure, panels
 
 
-def _finish(axes: Any, x: str, y: str) -> None:
+def _finish(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(fontsize=7)

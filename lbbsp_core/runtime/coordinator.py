@@ -1,4 +1,4 @@
-"""Runs a synchroniser for real workers that push to a parameter server; no framework inside."""
+"""Coordinator of real workers that push to a parameter server; uses no framework."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from lbbsp_core.sync.rounds import Rounds
 
 
 class Coordinator:
-    """Who draws which samples, whose gradient enters when, and who may go on.
+    """Assigns samples to workers, orders their updates, and releases them by a synchroniser.
 
-    It stands where all pushes pass, on one parameter server, and answers one call at a time. A
-    worker calls, for each iteration::
+    All pushes pass through one coordinator, on one parameter server, which answers one call at a
+    time. For each iteration a worker calls::
 
-        begin, end = coordinator.claim(worker, limit)       # its samples, by position
-        kept = coordinator.push(worker, ...)                # its gradient is there
-        # It adds the gradient to the sum of those that are kept, or to the model.
-        if coordinator.entered(worker):                     # ours is the last one of the sum
+        begin, end = coordinator.claim(worker, limit)       # positions of its samples
+        kept = coordinator.push(worker, ...)                # its gradient has been computed
+        # Adds the gradient to the sum if it is kept, and to the model otherwise.
+        if coordinator.entered(worker):                     # the sum is complete
             ...                                             # updates the model by the sum
             coordinator.applied()
-        # It waits until `released` has grown, and reads the model.
+        # Waits until `released` has grown, and reads the model.
 
     Args:
-        synchroniser: Decides who waits for whom.
-        cluster: Workers and batches.
-        policy: Sizes of the batches, see `lbbsp_core.sync.rounds.Rounds`.
-        clock: Seconds of a clock that never goes back.
-        logs: Whether somebody reads `log`; it would grow for ever.
+        synchroniser: Decides which workers wait for which.
+        constraints: Number of workers, global batch size and limits.
+        policy: Decides the batch sizes, see `lbbsp_core.sync.rounds.Rounds`.
+        clock: Monotonic clock, in seconds.
+        logs: Whether pushes are kept for `log`; if it is never called, they accumulate.
 
     Raises:
-        ValueError: A policy that needs common steps.
+        ValueError: The policy needs common steps.
 
     Example:
         >>> from lbbsp_core import SSP, BatchConstraints, Even, Limits
@@ -46,7 +46,7 @@ class Coordinator:
         ...     samples = coordinator.claim(0, limit=100)
         ...     kept = coordinator.push(0, samples[1] - samples[0], 0.5)
         ...     last = coordinator.entered(0)
-        >>> samples, kept, coordinator.released          # worker 0 may not begin a third one
+        >>> samples, kept, coordinator.released          # worker 0 may not start a third one
         ((8, 16), False, [2, 1])
     """
 
@@ -61,30 +61,39 @@ class Coordinator:
         self.rounds = Rounds(constraints, policy)
         self.synchroniser = synchroniser
         self.released = [1] * constraints.workers
-        """Iterations that each worker may have begun."""
+        """Number of iterations that each worker may have started."""
         self.present = set(range(constraints.workers))
+        """Ranks of the workers that have not finished."""
         self.pushes = 0
-        """How many there have been, of all workers."""
+        """Number of pushes so far, by all workers."""
         self.updates = 0
-        """How often the model has changed: kept pushes enter as one update."""
+        """Number of updates of the model; all pushes of a sum enter as one update."""
         self._log: deque[PushLine] = deque(maxlen=None if logs else 0)
         self._clock = clock
-        self._began: float | None = None
+        self._start: float | None = None
         self._state: Any = synchroniser.init(constraints.workers)
-        self._dealt = 0
+        self._claimed = 0
         self._iterations = [0] * constraints.workers
         self._counts = [0] * constraints.workers  # pushes since the last barrier
         self._leads = [0] * constraints.workers
-        self._alone: dict[int, SyncDecision] = {}  # decided, their gradient is on its way
+        self._alone: dict[int, SyncDecision] = {}  # decided, but not entered yet
         self._summed: set[int] = set()
-        self._together: SyncDecision | None = None  # decided, some of the sum may be on their way
+        self._together: SyncDecision | None = None  # decided, the sum may be incomplete
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
-        """The next samples, as many as the worker's batch has, up to position `limit`."""
-        self._now()  # time begins with the first iteration
-        begin = self._dealt
-        self._dealt = max(begin, min(begin + self.rounds.sizes[worker], limit))
-        return begin, self._dealt
+        """Assigns the next samples to a worker, as many as its batch has.
+
+        Args:
+            worker: Rank of the worker.
+            limit: Position at which to stop, >= 0.
+
+        Returns:
+            Positions of the first sample and of the one after the last; equal at the limit.
+        """
+        self._now()  # time starts with the first iteration
+        begin = self._claimed
+        self._claimed = max(begin, min(begin + self.rounds.sizes[worker], limit))
+        return begin, self._claimed
 
     def push(
         self,
@@ -94,17 +103,17 @@ class Coordinator:
         cost: Cost | None = None,
         seen: int = 0,
     ) -> bool:
-        """Takes note of a push, and decides.
+        """Registers a push, and decides when its gradient enters the model.
 
         Args:
-            worker: Whose.
-            samples: Its batch.
-            busy_seconds: Of its iteration.
-            cost: What the worker predicts of its next iteration.
-            seen: How many updates there had been when it read the model.
+            worker: Rank of the worker.
+            samples: Batch size of the iteration.
+            busy_seconds: Busy time of the iteration.
+            cost: Cost that the worker predicts for its next iteration.
+            seen: Value of `updates` when the worker read the model.
 
         Returns:
-            Whether the gradient is kept, to enter with others: it goes into their sum.
+            Whether the gradient is kept, and enters as a part of a sum.
         """
         now = self._now()
         self._state, decision = self.synchroniser.push(self._state, worker, now)
@@ -127,14 +136,14 @@ class Coordinator:
         if decision.aggregate == (worker,):
             self._alone[worker] = decision
             return False
-        self._decided(decision)
+        self._handle(decision)
         return True
 
     def entered(self, worker: int) -> bool:
-        """The gradient is where it should be: in the model, or, if kept, in the sum.
+        """Registers that a gradient has been added to the model or, if kept, to the sum.
 
         Returns:
-            Whether the sum is complete: `worker` is to update the model by it.
+            Whether the sum is complete, so that `worker` must update the model by it.
         """
         if worker in self._alone:
             self.updates += 1
@@ -144,55 +153,66 @@ class Coordinator:
         return self._complete
 
     def applied(self) -> None:
-        """The model has been updated by the sum, which is empty again."""
+        """Registers that the model has been updated by the sum, which is empty again.
+
+        Raises:
+            ValueError: No sum was complete.
+        """
         decision, self._together = self._together, None
         if decision is None:
-            raise ValueError("no sum was to be applied: call this where entered() was true")
+            raise ValueError(
+                "no sum was to be applied: call applied() only after entered() returned True"
+            )
         self.updates += 1
         self._summed -= {*decision.aggregate}
-        if self.present <= {*decision.release}:  # a barrier: leads are counted from here
+        if self.present <= {*decision.release}:  # a barrier: leads are counted from it
             self._counts = [0] * len(self._counts)
         self._release(decision)
 
     def finish(self, worker: int) -> bool:
-        """`worker` has left: nobody waits for it.
+        """Registers that a worker has finished, so that no worker waits for it.
 
         Returns:
-            Whether it is to update the model by the sum, now that it holds nobody back.
+            Whether the sum is complete now, so that `worker` must update the model by it.
         """
         if worker not in self.present:
             return False
         self.present.discard(worker)
         self.rounds.left(worker)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
-        self._decided(decision)
+        self._handle(decision)
         return self._complete
 
-    def log(self, first: int, most: int) -> list[PushLine]:
-        """Pushes number `first` and on, at most so many; what came before is forgotten."""
+    def log(self, first: int, max_lines: int) -> list[PushLine]:
+        """Returns pushes in order, and discards those before the first one.
+
+        Args:
+            first: Number of the first push to return, >= 0.
+            max_lines: Maximum number of pushes to return.
+        """
         while self._log and self.pushes - len(self._log) < first:
             self._log.popleft()
-        return list(islice(self._log, most))
+        return list(islice(self._log, max_lines))
 
     @property
     def _complete(self) -> bool:
         return self._together is not None and {*self._together.aggregate} <= self._summed
 
-    def _decided(self, decision: SyncDecision) -> None:
+    def _handle(self, decision: SyncDecision) -> None:
         if decision.aggregate:
             self._together = decision
         else:
             self._release(decision)
 
     def _release(self, decision: SyncDecision) -> None:
-        least = min((self._counts[worker] for worker in self.present), default=0)
+        slowest = min((self._counts[worker] for worker in self.present), default=0)
         for worker in decision.release:
             self.released[worker] += 1
-            self._leads[worker] = self._counts[worker] - least
+            self._leads[worker] = self._counts[worker] - slowest
 
     def _now(self) -> float:
-        """Seconds since the first event."""
+        """Returns the seconds since the first call."""
         now = self._clock()
-        if self._began is None:
-            self._began = now
-        return now - self._began
+        if self._start is None:
+            self._start = now
+        return now - self._start

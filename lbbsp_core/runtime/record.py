@@ -61,7 +61,7 @@ class RunHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """One step of a run whose workers are all in the same step; tuples are by rank.
+    """Step of a run whose workers are all in the same step; tuples are by rank.
 
     Args:
         step: Number of the global step.
@@ -89,7 +89,7 @@ class StepLine:
 
 @dataclass(frozen=True, kw_only=True)
 class PushLine:
-    """One push of gradients, in a run whose workers need not be in the same step.
+    """Push of gradients, in a run whose workers need not be in the same step.
 
     Args:
         push: Number of pushes before this one, by all workers.

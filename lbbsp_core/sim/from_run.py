@@ -1,4 +1,4 @@
-"""A recorded training run as a cluster: what would other schemes have made of it?"""
+"""Clusters from run records, to simulate other schemes on the speeds of a real run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lbbsp_core.sim.cluster import LEAST_STEPS, ReplayedCluster
 
 
 class RecordedRun(NamedTuple):
-    """What a record tells.
+    """Cluster and times of a recorded run.
 
     Args:
-        cluster: Workers as fast as they were in each step.
-        communication_seconds: Median of what a step took beyond its slowest worker.
-        step_seconds: Median wall time of the steps that are replayed.
+        cluster: Workers with the speeds that they had in each step.
+        communication_seconds: Median time of a step beyond that of its slowest worker.
+        step_seconds: Median wall time of the replayed steps.
     """
 
     cluster: ReplayedCluster
@@ -30,51 +30,54 @@ class RecordedRun(NamedTuple):
 def cluster_from_run(path: str | Path) -> RecordedRun:
     """Reads ``run.jsonl`` (or the folder that holds it) of a plain BSP run.
 
-    Left out, and noted, are short steps and those with a held or missing measurement (the first
-    of an epoch traces or loads): they say nothing about the workers' speeds. A plain run keeps
-    its batches, so that seconds are taken as proportional to samples: where iterations have a
-    large fixed part, what a policy gains is overestimated.
+    Short steps and those with an excluded or missing measurement (the first step of an epoch
+    includes tracing or loading) are left out, with a note: they do not show the workers' speeds.
+    Seconds are taken as proportional to samples, because the batches of a plain run do not change:
+    where iterations have a large fixed overhead, the gain of a policy is overestimated.
 
     Raises:
-        ValueError: No record, a single worker, or hardly a step to replay.
+        ValueError: The file is no record of steps, or has a single worker or too few steps.
     """
     try:
         run = read_run(path)
     except OSError as error:
         raise ValueError(
-            f"{path}: cannot be read as a run record: {error}: name the --run-dir of lbbsp launch"
+            f"{path} cannot be read as a run record ({error}): name the --run-dir of lbbsp launch"
         ) from None
     if run.pushes:
         raise ValueError(
-            f"{path}: records pushes of workers that were not in step: record a plain BSP run"
+            f"{path} records pushes, of workers that were not in the same step: record a plain BSP "
+            "run"
         )
-    good = [line for line in run.steps if _is_usable(line)]
-    if len(good) < LEAST_STEPS:
+    usable = [line for line in run.steps if _is_usable(line)]
+    if len(usable) < LEAST_STEPS:
         raise ValueError(
-            f"{path}: only {len(good)} of {len(run.steps)} steps are whole, at least {LEAST_STEPS} "
-            "are needed: record a longer run"
+            f"{path}: only {len(usable)} of {len(run.steps)} steps are usable, at least "
+            f"{LEAST_STEPS} are needed: record a longer run"
         )
-    sizes = np.array([line.sizes for line in good], np.float64)
-    busy = np.array([line.busy_seconds for line in good], np.float64)
+    sizes = np.array([line.sizes for line in usable], np.float64)
+    busy = np.array([line.busy_seconds for line in usable], np.float64)
     if sizes.shape[1] < 2:
-        raise ValueError(f"{path}: a single worker has nobody to wait for: record two or more")
-    walls = np.array([line.wall_seconds for line in good], np.float64)
+        raise ValueError(
+            f"{path}: a single worker waits for no other worker: record two or more workers"
+        )
+    walls = np.array([line.wall_seconds for line in usable], np.float64)
     notes = []
-    if left_out := len(run.steps) - len(good):
-        notes.append(f"steps left out because they were held or short: {left_out}")
+    if omitted := len(run.steps) - len(usable):
+        notes.append(f"steps left out because they were excluded or short: {omitted}")
     if (sizes != sizes[0]).any():
         notes.append(
-            "its batches change: this was no plain BSP run, and its speeds were measured at the "
-            "batches that its policy gave"
+            "the batch sizes change: this was no plain BSP run, and its speeds were measured at "
+            "the batch sizes that its policy chose"
         )
     cluster = ReplayedCluster(
         sizes / busy,
-        (((),) * sizes.shape[1],) * len(good),
+        (((),) * sizes.shape[1],) * len(usable),
         round(statistics.median(sizes.sum(axis=1).tolist())),
         tuple(notes),
     )
-    beyond = float(np.median(walls - busy.max(axis=1)))
-    return RecordedRun(cluster, max(beyond, 0.0), float(np.median(walls)))
+    communication = float(np.median(walls - busy.max(axis=1)))
+    return RecordedRun(cluster, max(communication, 0.0), float(np.median(walls)))
 
 
 def _is_usable(line: StepLine) -> bool:

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import lbbsp_core.cli
 from lbbsp_core import Profile
-from lbbsp_core.cli import demo as demo_module
 from lbbsp_core.cli import launch as launch_module
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.cli.progress import Progress, RecordTail
-from lbbsp_core.runtime.record import StepLine, open_record, run_header
+from lbbsp_core.demo import comparison
+from lbbsp_core.runtime.record import RunRecord, StepLine, run_header
 
 
 def run(*arguments):
@@ -179,6 +179,14 @@ def step_line(step, sizes, busy_seconds, wall_seconds):
     )
 
 
+def write_lines(path, *lines, workers=2, total=8):
+    header = run_header("none", workers=workers, global_batch_size=total, versions={})
+    record = RunRecord(path, header)
+    for line in lines:
+        record.write(line)
+    record.close()
+
+
 def pretend(seconds_a_sample, status=0):
     """A `launch` that leaves behind what the demo's workers would."""
 
@@ -187,12 +195,10 @@ def pretend(seconds_a_sample, status=0):
             return status
         policy = command[command.index("--policy") + 1]
         sizes = [4] * workers if policy == "even" else [6, 2]
-        header = run_header("none", workers=workers, global_batch_size=sum(sizes), versions={})
-        record = open_record(run_dir, header)
-        for k in range(int(command[command.index("--steps") + 1])):
-            busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
-            record.write(step_line(k, sizes, busy, max(busy) + 0.01))
-        record.close()
+        steps = range(int(command[command.index("--steps") + 1]))
+        busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
+        lines = [step_line(k, sizes, busy, max(busy) + 0.01) for k in steps]
+        write_lines(run_dir / "run.jsonl", *lines, workers=workers, total=sum(sizes))
         np.savez(run_dir / "final.npz", accuracy=0.97, weights_0=np.array([[-2.0, 1.0]]))
         options["output"](0, "a word from a worker")
         return 0
@@ -202,12 +208,12 @@ def pretend(seconds_a_sample, status=0):
 
 @pytest.fixture
 def complete(monkeypatch):
-    monkeypatch.setattr(demo_module, "find_spec", lambda name: 1)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
 
 
 def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, complete):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo_module, "launch", pretend([0.01, 0.03]))
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
     folder, copy = tmp_path / "out", tmp_path / "deep" / "figures.json"
     result = run(
         "demo", "--workers", 2, "--speeds", "1,0.33", "--steps", 20, "--run-dir", folder,
@@ -227,7 +233,7 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
 
 
 def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
-    monkeypatch.setattr(demo_module, "launch", pretend([], status=137))
+    monkeypatch.setattr(comparison, "launch", pretend([], status=137))
     stale = tmp_path / "bsp" / "run.jsonl"
     stale.parent.mkdir()
     stale.write_text("of an older run\n")
@@ -243,7 +249,7 @@ def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
     [("tensorflow", "lbbsp[tf-cpu]"), ("sklearn", "lbbsp[demo]"), ("matplotlib", "lbbsp[demo]")],
 )
 def test_demo_says_what_to_install(monkeypatch, tmp_path, missing, cure):
-    monkeypatch.setattr(demo_module, "find_spec", lambda name: None if name == missing else 1)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: None if name == missing else 1)
     result = run("demo", "--run-dir", tmp_path)
     assert result.exit_code == 2
     [line] = result.output.splitlines()
@@ -278,8 +284,9 @@ def test_progress_follows_a_record_that_grows(tmp_path):
         return capture.get()
 
     assert "starting" in shown()
-    line = {"step": 0, "sizes": [3, 5], "wall_seconds": 0.25}
-    path.write_text('{"schema": 1}\n' + json.dumps(line) + '\n{"step": 1, "si')
+    write_lines(path, step_line(0, (3, 5), (0.1, 0.2), 0.25))
+    with path.open("a") as stream:
+        stream.write('{"step": 1, "si')
     assert "step 1/20" in shown()
     assert "250 ms" in shown()
     assert "3 + 5" in shown()
@@ -289,11 +296,15 @@ def test_a_tail_reads_whole_lines_once(tmp_path):
     path = tmp_path / "run.jsonl"
     tail = RecordTail(path)
     assert tail.read() == []
-    path.write_text('{"a": 1}\n{"b": ')
-    assert tail.read() == [{"a": 1}]
+    first, second = (step_line(step, (3, 5), (0.1, 0.2), 0.25) for step in range(2))
+    write_lines(path, first, second)
+    whole = path.read_text()
+    cut = len(whole) - 9
+    path.write_text(whole[:cut])
+    assert tail.read() == [first]
     with path.open("a") as stream:
-        stream.write("2}\n")
-    assert tail.read() == [{"b": 2}]
+        stream.write(whole[cut:])
+    assert tail.read() == [second]
     assert tail.read() == []
 
 

@@ -49,7 +49,7 @@ class Server:
         self.now = 0.0
         cluster = BatchConstraints(8 * workers, (Limits(),) * workers)
         self.coordinator = Coordinator(self.synchroniser, cluster, Even(), lambda: self.now)
-        self.coordinator._began = 0.0
+        self.coordinator._start = 0.0
         self.model: list[list[int]] = []
         self.sum: list[int] = []
         begun, seen = [1] * workers, [0] * workers

@@ -266,7 +266,7 @@ def test_pushes_are_read_back_apart_from_steps(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.pushes == [PUSH]
     assert run.steps == []
-    with pytest.raises(ValueError, match="records pushes of workers that were not in step"):
+    with pytest.raises(ValueError, match="records pushes, of workers that were not in the same"):
         cluster_from_run(tmp_path)
 
 

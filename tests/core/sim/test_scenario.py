@@ -200,7 +200,7 @@ def test_a_recorded_run_is_reproduced_within_a_tenth_and_lbbsp_gains(tmp_path: P
     assert run_of.step_seconds == pytest.approx(measured)
     assert run_of.cluster.steps == 60 - 3 - 1
     assert run_of.cluster.global_batch_size == 24
-    assert run_of.cluster.notes == ("steps left out because they were held or short: 4",)
+    assert run_of.cluster.notes == ("steps left out because they were excluded or short: 4",)
     result = run("--from-run", tmp_path, "--policies", "bsp,lbbsp", "--predictors", "last",
                  "--json", tmp_path / "out.json")  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -215,7 +215,7 @@ def test_records_that_tell_too_little(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read as a run record"):
         cluster_from_run(tmp_path / "nothing")
     record_run(tmp_path / "short", steps=5)
-    with pytest.raises(ValueError, match="only 4 of 5 steps are whole, at least 5"):
+    with pytest.raises(ValueError, match="only 4 of 5 steps are usable, at least 5"):
         cluster_from_run(tmp_path / "short")
     record = new_record(tmp_path / "changing", workers=2)
     for step in range(9):
@@ -229,7 +229,7 @@ def test_records_that_tell_too_little(tmp_path: Path) -> None:
         alone.write(StepLine(step=step, sizes=(8,), busy_seconds=(1.0,), wall_seconds=1.0,
                              predicted_seconds=(None,), excluded=()))  # fmt: skip
     alone.close()
-    with pytest.raises(ValueError, match="a single worker has nobody to wait for"):
+    with pytest.raises(ValueError, match="a single worker waits for no other worker"):
         cluster_from_run(tmp_path / "alone")
 
 

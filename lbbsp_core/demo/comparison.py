@@ -1,0 +1,213 @@
+"""Comparison that ``lbbsp demo`` runs: one training twice, as plain BSP and balanced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from lbbsp_core.launch import launch
+from lbbsp_core.report.picture import draw_comparison
+from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
+from lbbsp_core.runtime.record import Run, read_run
+
+SLOW_WORKER: Final = 0.35
+"""Relative speed of the last worker, unless speeds are given."""
+
+TIMEOUT_SECONDS: Final = 900.0
+
+
+class Framework(NamedTuple):
+    """Packages that the demo of a framework needs.
+
+    Args:
+        module: Module of the framework.
+        plugin: Module of our plugin.
+        extra: Extra of the ``lbbsp`` distribution that installs the framework.
+    """
+
+    module: str
+    plugin: str
+    extra: str
+
+
+class Training(NamedTuple):
+    """Training of the comparison, plain or balanced.
+
+    Args:
+        title: Name to show to the user.
+        folder: Name of its folder.
+        policy: Policy, as a name of `lbbsp_core.demo.digits.POLICIES`.
+    """
+
+    title: str
+    folder: str
+    policy: str
+
+
+class Plan(NamedTuple):
+    """Settings that both runs have in common.
+
+    Args:
+        framework: Name of the training framework, a key of `FRAMEWORKS`.
+        speeds: Relative speed of each worker.
+        steps: Number of steps of each run.
+        run_dir: Folder for all results.
+    """
+
+    framework: str
+    speeds: Sequence[float]
+    steps: int
+    run_dir: Path
+
+    def folder(self, training: Training) -> Path:
+        """Returns the folder of one of the two runs."""
+        return (self.run_dir / training.folder).absolute()
+
+    @property
+    def summary(self) -> Path:
+        """Path of the figures."""
+        return self.run_dir / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        """Path of the picture."""
+        return self.run_dir / "demo.png"
+
+    def record(self, training: Training) -> Path:
+        """Returns the path of a run's record, which grows during the run."""
+        return self.folder(training) / "run.jsonl"
+
+
+class FinishedRun(NamedTuple):
+    """Results of a run that succeeded."""
+
+    run: Run
+    outcome: Outcome
+
+
+class RunFailedError(RuntimeError):
+    """Failure of a run.
+
+    Args:
+        message: Error message.
+        status: Exit status of the job.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+PLAIN: Final = Training("plain BSP", "bsp", "even")
+BALANCED: Final = Training("LB-BSP", "lbbsp", "lbbsp")
+
+FRAMEWORKS: Final[Mapping[str, Framework]] = MappingProxyType(
+    {
+        "tensorflow": Framework("tensorflow", "lbbsp_tf", "tf-cpu"),
+        "mxnet": Framework("mxnet", "lbbsp_mx", "mx"),
+    }
+)
+
+
+def default_speeds(workers: int) -> list[float]:
+    """Returns relative speeds of which the last one is slow."""
+    return [1.0] * (workers - 1) + [SLOW_WORKER]
+
+
+def require_packages(framework: str) -> None:
+    """Checks that the packages of a demo are installed.
+
+    Args:
+        framework: A key of `FRAMEWORKS`.
+
+    Raises:
+        ModuleNotFoundError: A package is missing; says how to install it.
+    """
+    wanted = FRAMEWORKS[framework]
+    for module, extra in (
+        (wanted.module, wanted.extra),
+        (wanted.plugin, wanted.extra),
+        ("sklearn", "demo"),
+        ("matplotlib", "demo"),
+    ):
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"{module} is not installed: run pip install 'lbbsp[{extra}]'"
+            )
+
+
+def prepare(plan: Plan, training: Training) -> None:
+    """Creates the folder of a run, and removes the results of an older run from it."""
+    folder = plan.folder(training)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("run.jsonl", "final.npz"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def train(plan: Plan, training: Training) -> FinishedRun:
+    """Runs one of the two trainings; call `prepare` first.
+
+    Raises:
+        ValueError: The plan is impossible, such as a speed of 0.
+        RunFailedError: The job failed.
+    """
+    folder = plan.folder(training)
+    module = f"{FRAMEWORKS[plan.framework].plugin}.demo"
+    options = {"--policy": training.policy, "--steps": str(plan.steps), "--run-dir": str(folder)}
+    log_path = folder / "output.log"
+    with log_path.open("w", encoding="utf-8", buffering=1) as log:
+        status = launch(
+            ["-m", module, *(word for pair in options.items() for word in pair)],
+            workers=len(plan.speeds),
+            speeds=plan.speeds,
+            run_dir=folder,
+            timeout=TIMEOUT_SECONDS,
+            framework=plan.framework,
+            output=lambda rank, line: print(f"[{rank}] {line}", file=log),
+        )
+    if status:
+        raise RunFailedError(
+            f"the {training.title} run failed; the output of all workers is in {log_path}", status
+        )
+    return FinishedRun(read_run(plan.record(training)), _read_outcome(folder / "final.npz"))
+
+
+def write_results(
+    plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun, json_file: Path | None = None
+) -> Figures:
+    """Computes the figures, and writes ``summary.json`` and ``demo.png``.
+
+    Args:
+        plan: Settings of both runs.
+        bsp: Plain run.
+        lbbsp: Balanced run.
+        json_file: Second file for the figures, if wanted.
+
+    Returns:
+        All figures, as ``summary.json`` holds them.
+    """
+    comparison = Comparison(summarise(bsp.run), summarise(lbbsp.run))
+    figures = comparison.figures(bsp.outcome, lbbsp.outcome)
+    text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
+    for path in (plan.summary, json_file):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    note = (
+        f"Same samples in the same order: held-out accuracy {bsp.outcome.accuracy:.1%} with plain "
+        f"BSP, {lbbsp.outcome.accuracy:.1%} with LB-BSP."
+    )
+    draw_comparison(bsp.run, lbbsp.run, plan.picture, speeds=plan.speeds, note=note)
+    return figures
+
+
+def _read_outcome(path: Path) -> Outcome:
+    with np.load(path) as saved:
+        names = [name for name in saved.files if name != "accuracy"]
+        return Outcome(float(saved["accuracy"]), [saved[name] for name in names])
