@@ -22,7 +22,7 @@ from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.protocol import LINE, DisagreementError, fingerprint, pack, quantise, unpack
-from lbbsp_core.sync import BSP, ElasticBSP, Synchroniser
+from lbbsp_core.sync import Synchroniser
 from lbbsp_core.types import training_limits
 from lbbsp_mx import cluster, env
 from lbbsp_mx.native import process
@@ -138,7 +138,7 @@ class AsyncTrainer(gluon.Trainer):
                 f"cost must be a straight line (Proportional, Affine), got {shape.prior!r}: the "
                 "coordinator plans by an overhead and a slope"
             )
-        self._sync, self._keeps = sync, isinstance(sync, BSP | ElasticBSP)
+        self._sync, self._keeps = sync, sync.keeps_pushes
         used = (predictor or Mixture()) if policy.uses_costs else None
         self._forecaster = SpeedEstimator(used, shape)
         self._known = self._forecaster.init()

@@ -173,7 +173,7 @@ class Coordinator:
         if worker not in self.present:
             return False
         self.present.discard(worker)
-        self.rounds.left(worker)
+        self.rounds.remove(worker)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._decided(decision)
         return self._complete
