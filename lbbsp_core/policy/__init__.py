@@ -1,6 +1,14 @@
-"""Decide: which batch sizes to use from now on."""
+"""Policies: which batch sizes to use in the next steps."""
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy.base import (
+    BatchConstraints,
+    Observation,
+    Policy,
+    PolicyState,
+    Sizes,
+    needs_common_steps,
+    require_asynchronous,
+)
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
@@ -21,7 +29,10 @@ __all__ = [
     "LoadBalancedState",
     "Observation",
     "Policy",
+    "PolicyState",
     "ProportionalControl",
     "ProportionalControlState",
     "Sizes",
+    "needs_common_steps",
+    "require_asynchronous",
 ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.types import Limits
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
 
 Sizes = tuple[int, ...]
 """A plan: samples of each worker by rank, summing to the global batch size."""
@@ -17,15 +22,19 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class BatchConstraints:
-    """The static facts a policy plans for.
+    """Static facts that a policy plans for.
 
     Args:
-        total: X, the global batch size.
-        limits: Bounds by rank; their number is the number of workers.
-        granularity: Sizes are multiples of it (one worker may take a remainder).
+        global_batch_size: X, >= 1.
+        limits: Bounds by rank; their number is the number of workers, N.
+        granularity: Sizes are multiples of it, except that one worker may take the remainder.
 
     Raises:
-        ValueError: No plan exists under these limits.
+        ValueError: The minima exceed X, so that no plan exists.
+
+    Example:
+        >>> BatchConstraints(64, (Limits(), Limits(8))).workers
+        2
     """
 
     global_batch_size: int
@@ -33,20 +42,27 @@ class BatchConstraints:
     granularity: int = 1
 
     def __post_init__(self) -> None:
-        least = sum(bounds.minimum for bounds in self.limits)
-        if self.global_batch_size < least:
+        min_total = sum(bounds.minimum for bounds in self.limits)
+        if self.global_batch_size < min_total:
             raise ValueError(
-                f"global_batch_size must be at least workers * minimum = {least}, got "
+                f"global_batch_size must be at least workers * minimum = {min_total}, got "
                 f"{self.global_batch_size}: raise it, or lower Limits.minimum"
             )
 
     @property
     def workers(self) -> int:
-        """N."""
+        """Number of workers, N."""
         return len(self.limits)
 
     def plan(self, costs: Sequence[Cost]) -> Sizes:
-        """The exact best plan for `costs`, see `lbbsp_core.allocate`."""
+        """Returns the exact best plan for `costs`, see `lbbsp_core.allocate`.
+
+        Args:
+            costs: Cost of each worker by rank, shape ``(workers,)``.
+
+        Raises:
+            ValueError: No plan satisfies limits and granularity.
+        """
         sizes = allocate(
             costs,
             total=self.global_batch_size,
@@ -58,15 +74,15 @@ class BatchConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What every worker knows, in the same bits, once step `step` has been exchanged.
+    """What all workers know, in the same bits, after the exchange of step `step`.
 
     Args:
-        step: Global step just finished.
-        sizes: The plan that this step ran with.
-        busy_seconds: Measured, by rank.
-        held: Ranks whose measurement is not to be learned from.
-        costs: Predicted curve of each worker for the step now planned; None where a worker
-            has no estimate yet. A tuple, or `AffineArray` in a large simulation.
+        step: Global step that has just finished.
+        sizes: Plan that this step ran with.
+        busy_seconds: Measured busy time by rank, in seconds.
+        excluded: Ranks whose measurement must not be learned from.
+        costs: Predicted cost of each worker in the step being planned; None where a worker has
+            no estimate yet. A tuple, or `AffineArray` in a large simulation.
         last_of_epoch: Whether an epoch of the data ends with this step.
     """
 
@@ -78,32 +94,105 @@ class Observation:
     last_of_epoch: bool = False
 
     def measured(self, rank: int) -> bool:
-        """Whether this worker's busy seconds are there, and to be learned from."""
+        """Returns whether the busy time of `rank` is valid and may be learned from."""
         return rank not in self.excluded and 0 < self.busy_seconds[rank] < math.inf
 
     def known_costs(self) -> Sequence[Cost] | None:
-        """The predicted curve of every worker; None as long as somebody has none."""
+        """Returns the predicted costs of all workers, or None while any of them is missing."""
         if isinstance(self.costs, AffineArray):
             return self.costs
         known = [cost for cost in self.costs if cost is not None]
         return known if len(known) == len(self.costs) else None
 
 
+class PolicyState(Protocol):
+    """What the state of every policy has."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Plan in force."""
+        ...
+
+
+if TYPE_CHECKING:
+    # Where the state does not matter, plain `Policy` stands for a policy with any state.
+    S = TypeVar("S", bound=PolicyState, default=Any)
+else:
+    S = TypeVar("S")
+
+
 @runtime_checkable
-class Policy(Protocol):
+class Policy(Protocol[S]):
     """Decides batch sizes: frozen options, an explicit small state, no clock, no thread.
 
-    Every state has a field `sizes`, the plan now in force. All workers run the same policy on
-    the same observations, so a decision may use integers and scalar ``+ - * /`` only (rule 3).
+    The type parameter S is the type of the state. Every state has a field `sizes`, the plan in
+    force. All workers run the same policy on the same observations, so a decision may use
+    integers and scalar ``+ - * /`` only (rule 3).
+
+    `lbbsp_core.testing.check_policy` checks this contract.
     """
 
     uses_costs: ClassVar[bool]
-    """Whether it reads `Observation.costs`; where it does not, no worker predicts any."""
+    """Whether the policy reads `Observation.costs`; if not, no worker predicts its speed."""
 
-    def init(self, constraints: BatchConstraints) -> Any:
-        """The state, with the plan for the first steps."""
+    is_static: ClassVar[bool]
+    """Whether the sizes never change after `init`."""
+
+    def init(self, constraints: BatchConstraints) -> S:
+        """Returns the first state, with the plan for the first steps.
+
+        Args:
+            constraints: Global batch size, limits and granularity of the run.
+
+        Raises:
+            ValueError: No plan exists, or the policy's options do not fit the constraints.
+        """
         ...
 
-    def update(self, state: Any, constraints: BatchConstraints, observation: Observation) -> Any:
-        """The next state, with the plan to use from now on."""
+    def update(self, state: S, constraints: BatchConstraints, observation: Observation) -> S:
+        """Returns the next state, with the plan to use from now on.
+
+        Args:
+            state: Last state, which is left unchanged.
+            constraints: As in `init`.
+            observation: What was measured and predicted in the step that has just finished.
+        """
         ...
+
+
+def needs_common_steps(policy: Policy | type[Policy]) -> bool:
+    """Returns whether a policy works only where all workers are always in the same step.
+
+    A policy that never changes its sizes does not; nor does one that plans by predicted costs,
+    since each worker predicts its own next iteration. All others compare busy times of the same
+    step.
+
+    Example:
+        >>> from lbbsp_core.policy import EpochBalanced, Even, LoadBalanced
+        >>> [needs_common_steps(kind) for kind in (Even, LoadBalanced, EpochBalanced)]
+        [False, False, True]
+    """
+    return not (policy.is_static or policy.uses_costs)
+
+
+def require_asynchronous(
+    policy: Policy | type[Policy], name: str = "", sync: str = "this synchroniser"
+) -> None:
+    """Raises an error if a policy cannot be used by workers that have no common steps.
+
+    Args:
+        policy: Policy to check, or its class.
+        name: Name to show; by default that of the class.
+        sync: Name of the synchroniser to show.
+
+    Raises:
+        ValueError: The policy needs common steps, see `needs_common_steps`.
+    """
+    if needs_common_steps(policy):
+        kind = policy if isinstance(policy, type) else type(policy)
+        raise ValueError(
+            f"policy {name or kind.__name__} and {sync} cannot be combined: the policy compares "
+            "the times of all workers in the same step, and without a barrier in every step "
+            "workers are in different ones. Use a static policy (bsp, fixed) or one that "
+            "predicts (lbbsp), or synchronise by bsp"
+        )

@@ -1,4 +1,4 @@
-"""DBS: once per epoch, from the time each worker took for the last one."""
+"""DBS: re-balances once per epoch, by the time that each worker took for the last one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lbbsp_core.policy.even import Even
 
 
 class EpochBalancedState(NamedTuple):
-    """The plan, and what was measured since it was decided.
+    """Plan in force, and what was measured since it was decided.
 
     Args:
-        sizes: The plan in force.
-        samples: Done by each worker in the steps that count.
-        seconds: Busy in those steps, by rank.
+        sizes: Plan in force.
+        samples: Samples that each worker computed in the measured steps, by rank.
+        seconds: Busy time in those steps by rank, in seconds.
     """
 
     sizes: Sizes
@@ -26,18 +26,19 @@ class EpochBalancedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochBalanced:
-    r"""DBS, dynamic batch size (Ye et al., arXiv 2007.11831): re-balances at the end of an epoch.
+    r"""DBS, dynamic batch size (Ye et al., arXiv 2007.11831): re-balances at epoch ends.
 
     .. math:: p_i' = \frac{p_i / t_i}{\sum_j p_j / t_j}, \qquad x_i = p_i' X
 
-    with p the shares of the last epoch (1/N at first) and t its busy seconds without the wait
-    for others. Paper: the data set is re-partitioned by the same p'. On a fixed global order a
-    plan that holds for an epoch *is* that partition.
+    with p the shares of the last epoch (1/N at first) and t its busy seconds, without the wait
+    for other workers. Paper: the data set is re-partitioned by the same p'. On a fixed global
+    order a plan that applies for an epoch *is* that partition (rule 1).
 
-    Ours: p / t is samples over seconds of the steps that count, which is the same where all do
-    and right where some are held (the first of an epoch), short, or served by an older plan (a
-    lag). The public code's rounding loses or doubles samples; `lbbsp_core.allocate` does not. An
-    epoch in which somebody was never measured changes nothing, and is counted with the next.
+    Ours: p / t is samples over seconds of the measured steps. This equals the paper's p / t where
+    all steps are measured, and is also right where some are excluded (the first of an epoch),
+    short, or run with an older plan (a lag). The public code's rounding loses or duplicates
+    samples; `lbbsp_core.allocate` does not. An epoch in which a worker was never measured changes
+    nothing; its measurements count for the next epoch.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -49,27 +50,28 @@ class EpochBalanced:
     """
 
     uses_costs: ClassVar[bool] = False
+    is_static: ClassVar[bool] = False
 
     def init(self, constraints: BatchConstraints) -> EpochBalancedState:
-        """Even for the first epoch."""
-        return _begin(Even().init(constraints).sizes)
+        """Returns the even plan for the first epoch."""
+        return _start(Even().init(constraints).sizes)
 
     def update(
         self, state: EpochBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> EpochBalancedState:
-        """Counts the step; plans where it is the last of an epoch."""
-        state = _counted(state, observation)
+        """Counts the step; plans again at the end of an epoch."""
+        state = _count(state, observation)
         if not observation.last_of_epoch or not all(state.samples):
             return state
         pairs = zip(state.samples, state.seconds, strict=True)
-        return _begin(constraints.plan([Proportional(done / spent) for done, spent in pairs]))
+        return _start(constraints.plan([Proportional(done / spent) for done, spent in pairs]))
 
 
-def _begin(sizes: Sizes) -> EpochBalancedState:
+def _start(sizes: Sizes) -> EpochBalancedState:
     return EpochBalancedState(sizes, (0,) * len(sizes), (0.0,) * len(sizes))
 
 
-def _counted(state: EpochBalancedState, seen: Observation) -> EpochBalancedState:
+def _count(state: EpochBalancedState, seen: Observation) -> EpochBalancedState:
     counts = [seen.measured(rank) for rank in range(len(state.sizes))]
     return EpochBalancedState(
         state.sizes,

@@ -1,4 +1,4 @@
-"""Plain BSP: the same batch for everybody."""
+"""Plain BSP: equal batches for all workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """``x_i = X / N`` as nearly as integers, limits and granularity allow.
+    """Equal batches, ``x_i = X / N``, as nearly as integers, limits and granularity allow.
+
+    This is the plan of plain BSP and the first plan of all policies that adapt.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -20,13 +22,14 @@ class Even:
     """
 
     uses_costs: ClassVar[bool] = False
+    is_static: ClassVar[bool] = True
 
     def init(self, constraints: BatchConstraints) -> FixedState:
-        """The even plan."""
+        """Returns the even plan."""
         return FixedShares((1.0,) * constraints.workers).init(constraints)
 
     def update(
         self, state: FixedState, constraints: BatchConstraints, observation: Observation
     ) -> FixedState:
-        """Nothing ever changes."""
+        """Returns `state`: the plan never changes."""
         return state

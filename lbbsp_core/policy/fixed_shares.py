@@ -1,4 +1,4 @@
-"""Static shares: the open loop, and plain BSP as its even case."""
+"""Static shares of the global batch: the open loop, of which plain BSP is the even case."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from lbbsp_core.validate import require_positive
 
 
 class FixedState(NamedTuple):
-    """The plan, which never changes."""
+    """State with a plan that never changes.
+
+    Args:
+        sizes: Plan in force.
+    """
 
     sizes: Sizes
 
 
 @dataclass(frozen=True)
 class FixedShares:
-    r"""``x_i = X r_i / sum r``: the static open loop of Tyagi and Sharma (arXiv 2305.12213).
+    r"""Static batches in proportion to ratings, ``x_i = X r_i / sum r``.
+
+    Paper: the static, open-loop form of variable batching (Tyagi and Sharma, arXiv 2305.12213),
+    with r the cores of CPU workers, or half-precision FLOP/s of mixed ones.
 
     Args:
-        shares: r, one positive weight a worker: cores, FLOP/s, or any other rating.
+        shares: r, one positive rating per worker: cores, FLOP/s, or any other.
 
     Raises:
-        ValueError: No shares, or one that is not finite and > 0.
+        ValueError: There are no shares, or one is not finite and > 0.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -36,28 +43,41 @@ class FixedShares:
     """
 
     uses_costs: ClassVar[bool] = False
+    is_static: ClassVar[bool] = True
 
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
         if not self.shares:
-            raise ValueError("FixedShares.shares must name one share a worker, got none")
+            raise ValueError("FixedShares.shares must have one share per worker, got none")
         for share in self.shares:
             require_positive("FixedShares.shares", share)
 
     @classmethod
     def by_cores(cls, cores: Sequence[float]) -> FixedShares:
-        """For CPUs: r = cores of each worker, > 0 (a container's quota may be a fraction)."""
+        """Returns shares for CPU workers.
+
+        Args:
+            cores: Cores of each worker by rank, > 0; a container's quota may be a fraction.
+        """
         return cls(tuple(require_positive("cores", count) for count in cores))
 
     @classmethod
     def by_flops(cls, flops_per_second: Sequence[float]) -> FixedShares:
-        """For mixed accelerators: r = *half-precision* FLOP/s of each, > 0, from data sheets."""
+        """Returns shares for mixed accelerators.
+
+        Args:
+            flops_per_second: *Half-precision* FLOP/s of each worker by rank, > 0, from data sheets.
+        """
         return cls(tuple(require_positive("flops_per_second", rate) for rate in flops_per_second))
 
     def init(self, constraints: BatchConstraints) -> FixedState:
-        """The plan for the whole run."""
+        """Returns the plan for the whole run.
+
+        Raises:
+            ValueError: The number of shares is not the number of workers.
+        """
         if len(self.shares) != constraints.workers:
             raise ValueError(
                 f"FixedShares needs one share for each of the {constraints.workers} workers, got "
@@ -68,5 +88,5 @@ class FixedShares:
     def update(
         self, state: FixedState, constraints: BatchConstraints, observation: Observation
     ) -> FixedState:
-        """Nothing ever changes."""
+        """Returns `state`: the plan never changes."""
         return state

@@ -1,4 +1,4 @@
-"""LB-BSP on GPUs, 2020: no profile, samples move from the slowest worker to the fastest."""
+"""LB-BSP on GPUs, 2020: moves samples from the slowest worker to the fastest, without a profile."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import ClassVar, NamedTuple
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 
-_NOBODY = -1
+_NO_WORKER = -1
 
 
 class LeaderStragglerState(NamedTuple):
-    """The plan, the window that is being filled, and the last move.
+    """Plan in force, measurements in the current window, and the last move.
 
     Args:
-        sizes: The plan in force.
+        sizes: Plan in force.
         delta: Samples to move next.
-        window: Measurements of each worker that make a decision.
-        seconds: Sum of busy seconds in the window, by rank.
+        window: Measurements of each worker before a decision.
+        seconds: Sum of busy times in the window by rank, in seconds.
         counts: Measurements in the window, by rank.
-        leader: Who got samples in the last move; -1 before the first.
-        straggler: Who gave them.
-        streak: Moves in a row that took from the same straggler.
+        leader: Rank that received samples in the last move; -1 before the first move.
+        straggler: Rank that gave them; -1 before the first move.
+        streak: Consecutive moves that took from the same straggler.
     """
 
     sizes: Sizes
@@ -39,28 +39,29 @@ class LeaderStragglerState(NamedTuple):
 class LeaderStraggler:
     r"""LB-BSP for GPUs as of 2020 (Chen et al., "Semi-Dynamic Load Balancing", SoCC 2020).
 
-    Over a window of iterations, which filters noise, find the *leader* (least mean busy time, of
-    those with room below their maximum) and the *straggler* (most mean busy time); then::
+    Over a window of iterations, which filters noise, find the *leader* (smallest mean busy time
+    among the workers below their maximum) and the *straggler* (largest mean busy time); then::
 
         x_leader += delta,   x_straggler -= delta
 
-    When the pair oscillates, delta is halved and the window enlarged. No profile and no curve is
-    needed, whatever the shape of the cost.
+    When the pair oscillates, halve delta and enlarge the window. Neither a profile nor a cost
+    curve is needed.
 
-    Paper: the above. Ours: the pair oscillates where the straggler is the last move's leader, or
-    the leader its straggler (with many workers they rarely swap exactly); the window doubles up
-    to `longest`; delta stays >= the granularity. And, because a cluster may change after delta
-    has become small: a third move in a row from the same straggler doubles delta, up to where it
-    began, and halves the window. Steps that ran with another plan do not count.
+    Paper: the above. Ours: the pair oscillates if the straggler is the leader of the last move,
+    or the leader is its straggler (with many workers they rarely swap exactly); the window
+    doubles up to `longest`; delta stays >= the granularity. Also ours, because a cluster may
+    change after delta has become small: a third consecutive move from the same straggler doubles
+    delta, up to its first value, and halves the window. Steps that ran with another plan do not
+    count.
 
     Args:
-        delta: First number of samples to move, >= 1 (rounded down to the granularity, at least
-            one granule). None is a sixteenth of an even batch.
-        window: First length of the window, in iterations, >= 1.
-        longest: Its longest, >= window.
+        delta: First number of samples to move, an integer >= 1, rounded down to a multiple of
+            the granularity, but at least one granule. None: a sixteenth of an even batch.
+        window: First length of the window, in iterations, an integer >= 1.
+        longest: Maximum length of the window, in iterations, an integer >= window.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -72,49 +73,50 @@ class LeaderStraggler:
     """
 
     uses_costs: ClassVar[bool] = False
+    is_static: ClassVar[bool] = False
 
     delta: int | None = None
     window: int = 4
     longest: int = 32
 
     def __post_init__(self) -> None:
-        for name, least in (("delta", 1), ("window", 1), ("longest", self.window)):
+        for name, minimum in (("delta", 1), ("window", 1), ("longest", self.window)):
             value = getattr(self, name)
-            if value is not None and (value < least or value != int(value)):
-                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+            if value is not None and (value < minimum or value != int(value)):
+                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
 
     def init(self, constraints: BatchConstraints) -> LeaderStragglerState:
-        """Even, with the first delta and window."""
+        """Returns the even plan, with the first delta and window."""
         sizes = Even().init(constraints).sizes
-        nobody = (_NOBODY, _NOBODY, 0)
-        return _begin(sizes, self._first_delta(constraints), self.window, *nobody)
+        no_move = (_NO_WORKER, _NO_WORKER, 0)
+        return _start(sizes, self._first_delta(constraints), self.window, *no_move)
 
     def update(
         self, state: LeaderStragglerState, constraints: BatchConstraints, observation: Observation
     ) -> LeaderStragglerState:
-        """Fills the window; moves samples once it is full."""
+        """Adds the step to the window; moves samples once the window is full."""
         if observation.sizes != state.sizes:
             return state
-        state = _counted(state, observation)
+        state = _count(state, observation)
         if min(state.counts) < state.window:
             return state
         pair = _pair(state, constraints)
         if pair is None:
-            return _begin(state.sizes, state.delta, state.window, _NOBODY, _NOBODY, 0)
-        return self._moved(self._tuned(state, constraints, *pair), constraints, *pair)
+            return _start(state.sizes, state.delta, state.window, _NO_WORKER, _NO_WORKER, 0)
+        return self._move(self._tune(state, constraints, *pair), constraints, *pair)
 
     def _first_delta(self, constraints: BatchConstraints) -> int:
         even = constraints.global_batch_size // (16 * constraints.workers)
         return _granules(even if self.delta is None else self.delta, constraints.granularity)
 
-    def _tuned(
+    def _tune(
         self,
         state: LeaderStragglerState,
         constraints: BatchConstraints,
         leader: int,
         straggler: int,
     ) -> LeaderStragglerState:
-        """Delta, window and streak for this move."""
+        """Returns the state with delta, window and streak for this move."""
         delta, window = state.delta, state.window
         if straggler == state.leader or leader == state.straggler:
             delta, window, streak = delta // 2, min(2 * window, self.longest), 1
@@ -126,7 +128,7 @@ class LeaderStraggler:
         delta = _granules(delta, constraints.granularity)
         return state._replace(delta=delta, window=window, streak=streak)
 
-    def _moved(
+    def _move(
         self,
         state: LeaderStragglerState,
         constraints: BatchConstraints,
@@ -138,18 +140,18 @@ class LeaderStraggler:
         sizes = list(state.sizes)
         sizes[leader] += moved
         sizes[straggler] -= moved
-        return _begin(tuple(sizes), state.delta, state.window, leader, straggler, state.streak)
+        return _start(tuple(sizes), state.delta, state.window, leader, straggler, state.streak)
 
 
-def _begin(
+def _start(
     sizes: Sizes, delta: int, window: int, leader: int, straggler: int, streak: int
 ) -> LeaderStragglerState:
-    """A state with an empty window."""
+    """Returns a state with an empty window."""
     seconds, counts = (0.0,) * len(sizes), (0,) * len(sizes)
     return LeaderStragglerState(sizes, delta, window, seconds, counts, leader, straggler, streak)
 
 
-def _counted(state: LeaderStragglerState, seen: Observation) -> LeaderStragglerState:
+def _count(state: LeaderStragglerState, seen: Observation) -> LeaderStragglerState:
     counts = [seen.measured(rank) for rank in range(len(state.sizes))]
     return state._replace(
         seconds=tuple(
@@ -161,26 +163,26 @@ def _counted(state: LeaderStragglerState, seen: Observation) -> LeaderStragglerS
 
 
 def _pair(state: LeaderStragglerState, constraints: BatchConstraints) -> tuple[int, int] | None:
-    """Leader and straggler of a full window; None where there is nothing to move between them."""
+    """Returns leader and straggler of a full window, or None if no sample can be moved."""
     means = [total / count for total, count in zip(state.seconds, state.counts, strict=True)]
     ranks = range(len(means))
     straggler = max(ranks, key=lambda rank: means[rank])
-    able = [rank for rank in ranks if _room(state.sizes[rank], constraints, rank)]
-    if not able or not _spare(state.sizes[straggler], constraints, straggler):
+    below_maximum = [rank for rank in ranks if _room(state.sizes[rank], constraints, rank)]
+    if not below_maximum or not _spare(state.sizes[straggler], constraints, straggler):
         return None
-    leader = min(able, key=lambda rank: means[rank])
+    leader = min(below_maximum, key=lambda rank: means[rank])
     return (leader, straggler) if means[leader] < means[straggler] else None
 
 
 def _room(size: int, constraints: BatchConstraints, rank: int) -> int:
-    """Samples that a worker may still take, in whole granules."""
-    most = constraints.limits[rank].maximum
-    room = (constraints.global_batch_size if most is None else most) - size
+    """Returns how many more samples a worker may take, in whole granules."""
+    maximum = constraints.limits[rank].maximum
+    room = (constraints.global_batch_size if maximum is None else maximum) - size
     return room // constraints.granularity * constraints.granularity
 
 
 def _spare(size: int, constraints: BatchConstraints, rank: int) -> int:
-    """Samples that a worker may still give, in whole granules."""
+    """Returns how many samples a worker may give away, in whole granules."""
     return (
         (size - constraints.limits[rank].minimum)
         // constraints.granularity
@@ -189,5 +191,5 @@ def _spare(size: int, constraints: BatchConstraints, rank: int) -> int:
 
 
 def _granules(samples: int, granularity: int) -> int:
-    """Rounded down to whole granules, but at least one."""
+    """Returns `samples` rounded down to whole granules, but at least one granule."""
     return max(samples // granularity, 1) * granularity

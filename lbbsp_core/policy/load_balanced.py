@@ -11,7 +11,11 @@ from lbbsp_core.policy.even import Even
 
 
 class LoadBalancedState(NamedTuple):
-    """The plan in force."""
+    """State of `LoadBalanced`.
+
+    Args:
+        sizes: Plan in force.
+    """
 
     sizes: Sizes
 
@@ -20,20 +24,39 @@ class LoadBalancedState(NamedTuple):
 class LoadBalanced:
     r"""LB-BSP (Chen et al., arXiv 1806.02508): minimise ``max_i Gamma_i(x_i)``, ``sum x_i = X``.
 
-    Each worker's curve Gamma_i carries its *predicted* speed; the exact integer minimiser is
-    `lbbsp_core.allocate`. Paper: every iteration, and every change is adopted. Ours: a change
-    is adopted only if it is worth it, since noise would otherwise move samples to no purpose
-    (``min_gain=0, interval=1`` is the paper's mode).
+    Gamma_i(x) is the batch-time curve of worker i at its *predicted* speed; the exact integer
+    minimiser is `lbbsp_core.allocate`. On CPUs the curve is ``x / v_i``, and the minimum is at
+    ``x_i = X v_i / sum v``.
+
+    Paper: plans in every iteration and adopts every change. Ours: adopts a change only if the
+    predicted step becomes shorter by more than `min_gain`, since noise would otherwise move
+    samples without benefit (``min_gain=0, interval=1`` is the paper's mode).
 
     Args:
-        min_gain: Least relative drop of the slowest predicted time for a new plan, in [0, 1).
-        interval: Decide every so many steps, >= 1.
+        min_gain: Minimum relative drop of the predicted step time, in [0, 1).
+        interval: Steps between decisions, an integer >= 1.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
+
+    Example:
+        >>> from lbbsp_core import Limits, Proportional
+        >>> policy, constraints = LoadBalanced(), BatchConstraints(12, (Limits(), Limits()))
+        >>> state = policy.init(constraints)
+        >>> state.sizes
+        (6, 6)
+        >>> costs = (Proportional(20.0), Proportional(10.0))  # predicted samples per second
+        >>> ran = Observation(0, (6, 6), (0.3, 0.6), (), costs)
+        >>> policy.update(state, constraints, ran).sizes
+        (8, 4)
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch Sizing,
+        arXiv 1806.02508, 2018.
     """
 
     uses_costs: ClassVar[bool] = True
+    is_static: ClassVar[bool] = False
 
     min_gain: float = 0.02
     interval: int = 1
@@ -45,13 +68,13 @@ class LoadBalanced:
             raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
 
     def init(self, constraints: BatchConstraints) -> LoadBalancedState:
-        """Even, until every worker has been measured."""
+        """Returns the even plan, which stays until every worker has been measured."""
         return LoadBalancedState(Even().init(constraints).sizes)
 
     def update(
         self, state: LoadBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> LoadBalancedState:
-        """Adopts the best plan for the predicted costs, if it gains enough."""
+        """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
         costs = observation.known_costs()
         if costs is None or (observation.step + 1) % self.interval:
             return state

@@ -1,4 +1,4 @@
-"""Proportional control: smoothed times, one proportional step, a dead band."""
+"""Dynamic batching: smoothed times, a proportional controller, a dead band."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lbbsp_core.types import Limits
 
 
 class ProportionalControlState(NamedTuple):
-    """The plan, what was measured under it, and what was learned about growing.
+    """Plan in force, what was measured under it, and learned upper bounds.
 
     Args:
-        sizes: The plan in force.
-        seconds: mu, smoothed busy seconds since it came into force; 0 before the first.
-        steps: Measured under it.
-        before: b0, each worker's batch before the last change if that made it grow, else 0.
+        sizes: Plan in force.
+        seconds: mu, smoothed busy time under this plan by rank, in seconds; 0 before the first.
+        steps: Steps measured under this plan.
+        before: b0, each worker's batch before the last change if that change made it grow, else 0.
         speeds: Samples per second of each worker at b0.
-        maxima: Learned upper bounds; None where there is none.
+        maxima: Learned upper bounds by rank; None where there is none.
     """
 
     sizes: Sizes
@@ -33,33 +33,34 @@ class ProportionalControlState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProportionalControl:
-    r"""Dynamic batching (Tyagi and Sharma, arXiv 2305.12213, closed loop; ACSOS 2020).
+    r"""Dynamic batching by proportional control (Tyagi and Sharma, arXiv 2305.12213, closed loop).
 
     .. math:: x_i' = x_i \, t^* / \mu_i, \qquad t^* = X / \sum_j (x_j / \mu_j)
 
     with mu_i the exponentially weighted mean of worker i's busy seconds since the last change:
     a proportional controller of the error in time, whose gain is the throughput x_i / mu_i.
-    Then limits, then a dead band: all sizes change or none, and only if one of them would by
-    more than `dead_band`. If a worker's throughput *drops* after its batch has grown from b0, b0
-    becomes its upper bound (a GPU near the end of its memory).
+    Limits are applied next, then a dead band: either all sizes change or none does, and they
+    change only if at least one of them would change by more than `dead_band`. If a worker's
+    throughput *drops* after its batch has grown from b0, b0 becomes its upper bound (a GPU that
+    runs out of memory).
 
-    Paper: t* is the arithmetic mean of mu. We take the above, because that mean does not conserve
-    X (batches 10 and 10 that take 1 s and 3 s would become 26.7 samples). Ours, too: a drop must
-    exceed `drop`, since noise would cap somebody at every change; bounds under which X cannot be
-    reached are forgotten.
+    Paper: t* is the arithmetic mean of mu. Ours: the t* above, because the mean does not conserve
+    X (batches 10 and 10 that take 1 s and 3 s would become 26.7 samples). Also ours: a drop must
+    exceed `drop`, since noise would otherwise cap a worker at every change; bounds under which X
+    cannot be reached are dropped.
 
-    A bound, once learned, stays as long as X can be reached within the bounds; contention that
-    comes just after a growth is taken for the end of memory, as in the papers. Where that
-    happens set ``drop=1``.
+    A learned bound stays as long as X can be reached within the bounds. Contention that starts
+    just after a batch has grown is mistaken for a lack of memory, as in the papers; set
+    ``drop=1`` to disable bounds.
 
     Args:
-        dead_band: Least relative change of a batch, in [0, 1). Paper: 0.05, later 0.2.
+        dead_band: Minimum relative change of a batch, in [0, 1). Paper: 0.05; OmniLearn: 0.2.
         smoothing: Weight of the newest time in mu, in (0, 1].
-        interval: Steps measured under a plan before it may change, >= 1.
+        interval: Steps measured under a plan before it may change, an integer >= 1.
         drop: Relative loss of throughput that sets a bound, in (0, 1]; 1 never does.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -68,9 +69,14 @@ class ProportionalControl:
         >>> ran = Observation(0, (6, 6), (1.0, 2.0), (), (None, None))
         >>> policy.update(policy.init(constraints), constraints, ran).sizes
         (8, 4)
+
+    References:
+        Tyagi, Sharma: Taming Resource Heterogeneity in Distributed ML Training with Dynamic
+        Batching, ACSOS 2020, arXiv 2305.12213.
     """
 
     uses_costs: ClassVar[bool] = False
+    is_static: ClassVar[bool] = False
 
     dead_band: float = 0.05
     smoothing: float = 0.5
@@ -87,7 +93,7 @@ class ProportionalControl:
             raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
 
     def init(self, constraints: BatchConstraints) -> ProportionalControlState:
-        """Even, nothing measured."""
+        """Returns the even plan, with nothing measured."""
         none = (0,) * constraints.workers
         unknown = (0.0,) * constraints.workers
         sizes = Even().init(constraints).sizes
@@ -99,15 +105,15 @@ class ProportionalControl:
         constraints: BatchConstraints,
         observation: Observation,
     ) -> ProportionalControlState:
-        """Smooths the times; every `interval` steps, controls."""
-        if observation.sizes != state.sizes:  # a step of an older plan, or a short one
+        """Smooths the times; adjusts the plan every `interval` steps."""
+        if observation.sizes != state.sizes:  # the step ran with an older plan, or was short
             return state
-        state = self._smoothed(state, observation)
+        state = self._smooth(state, observation)
         if state.steps % self.interval or not all(state.seconds) or not all(state.sizes):
             return state
-        return self._controlled(state, constraints)
+        return self._adjust(state, constraints)
 
-    def _smoothed(
+    def _smooth(
         self, state: ProportionalControlState, seen: Observation
     ) -> ProportionalControlState:
         def smooth(rank: int, old: float) -> float:
@@ -119,7 +125,7 @@ class ProportionalControl:
         seconds = tuple(smooth(rank, old) for rank, old in enumerate(state.seconds))
         return state._replace(seconds=seconds, steps=state.steps + 1)
 
-    def _controlled(
+    def _adjust(
         self, state: ProportionalControlState, constraints: BatchConstraints
     ) -> ProportionalControlState:
         speeds = tuple(x / mu for x, mu in zip(state.sizes, state.seconds, strict=True))
@@ -134,7 +140,7 @@ class ProportionalControl:
     def _bounds(
         self, state: ProportionalControlState, speeds: tuple[float, ...]
     ) -> tuple[int | None, ...]:
-        """b0 for whoever lost throughput by growing from it, else what was known."""
+        """Returns b0 for workers that lost throughput by growing from it, else the known bound."""
         return tuple(
             b0 if b0 and now < (1 - self.drop) * then else known
             for b0, now, then, known in zip(
@@ -146,17 +152,17 @@ class ProportionalControl:
 def _plan(
     constraints: BatchConstraints, speeds: tuple[float, ...], maxima: tuple[int | None, ...]
 ) -> tuple[Sizes, tuple[int | None, ...]]:
-    """The plan within the learned bounds, and these; without them where they leave none."""
+    """Returns the plan within the learned bounds, and the bounds; drops them if no plan exists."""
     costs = [Proportional(speed) for speed in speeds]
     if any(maxima):
         limits = tuple(
-            own if most is None else Limits(own.minimum, most)
-            for own, most in zip(constraints.limits, maxima, strict=True)
+            own if maximum is None else Limits(own.minimum, maximum)
+            for own, maximum in zip(constraints.limits, maxima, strict=True)
         )
         try:
             return BatchConstraints(
                 constraints.global_batch_size, limits, constraints.granularity
             ).plan(costs), maxima
-        except ValueError:  # the bounds do not leave room for X
+        except ValueError:  # X cannot be reached within the bounds
             maxima = (None,) * len(maxima)
     return constraints.plan(costs), maxima

@@ -178,7 +178,7 @@ class Coordinator:
         if worker not in self.present:
             return False
         self.present.discard(worker)
-        self.rounds.left(worker)
+        self.rounds.remove(worker)
         self._state, decision = self.synchroniser.finish(self._state, worker, self._now())
         self._handle(decision)
         return self._complete

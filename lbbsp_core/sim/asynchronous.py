@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, Even, Policy
+from lbbsp_core.policy import BatchConstraints, Even, Policy, require_asynchronous
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
@@ -16,7 +16,7 @@ from lbbsp_core.sim.engine import SimConfig, facts
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
-from lbbsp_core.sync.rounds import Rounds, check_policy, is_steady
+from lbbsp_core.sync.rounds import Rounds
 
 Ints = npt.NDArray[np.int64]
 
@@ -107,8 +107,8 @@ def run_async(
 
 def check_relaxed(policy: Policy, preemption: Preemption | None = None) -> None:
     """Raises ValueError where a policy cannot work without common steps; says why."""
-    check_policy(policy)
-    if preemption is not None and not is_steady(policy):
+    require_asynchronous(policy)
+    if preemption is not None and not policy.is_static:
         raise ValueError(
             f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
             "use bsp or fixed, or leave out preemption"

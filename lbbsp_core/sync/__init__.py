@@ -1,4 +1,4 @@
-"""Synchronise: when a push enters the model, and who goes on."""
+"""Synchronisers: when a push enters the model, and which workers may proceed."""
 
 from lbbsp_core.sync.asp import ASP
 from lbbsp_core.sync.base import SyncDecision, Synchroniser

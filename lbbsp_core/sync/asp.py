@@ -1,9 +1,10 @@
-"""ASP: nobody waits."""
+"""ASP: no worker waits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lbbsp_core.sync.base import SyncDecision
 from lbbsp_core.sync.ssp import SSP, SSPState
@@ -11,9 +12,9 @@ from lbbsp_core.sync.ssp import SSP, SSPState
 
 @dataclass(frozen=True, slots=True)
 class ASP:
-    """Asynchronous parallel: each push enters the model on arrival, and its worker goes on.
+    """Asynchronous parallel: each push enters the model on arrival, and its worker proceeds.
 
-    ``SSP(inf)``, whose state it shares.
+    The same as ``SSP(inf)``, whose state it shares.
 
     Example:
         >>> asp = ASP()
@@ -21,8 +22,10 @@ class ASP:
         SyncDecision(aggregate=(0,), release=(0,))
     """
 
+    keeps_pushes: ClassVar[bool] = False
+
     def init(self, workers: int, now: float = 0.0) -> SSPState:
-        """All released."""
+        """Releases all workers."""
         return _UNBOUNDED.init(workers, now)
 
     def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
@@ -30,11 +33,11 @@ class ASP:
         return _UNBOUNDED.push(state, worker, now)
 
     def finish(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """Nobody cares."""
+        """Removes the worker, for which no other waits."""
         return _UNBOUNDED.finish(state, worker, now)
 
     def join(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """It begins."""
+        """Adds the worker and releases it."""
         return _UNBOUNDED.join(state, worker, now)
 
 

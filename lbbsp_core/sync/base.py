@@ -1,22 +1,32 @@
-"""The contract of a synchroniser: pushes in; what enters the model and who goes on, out."""
+"""The contract of a synchroniser: pushes in; model updates and released workers out."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # Where the state does not matter, plain `Synchroniser` stands for one with any state.
+    S = TypeVar("S", default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
 
 
 class SyncDecision(NamedTuple):
-    """What is to be done now.
+    """What happens now: which pushes enter the model, and which workers proceed.
 
     A worker whose push is answered by a decision that does not release it waits; a later
-    decision releases it. A push that is not aggregated is kept, until one aggregates it.
+    decision releases it. A push that is not aggregated is kept until a decision aggregates it.
 
     Args:
-        aggregate: Workers whose kept pushes enter the model now, together as *one* update; by
-            rank. Empty: the model stays as it is.
-        release: Workers that begin their next iteration now, from the model as it is after the
-            update; by rank.
+        aggregate: Workers whose kept pushes enter the model now, together as *one* update, in
+            the order of ranks. Empty: the model does not change.
+        release: Workers that start their next iteration now, from the model after the update,
+            in the order of ranks.
     """
 
     aggregate: tuple[int, ...] = ()
@@ -24,59 +34,124 @@ class SyncDecision(NamedTuple):
 
 
 @runtime_checkable
-class Synchroniser(Protocol):
-    """Decides who waits for whom: frozen options, an explicit state, no clock, no thread.
+class Synchroniser(Protocol[S]):
+    """Decides which workers wait: frozen options, an explicit state, no clock, no thread.
 
-    All methods are pure: they return the next state and leave the one they are given. Times are
-    seconds of any clock that never goes back; calls come in its order.
+    The type parameter S is the type of the state. All methods are pure: they return the next
+    state and leave the given one unchanged. Times are seconds of any monotonic clock; calls come
+    in the order of time.
 
-    Raises:
-        ValueError: From `push`, `finish` and `join`: an event that cannot be, such as the push
-            of a worker that waits or has left.
+    `lbbsp_core.testing.check_synchroniser` checks this contract.
     """
 
-    def init(self, workers: int, now: float = 0.0) -> Any:
-        """The state at the start: `workers` workers, all of them released at time `now`."""
-        ...
+    keeps_pushes: ClassVar[bool]
+    """Whether some pushes are kept and enter the model together, as one update.
 
-    def push(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
-        """The next state, once `worker` has pushed the gradient of one iteration."""
-        ...
+    If not, every push enters the model on arrival: `push` aggregates that worker and no other.
+    """
 
-    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
-        """The next state, once `worker` has left: it is done, or dead. Nobody waits for it.
+    def init(self, workers: int, now: float = 0.0) -> S:
+        """Returns the first state, in which all workers are released.
 
-        What it has pushed still enters the model where the others' pushes do.
+        Args:
+            workers: Number of workers, N >= 1.
+            now: Time at which they start, in seconds.
+
+        Raises:
+            ValueError: `workers` is not an integer >= 1.
         """
         ...
 
-    def join(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
-        """The next state, once `worker` has come (back): a former one, or the next number.
+    def push(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+        """Decides about the gradient of one iteration that `worker` has pushed.
 
-        It is released at once, and counts as being where the slowest worker is. A push kept
-        from before it left is dropped.
+        Args:
+            state: Last state.
+            worker: Rank of the worker.
+            now: Time of the push, in seconds.
+
+        Returns:
+            The next state and the decision.
+
+        Raises:
+            ValueError: The worker waits, or is not active.
+        """
+        ...
+
+    def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+        """Decides what follows from `worker` leaving, because it is done or dead.
+
+        No worker waits for it any more. Its kept pushes still enter the model, together with
+        those of the others.
+
+        Args:
+            state: Last state.
+            worker: Rank of the worker.
+            now: Time, in seconds.
+
+        Returns:
+            The next state and the decision.
+
+        Raises:
+            ValueError: The worker is not active.
+        """
+        ...
+
+    def join(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+        """Adds a worker: one that has left before, or a new one with the next rank.
+
+        It is released at once and counts as being where the slowest worker is. A push that was
+        kept from before it left is dropped.
+
+        Args:
+            state: Last state.
+            worker: Rank of the worker.
+            now: Time, in seconds.
+
+        Returns:
+            The next state and the decision.
+
+        Raises:
+            ValueError: The worker is active, or its rank is not the next one.
         """
         ...
 
 
 def require_time(now: float) -> float:
-    """Returns `now` if it is finite, else raises ValueError."""
+    """Returns `now` if it is finite.
+
+    Raises:
+        ValueError: It is not.
+    """
     if not math.isfinite(now):
-        raise ValueError(f"now must be finite, got {now!r}: pass the seconds of a steady clock")
+        raise ValueError(f"now must be finite, got {now!r}: pass the seconds of a monotonic clock")
     return now
 
 
-def require_present(worker: int, present: bool, known: int) -> None:
-    """Raises ValueError if `worker` is not one that runs or waits."""
-    if not present:
+def require_active(worker: int, active: bool, known: int) -> None:
+    """Raises an error unless `worker` runs or waits.
+
+    Args:
+        worker: Rank of the worker.
+        active: Whether it has started and not left.
+        known: Number of ranks in use, departed workers included.
+
+    Raises:
+        ValueError: The worker is not active.
+    """
+    if not active:
         raise ValueError(
-            f"worker {worker} is not there (of the numbers 0 to {known - 1}, some may have left): "
-            "let it join first"
+            f"worker {worker} is not active (ranks 0 to {known - 1} are known, and some workers "
+            "may have left): let it join first"
         )
 
 
 def require_running(worker: int, running: bool) -> None:
-    """Raises ValueError if `worker` waits."""
+    """Raises an error if `worker` waits.
+
+    Raises:
+        ValueError: The worker waits for its release.
+    """
     if not running:
         raise ValueError(
             f"worker {worker} pushed while it waits: a worker pushes once for each time that a "
@@ -84,9 +159,18 @@ def require_running(worker: int, running: bool) -> None:
         )
 
 
-def require_absent(worker: int, present: bool, known: int) -> None:
-    """Raises ValueError if `worker` cannot join."""
-    if present or not 0 <= worker <= known:
+def require_inactive(worker: int, active: bool, known: int) -> None:
+    """Raises an error if `worker` cannot join.
+
+    Args:
+        worker: Rank of the worker.
+        active: Whether it has started and not left.
+        known: Number of ranks in use, departed workers included.
+
+    Raises:
+        ValueError: The worker is active, or its rank is not the next one.
+    """
+    if active or not 0 <= worker <= known:
         raise ValueError(
-            f"worker {worker} cannot join: it must have left before, or be the next number, {known}"
+            f"worker {worker} cannot join: it must have left before, or have the next rank, {known}"
         )

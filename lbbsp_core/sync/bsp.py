@@ -1,8 +1,9 @@
-"""BSP: everybody waits for everybody."""
+"""BSP: all workers wait for the slowest in every iteration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lbbsp_core.sync.base import SyncDecision
 from lbbsp_core.sync.ssp import SSP, SSPState
@@ -12,7 +13,7 @@ from lbbsp_core.sync.ssp import SSP, SSPState
 class BSP:
     """Bulk synchronous parallel: a barrier in every iteration, one update from all gradients.
 
-    The times are those of ``SSP(0)``, whose state it shares; pushes are kept until the barrier.
+    Times are those of ``SSP(0)``, whose state it shares; pushes are kept until the barrier.
 
     Example:
         >>> bsp = BSP()
@@ -24,32 +25,34 @@ class BSP:
         SyncDecision(aggregate=(0, 1), release=(0, 1))
     """
 
+    keeps_pushes: ClassVar[bool] = True
+
     def init(self, workers: int, now: float = 0.0) -> SSPState:
-        """All released."""
-        return _IN_STEP.init(workers, now)
+        """Releases all workers."""
+        return _LOCKSTEP.init(workers, now)
 
     def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """Keeps the push; with the last one comes the barrier."""
-        return _together(state, *_IN_STEP.push(state, worker, now))
+        """Keeps the push; the last push of an iteration completes the barrier."""
+        return _aggregate_at_barrier(state, *_LOCKSTEP.push(state, worker, now))
 
     def finish(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """The barrier, if only this worker was missing."""
-        return _together(state, *_IN_STEP.finish(state, worker, now))
+        """Removes the worker; completes the barrier if only its push was missing."""
+        return _aggregate_at_barrier(state, *_LOCKSTEP.finish(state, worker, now))
 
     def join(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """It takes part in the iteration that runs: the model has not changed since its start."""
-        return _IN_STEP.join(state, worker, now)
+        """Adds the worker to the current iteration: the model has not changed since its start."""
+        return _LOCKSTEP.join(state, worker, now)
 
 
-_IN_STEP = SSP(0)
+_LOCKSTEP = SSP(0)
 
 
-def _together(
+def _aggregate_at_barrier(
     before: SSPState, after: SSPState, decision: SyncDecision
 ) -> tuple[SSPState, SyncDecision]:
-    """At the barrier one update of all who pushed in this iteration, those who left included."""
-    done = after.clocks.least
-    if done == before.clocks.least:
+    """Aggregates, at the barrier, all pushes of the iteration, those of departed workers too."""
+    done = after.clocks.min_count
+    if done == before.clocks.min_count:
         return after, SyncDecision(release=decision.release)
     pushed = tuple(r for r, c in enumerate(after.clocks.counts) if c == done or c == -1 - done)
     return after, SyncDecision(pushed, decision.release)

@@ -1,79 +1,88 @@
-"""How many iterations each worker has pushed, and who is the slowest: for SSP and its kin."""
+"""Number of iterations that each worker has pushed, and the slowest worker: for SSP and DSSP."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import require_absent, require_present
+from lbbsp_core.sync.base import require_active, require_inactive
 from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.validate import require_integer
 
 
 class Clocks(NamedTuple):
-    """Pushes of each worker, and their least; a transition takes O(log n), amortised.
+    """Pushes of each worker, and their minimum; a transition takes O(log n), amortised.
 
     Args:
-        counts: c by worker, counted from its join at the then least one; ``-1 - c`` for a worker
-            that has left with c.
-        least: min c of those who are there; it never falls.
-        slowest: The lowest rank with that count; -1 where nobody is there.
+        counts: c by worker, counted from the minimum at its join; ``-1 - c`` for a worker that
+            has departed with c.
+        min_count: min c over the active workers; it never decreases.
+        slowest: Lowest rank with that count; -1 if no worker is active.
     """
 
     counts: PersistentVector[int]
-    least: int
+    min_count: int
     slowest: int
 
     @classmethod
     def start(cls, workers: int) -> Clocks:
-        """All at 0."""
-        require_integer("workers", workers, 1)
-        return cls(PersistentVector.of((0,) * workers), least=0, slowest=0)
-
-    def count(self, worker: int) -> int:
-        """The c of a worker that is there.
+        """Returns clocks at 0 for workers 0 to `workers` - 1.
 
         Raises:
-            ValueError: It is not.
+            ValueError: `workers` is not an integer >= 1.
+        """
+        require_integer("workers", workers, 1)
+        return cls(PersistentVector.of((0,) * workers), min_count=0, slowest=0)
+
+    def count(self, worker: int) -> int:
+        """Returns the c of an active worker.
+
+        Raises:
+            ValueError: The worker is not active.
         """
         count = self.counts[worker] if 0 <= worker < len(self.counts) else -1
-        require_present(worker, count >= 0, len(self.counts))
+        require_active(worker, count >= 0, len(self.counts))
         return count
 
     def lead(self, worker: int) -> int:
-        """How many iterations a worker is ahead of the slowest: c - min c."""
-        return self.count(worker) - self.least
+        """Returns how many iterations a worker is ahead of the slowest, ``c - min c``."""
+        return self.count(worker) - self.min_count
 
-    def pushed(self, worker: int) -> Clocks:
-        """One more of `worker`."""
-        return self._counted(worker, self.count(worker) + 1)
+    def after_push(self, worker: int) -> Clocks:
+        """Returns the clocks after one more push of `worker`."""
+        return self._with_count(worker, self.count(worker) + 1)
 
-    def left(self, worker: int) -> Clocks:
-        """Without `worker`."""
-        return self._counted(worker, -1 - self.count(worker))
+    def after_finish(self, worker: int) -> Clocks:
+        """Returns the clocks after `worker` has left."""
+        return self._with_count(worker, -1 - self.count(worker))
 
-    def joined(self, worker: int) -> Clocks:
-        """With `worker`, where the slowest is."""
+    def after_join(self, worker: int) -> Clocks:
+        """Returns the clocks with `worker` at the count of the slowest.
+
+        Raises:
+            ValueError: The worker is active, or its rank is not the next one.
+        """
         known = len(self.counts)
-        require_absent(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
-        counts = self.counts.appended(self.least) if worker == known else self.counts
-        counts = counts.replaced(worker, self.least)
+        require_inactive(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
+        counts = self.counts.appended(self.min_count) if worker == known else self.counts
+        counts = counts.replaced(worker, self.min_count)
         slowest = worker if self.slowest < 0 else min(self.slowest, worker)
-        return Clocks(counts, self.least, slowest)
+        return Clocks(counts, self.min_count, slowest)
 
-    def _counted(self, worker: int, count: int) -> Clocks:
-        after = Clocks(self.counts.replaced(worker, count), self.least, self.slowest)
-        return after._next_slowest() if worker == self.slowest else after
+    def _with_count(self, worker: int, count: int) -> Clocks:
+        after = Clocks(self.counts.replaced(worker, count), self.min_count, self.slowest)
+        return after._with_next_slowest() if worker == self.slowest else after
 
-    def _next_slowest(self) -> Clocks:
-        """The next rank at the same count; else the first one at the next count that is there.
+    def _with_next_slowest(self) -> Clocks:
+        """Finds the next rank at the same count, or else the first rank at the next count.
 
-        Ranks are passed once for each value of `least`, in which everybody pushes: O(1) a push.
+        Ranks are scanned once for each value of `min_count`, during which every worker pushes:
+        O(1) a push.
         """
         for rank in range(self.slowest + 1, len(self.counts)):
-            if self.counts[rank] == self.least:
+            if self.counts[rank] == self.min_count:
                 return self._replace(slowest=rank)
         counts = list(self.counts)
-        least = min((count for count in counts if count >= 0), default=-1)
-        if least < 0:
+        min_count = min((count for count in counts if count >= 0), default=-1)
+        if min_count < 0:
             return self._replace(slowest=-1)
-        return self._replace(least=least, slowest=counts.index(least))
+        return self._replace(min_count=min_count, slowest=counts.index(min_count))

@@ -1,10 +1,10 @@
-"""DSSP: a staleness that moves within a range."""
+"""DSSP: a staleness threshold chosen at run time from a range."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lbbsp_core.sync.base import SyncDecision, require_running, require_time
 from lbbsp_core.sync.clocks import Clocks
@@ -16,9 +16,9 @@ class DSSPWorker(NamedTuple):
     """What DSSP knows of one worker.
 
     Args:
-        credits: Iterations that it may still begin without being asked how far ahead it is.
+        credits: Iterations that it may still start regardless of its lead.
         waits: Whether it waits for a release.
-        pushes: Times of its last two pushes, the later one last; fewer at the start.
+        pushes: Times of its last two pushes in seconds, the later one last; fewer at the start.
     """
 
     credits: int = 0
@@ -27,36 +27,42 @@ class DSSPWorker(NamedTuple):
 
 
 class DSSPState(NamedTuple):
-    """How far everybody is, and how fast; `most` is the greatest count of those who are there."""
+    """State of `DSSP`.
+
+    Args:
+        clocks: Iterations that each worker has pushed.
+        workers: What DSSP knows of each worker.
+        max_count: Maximum of the counts of the active workers.
+    """
 
     clocks: Clocks
-    paces: PersistentVector[DSSPWorker]
-    most: int
+    workers: PersistentVector[DSSPWorker]
+    max_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class DSSP:
     r"""Dynamic SSP (Zhao et al., arXiv 1908.11848): a lead of ``s_L``, or up to ``s_U`` if it pays.
 
-    Paper: on a push of worker p, if p holds credits it spends one and goes on; else if
-    ``c_p - min c <= s_L`` it goes on; else if p is the fastest, the controller simulates p and
+    Paper: on a push of worker p, if p has credits it spends one and proceeds; else if
+    ``c_p - min c <= s_L`` it proceeds; else if p is the fastest, the controller simulates p and
     the slowest worker from their last two pushes, at times ``e_p + r I_p`` and ``e_s + k I_s``,
-    and grants the r whose time is nearest to one of the slowest's, so that p then waits
-    least; else p waits until ``c_p - min c <= s_L``.
+    and grants the r whose time is nearest to one of the slowest worker's, which minimises the
+    wait of p; else p waits until ``c_p - min c <= s_L``.
 
     Paper: r is in [0, s_U - s_L], so that a worker which has spent its credits can be granted
-    more while it is still ahead, and its lead has no bound. Ours: r is at most s_U minus the
-    lead at which p began the iteration it has just pushed, so that p never begins one with a
-    lead above s_U. The grant itself spends the first credit: p begins r iterations in all. Of
-    several slowest workers we simulate that of the lowest rank; until p and it have pushed
-    twice, nothing is granted.
+    more while it is still ahead, and its lead is unbounded. Ours: r is at most s_U minus the
+    lead at which p started the iteration it has just pushed, so that p never starts one with a
+    lead above s_U. The grant itself spends the first credit: p starts r iterations in all. Of
+    several slowest workers we simulate the one of the lowest rank; until both have pushed twice,
+    nothing is granted.
 
     Args:
         lower: s_L, in iterations, an integer >= 0.
         upper: s_U, in iterations, an integer >= s_L.
 
     Raises:
-        ValueError: Not such numbers.
+        ValueError: A bound is not an integer >= 0, or upper < lower.
 
     Example:
         >>> dssp = DSSP(0, 3)  # worker 0 needs 1 s an iteration, worker 1 needs 4 s
@@ -64,9 +70,15 @@ class DSSP:
         >>> for worker, now in (0, 1.0), (1, 4.0), (0, 5.0), (1, 8.0), (0, 9.0), (0, 10.0):
         ...     state, decision = dssp.push(state, worker, now)
         ...     releases.append(decision.release)
-        >>> releases  # at 9 s it may go on, since it could be at 12 s when worker 1 is
+        >>> releases  # at 9 s it proceeds: at 12 s both will push
         [(), (0, 1), (), (0, 1), (0,), (0,)]
+
+    References:
+        Zhao, An, Liu, Chen: Dynamic Stale Synchronous Parallel Distributed Training for Deep
+        Learning, ICDCS 2019, arXiv 1908.11848.
     """
+
+    keeps_pushes: ClassVar[bool] = False
 
     lower: int
     upper: int
@@ -81,64 +93,64 @@ class DSSP:
             )
 
     def init(self, workers: int, now: float = 0.0) -> DSSPState:
-        """All released."""
+        """Releases all workers."""
         return DSSPState(Clocks.start(workers), PersistentVector.of((DSSPWorker(),) * workers), 0)
 
     def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
-        """Applies the push; releases the worker for a credit, old or new, or for a small lead."""
-        clocks = state.clocks.pushed(worker)
-        pace = state.paces[worker]
-        require_running(worker, not pace.waits)
-        pace = pace._replace(pushes=(*pace.pushes[-1:], require_time(now)))
-        most = max(state.most, clocks.count(worker))
-        known = DSSPState(clocks, state.paces.replaced(worker, pace), most)
-        granted = pace.credits or self._grant(known, worker)
+        """Applies the push; releases the worker if it has a credit or a lead of at most s_L."""
+        clocks = state.clocks.after_push(worker)
+        own = state.workers[worker]
+        require_running(worker, not own.waits)
+        own = own._replace(pushes=(*own.pushes[-1:], require_time(now)))
+        max_count = max(state.max_count, clocks.count(worker))
+        pushed = DSSPState(clocks, state.workers.replaced(worker, own), max_count)
+        granted = own.credits or self._grant(pushed, worker)
         waits = not granted and clocks.lead(worker) > self.lower
-        pace = pace._replace(credits=max(granted - 1, 0), waits=waits)
-        known = known._replace(paces=known.paces.replaced(worker, pace))
-        after, freed = self._free(state.clocks, known)
-        release = freed if waits else tuple(sorted((*freed, worker)))
+        own = own._replace(credits=max(granted - 1, 0), waits=waits)
+        pushed = pushed._replace(workers=pushed.workers.replaced(worker, own))
+        after, others = self._release(state.clocks, pushed)
+        release = others if waits else tuple(sorted((*others, worker)))
         return after, SyncDecision((worker,), release)
 
     def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
-        """Releases whom only this worker held back."""
-        clocks = state.clocks.left(worker)
-        paces = state.paces.replaced(worker, DSSPWorker())
-        most = state.most
-        if state.clocks.count(worker) == most:
-            most = max(clocks.least, *clocks.counts)
-        after, freed = self._free(state.clocks, DSSPState(clocks, paces, most))
-        return after, SyncDecision(release=freed)
+        """Removes the worker; releases those that waited for it alone."""
+        clocks = state.clocks.after_finish(worker)
+        workers = state.workers.replaced(worker, DSSPWorker())
+        max_count = state.max_count
+        if state.clocks.count(worker) == max_count:
+            max_count = max(clocks.min_count, *clocks.counts)
+        after, released = self._release(state.clocks, DSSPState(clocks, workers, max_count))
+        return after, SyncDecision(release=released)
 
     def join(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
-        """It begins where the slowest is."""
-        clocks = state.clocks.joined(worker)
-        new = worker == len(state.paces)
-        paces = state.paces.appended(DSSPWorker()) if new else state.paces
-        return DSSPState(clocks, paces, state.most), SyncDecision(release=(worker,))
+        """Adds the worker at the clock of the slowest and releases it."""
+        clocks = state.clocks.after_join(worker)
+        new = worker == len(state.workers)
+        workers = state.workers.appended(DSSPWorker()) if new else state.workers
+        return DSSPState(clocks, workers, state.max_count), SyncDecision(release=(worker,))
 
-    def _free(self, before: Clocks, after: DSSPState) -> tuple[DSSPState, tuple[int, ...]]:
-        """Releases who waits and need not, now that the slowest has moved."""
-        clocks, paces, most = after
-        if clocks.least == before.least:
+    def _release(self, before: Clocks, after: DSSPState) -> tuple[DSSPState, tuple[int, ...]]:
+        """Releases the waiting workers whose lead is within s_L since the slowest has moved."""
+        clocks, workers, max_count = after
+        if clocks.min_count == before.min_count:
             return after, ()
-        far = clocks.least + self.lower
-        freed = tuple(
+        bound = clocks.min_count + self.lower
+        released = tuple(
             rank
-            for rank, (count, pace) in enumerate(zip(clocks.counts, paces, strict=True))
-            if pace.waits and count <= far
+            for rank, (count, known) in enumerate(zip(clocks.counts, workers, strict=True))
+            if known.waits and count <= bound
         )
-        for rank in freed:
-            paces = paces.replaced(rank, paces[rank]._replace(waits=False))
-        return DSSPState(clocks, paces, most), freed
+        for rank in released:
+            workers = workers.replaced(rank, workers[rank]._replace(waits=False))
+        return DSSPState(clocks, workers, max_count), released
 
     def _grant(self, state: DSSPState, worker: int) -> int:
-        """The controller: how many iterations the fastest worker may begin, ahead as it is."""
-        clocks, paces, most = state
+        """Returns how many iterations the controller lets the fastest worker start, see above."""
+        clocks, workers, max_count = state
         lead = clocks.lead(worker)
-        if lead <= self.lower or clocks.count(worker) < most:
+        if lead <= self.lower or clocks.count(worker) < max_count:
             return 0
-        fast, slow = paces[worker].pushes, paces[clocks.slowest].pushes
+        fast, slow = workers[worker].pushes, workers[clocks.slowest].pushes
         if len(fast) < 2 or len(slow) < 2 or slow[1] <= slow[0]:
             return 0
         gaps = [
@@ -148,8 +160,8 @@ class DSSP:
         return gaps.index(min(gaps))
 
 
-def _gap(time: float, begin: float, interval: float) -> float:
-    """From `time` to the nearest of ``begin + k * interval``, k = 1, 2, ..."""
-    since = time - begin
-    beyond = math.fmod(since, interval)
-    return min(beyond, interval - beyond) if since > interval else interval - since
+def _gap(time: float, start: float, interval: float) -> float:
+    """Returns the distance from `time` to the nearest ``start + k * interval``, k = 1, 2, ..."""
+    elapsed = time - start
+    beyond = math.fmod(elapsed, interval)
+    return min(beyond, interval - beyond) if elapsed > interval else interval - elapsed

@@ -1,16 +1,16 @@
-"""ElasticBSP: barriers where the workers are predicted to be closest together."""
+"""ElasticBSP: barriers at the times when the workers are predicted to be closest together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lbbsp_core.sync.base import (
     SyncDecision,
-    require_absent,
-    require_present,
+    require_active,
+    require_inactive,
     require_running,
     require_time,
 )
@@ -23,23 +23,28 @@ class Runner(NamedTuple):
     """What ElasticBSP knows of one worker.
 
     Args:
-        left: Iterations it has to push until it waits for the barrier; 0: it waits, its last
-            push is kept; -1: it has left, and nothing is kept.
-        there: Whether it has not left.
-        pushes: How many of its intervals were measured, as far as that matters.
-        released: When it began its iteration, in seconds.
-        interval: Seconds from its last release to its push.
+        remaining: Iterations to push until it waits for the barrier; 0: it waits, and its last
+            push is kept; -1: it has departed, and no push is kept.
+        active: Whether it has not departed.
+        pushes: Number of measured intervals, at most `ElasticBSP.warmup`.
+        released: Start of its iteration, in seconds.
+        interval: Time from its last release to its push, in seconds.
     """
 
-    left: int = 1
-    there: bool = True
+    remaining: int = 1
+    active: bool = True
     pushes: int = 0
     released: float = 0.0
     interval: float = 0.0
 
 
 class ElasticState(NamedTuple):
-    """Where everybody is between two barriers, and how many are still on their way."""
+    """State of `ElasticBSP`.
+
+    Args:
+        runners: What is known of each worker.
+        missing: Active workers that have not reached the barrier.
+    """
 
     runners: PersistentVector[Runner]
     missing: int
@@ -47,25 +52,25 @@ class ElasticState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ElasticBSP:
-    r"""ElasticBSP (Zhao et al., arXiv 2001.01347): a barrier that all can meet without much wait.
+    r"""ElasticBSP (Zhao et al., arXiv 2001.01347): barriers placed where they cost little waiting.
 
-    Paper: (1) watch at least two pushes of each worker; its interval I_p is the difference of
-    the last two. (2) Predict R pushes of each, ``e[p, i] = last_p + i I_p``. (3) `zipline` picks
-    one of each worker, as close together as possible. (4) Until the barrier worker p runs to its
-    chosen push, and each push before that enters the model on arrival; at the barrier all wait,
-    and the chosen pushes enter as in BSP, as one update. Then again from (1).
+    Paper: (1) observe at least two pushes of each worker; its interval I_p is the difference of
+    the last two. (2) Predict R pushes of each worker, ``e[p, i] = last_p + i I_p``. (3) `zipline`
+    picks one push of each worker, as close together as possible. (4) Until the barrier worker p
+    runs to its chosen push, and each push before that enters the model on arrival; at the barrier
+    all wait, and the chosen pushes enter as in BSP, as one update. Repeat from (1).
 
     Ours: an interval runs from release to push, since a difference of pushes across a barrier
-    would hold the wait; predictions start at the barrier, i = 1, ..., R; and the warm-up, while
-    not everyone has been watched (also after a join), is BSP, so that R = 1 is BSP throughout. A
-    worker is held to the number of iterations that was chosen for it, not to the predicted time.
+    would include the wait; predictions start at the barrier, i = 1, ..., R; and the warm-up,
+    until all workers have been observed (also after a join), is BSP, so that R = 1 is BSP
+    throughout. A worker runs the number of iterations that was chosen for it, whatever they take.
 
     Args:
-        lookahead: R, iterations of the fastest worker between two barriers at most, >= 1.
-        warmup: Pushes of each worker before the first prediction, >= 1.
+        lookahead: R, maximum iterations of a worker between two barriers, an integer >= 1.
+        warmup: Pushes of each worker before the first prediction, an integer >= 1.
 
     Raises:
-        ValueError: Not such numbers.
+        ValueError: An option is not an integer >= 1.
 
     Example:
         >>> elastic = ElasticBSP(lookahead=4, warmup=1)  # worker 0 needs 1 s, worker 1 needs 3 s
@@ -77,7 +82,13 @@ class ElasticBSP:
         ([((), ()), ((0, 1), (0, 1))], [((0,), (0,)), ((0,), (0,))])
         >>> decisions[4:]
         [((), ()), ((0, 1), (0, 1))]
+
+    References:
+        Zhao, Papagelis, An, Chen, Liu, Hu: Elastic Bulk Synchronous Parallel Model for
+        Distributed Deep Learning, ICDM 2019, arXiv 2001.01347.
     """
+
+    keeps_pushes: ClassVar[bool] = True
 
     lookahead: int = 15
     warmup: int = 2
@@ -87,7 +98,7 @@ class ElasticBSP:
         require_integer("ElasticBSP.warmup", self.warmup, 1)
 
     def init(self, workers: int, now: float = 0.0) -> ElasticState:
-        """All released, for one iteration."""
+        """Releases all workers, for one iteration."""
         first = Runner(released=require_time(now))
         return ElasticState(
             PersistentVector.of((first,) * require_integer("workers", workers, 1)), workers
@@ -96,60 +107,60 @@ class ElasticBSP:
     def push(
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
-        """Applies the push and goes on, or keeps it and waits; the last one makes the barrier."""
-        runner = _present(state, worker)
-        require_running(worker, runner.left > 0)
+        """Applies the push, or keeps it at the barrier, which the last worker completes."""
+        runner = _active(state, worker)
+        require_running(worker, runner.remaining > 0)
         runner = runner._replace(
-            left=runner.left - 1,
+            remaining=runner.remaining - 1,
             pushes=min(runner.pushes + 1, self.warmup),
             released=require_time(now),
             interval=max(now - runner.released, 0.0),
         )
         runners = state.runners.replaced(worker, runner)
-        if runner.left:
+        if runner.remaining:
             return ElasticState(runners, state.missing), SyncDecision((worker,), (worker,))
-        return self._arrived(ElasticState(runners, state.missing - 1), now)
+        return self._complete(ElasticState(runners, state.missing - 1), now)
 
     def finish(
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
-        """The barrier, if only this worker was missing."""
-        runner = _present(state, worker)
-        gone = runner._replace(there=False, left=0 if not runner.left else -1)
-        runners = state.runners.replaced(worker, gone)
-        if not runner.left:
+        """Removes the worker; completes the barrier if only this worker was missing."""
+        runner = _active(state, worker)
+        departed = runner._replace(active=False, remaining=-1 if runner.remaining else 0)
+        runners = state.runners.replaced(worker, departed)
+        if not runner.remaining:
             return ElasticState(runners, state.missing), SyncDecision()
-        return self._arrived(ElasticState(runners, state.missing - 1), now)
+        return self._complete(ElasticState(runners, state.missing - 1), now)
 
     def join(
         self, state: ElasticState, worker: int, now: float
     ) -> tuple[ElasticState, SyncDecision]:
-        """It has one iteration until the barrier, and is watched from now on."""
+        """Adds the worker with one iteration until the barrier, and observes it from now on."""
         known = len(state.runners)
-        require_absent(worker, 0 <= worker < known and state.runners[worker].there, known)
+        require_inactive(worker, 0 <= worker < known and state.runners[worker].active, known)
         runners = state.runners.appended(Runner()) if worker == known else state.runners
         runners = runners.replaced(worker, Runner(released=require_time(now)))
         return ElasticState(runners, state.missing + 1), SyncDecision(release=(worker,))
 
-    def _arrived(self, state: ElasticState, now: float) -> tuple[ElasticState, SyncDecision]:
-        """One fewer is missing: if it was the last, the barrier is here."""
+    def _complete(self, state: ElasticState, now: float) -> tuple[ElasticState, SyncDecision]:
+        """Completes the barrier if no worker is missing: aggregates, predicts and releases."""
         if state.missing:
             return state, SyncDecision()
         runners = list(state.runners)
-        there = [rank for rank, runner in enumerate(runners) if runner.there]
-        if not there:
+        active = [rank for rank, runner in enumerate(runners) if runner.active]
+        if not active:
             return state, SyncDecision()
-        kept = tuple(rank for rank, runner in enumerate(runners) if not runner.left)
-        runners = [runner if runner.there else runner._replace(left=-1) for runner in runners]
-        quotas = self._quotas([runners[rank] for rank in there], now)
-        for rank, left in zip(there, quotas, strict=True):
-            runners[rank] = runners[rank]._replace(left=left, released=now)
-        return ElasticState(PersistentVector.of(runners), len(there)), SyncDecision(
-            kept, tuple(there)
+        kept = tuple(rank for rank, runner in enumerate(runners) if not runner.remaining)
+        runners = [runner if runner.active else runner._replace(remaining=-1) for runner in runners]
+        quotas = self._quotas([runners[rank] for rank in active], now)
+        for rank, quota in zip(active, quotas, strict=True):
+            runners[rank] = runners[rank]._replace(remaining=quota, released=now)
+        return ElasticState(PersistentVector.of(runners), len(active)), SyncDecision(
+            kept, tuple(active)
         )
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
-        """Iterations of each worker until the next barrier."""
+        """Returns the iterations of each worker until the next barrier, shape ``(workers,)``."""
         if any(runner.pushes < self.warmup for runner in runners):
             return [1] * len(runners)
         intervals = np.array([runner.interval for runner in runners])
@@ -158,8 +169,8 @@ class ElasticBSP:
         return quotas
 
 
-def _present(state: ElasticState, worker: int) -> Runner:
+def _active(state: ElasticState, worker: int) -> Runner:
     known = len(state.runners)
-    runner = state.runners[worker] if 0 <= worker < known else Runner(there=False)
-    require_present(worker, runner.there, known)
+    runner = state.runners[worker] if 0 <= worker < known else Runner(active=False)
+    require_active(worker, runner.active, known)
     return runner

@@ -1,4 +1,4 @@
-"""A sequence that is never changed, of which a copy with one change is cheap."""
+"""An immutable sequence of which a copy with one item replaced is cheap."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WIDTH = 1 << _BITS
 
 @dataclass(frozen=True, slots=True)
 class PersistentVector(Generic[T]):
-    """A tree of tuples, 32 wide: to read or replace an item takes O(log n).
+    """A tree of tuples, 32 wide, in which reading or replacing an item takes O(log n).
 
-    States hold one, so that a transition can be pure without copying what it knows of ten
-    thousand workers. Compares and pickles by value.
+    States use it so that a transition is pure without copying the data of ten thousand workers.
+    It compares and pickles by value.
 
     Args:
         tree: Tuples of tuples ... of items.
@@ -36,7 +36,7 @@ class PersistentVector(Generic[T]):
 
     @classmethod
     def of(cls, items: Iterable[T]) -> PersistentVector[T]:
-        """A vector of `items`."""
+        """Returns a vector of `items`."""
         nodes: tuple[Any, ...] = tuple(items)
         length, shift = len(nodes), 0
         while len(nodes) > _WIDTH:
@@ -63,7 +63,11 @@ class PersistentVector(Generic[T]):
         return iter(nodes)
 
     def replaced(self, index: int, item: T) -> PersistentVector[T]:
-        """A copy with `item` at `index`."""
+        """Returns a copy with `item` at `index`.
+
+        Raises:
+            IndexError: `index` is out of range.
+        """
         if not 0 <= index < self.length:
             raise IndexError(f"index must be from 0 to {self.length - 1}, got {index}")
         return PersistentVector(
@@ -71,7 +75,7 @@ class PersistentVector(Generic[T]):
         )
 
     def appended(self, item: T) -> PersistentVector[T]:
-        """A copy with `item` after the others; O(n), for what is rare."""
+        """Returns a copy with `item` appended, in O(n): for rare events."""
         return PersistentVector.of([*self, item])
 
 

@@ -1,42 +1,59 @@
-"""Batch sizes for workers that are not in step: a policy asked once a round."""
+"""Batch sizes for workers without common steps: a policy that decides once per round."""
 
 from __future__ import annotations
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.policy import BatchConstraints, Even, FixedShares, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes, require_asynchronous
 
 
 class Rounds:
-    """Asks a policy for new sizes whenever every worker has pushed once more since it was asked.
+    """Lets a policy decide whenever every worker has pushed once more since its last decision.
 
-    Ours: a synchroniser that lets workers run ahead has no common step which a plan could be
-    keyed by. A worker that begins an iteration draws by the sizes as they are then.
+    Ours: under a synchroniser that lets workers run ahead there is no common step by which a plan
+    could be keyed. A worker that starts an iteration draws by the sizes at that moment.
 
     Args:
-        cluster: What does not change.
-        policy: One that does not change its sizes, or one that predicts.
+        constraints: Static facts that the policy plans for.
+        policy: A static policy, or one that plans by predicted costs.
 
     Raises:
-        ValueError: A policy that needs common steps.
+        ValueError: The policy needs common steps, or no plan exists.
+
+    Example:
+        >>> from lbbsp_core import Limits, LoadBalanced, Proportional
+        >>> rounds = Rounds(BatchConstraints(12, (Limits(), Limits())), LoadBalanced())
+        >>> rounds.ran(0, 6, 0.3, Proportional(20.0))
+        >>> rounds.sizes
+        (6, 6)
+        >>> rounds.ran(1, 6, 0.6, Proportional(10.0))
+        >>> rounds.sizes
+        (8, 4)
     """
 
     def __init__(self, constraints: BatchConstraints, policy: Policy) -> None:
-        check_policy(policy)
+        require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy
         self._state = policy.init(constraints)
         self._latest: list[tuple[int, float, Cost | None]] = [(0, 0.0, None)] * constraints.workers
-        self._there = set(range(constraints.workers))
-        self._missing = set(self._there)
+        self._active = set(range(constraints.workers))
+        self._missing = set(self._active)
         self._round = 0
 
     @property
     def sizes(self) -> Sizes:
-        """Samples of the next batch, by worker."""
+        """Samples of the next batch, by rank."""
         sizes: Sizes = self._state.sizes
         return sizes
 
     def ran(self, worker: int, samples: int, busy_seconds: float, cost: Cost | None) -> None:
-        """One iteration more of `worker`, and what it predicts of its next one."""
+        """Takes in one iteration of `worker`; decides if it completes a round.
+
+        Args:
+            worker: Rank of the worker.
+            samples: Size of its batch.
+            busy_seconds: Busy time of the iteration, in seconds.
+            cost: Predicted cost of its next iteration; None where it has no estimate.
+        """
         if not self.policy.uses_costs:
             return
         self._latest[worker] = samples, busy_seconds, cost
@@ -44,28 +61,14 @@ class Rounds:
         if not self._missing:
             self._decide()
 
-    def left(self, worker: int) -> None:
-        """`worker` will not push again: a round does not wait for it."""
-        self._there.discard(worker)
+    def remove(self, worker: int) -> None:
+        """Removes a worker that has left: no round waits for it any more."""
+        self._active.discard(worker)
         self._missing.discard(worker)
 
     def _decide(self) -> None:
         sizes, seconds, costs = zip(*self._latest, strict=True)
-        seen = Observation(self._round, sizes, seconds, (), costs)
-        self._state = self.policy.update(self._state, self.constraints, seen)
+        observation = Observation(self._round, sizes, seconds, (), costs)
+        self._state = self.policy.update(self._state, self.constraints, observation)
         self._round += 1
-        self._missing = set(self._there)
-
-
-def is_steady(policy: Policy) -> bool:
-    """Whether its sizes never change."""
-    return isinstance(policy, Even | FixedShares)
-
-
-def check_policy(policy: Policy) -> None:
-    """Raises ValueError where a policy cannot work without common steps; says why."""
-    if not is_steady(policy) and not policy.uses_costs:
-        raise ValueError(
-            f"{type(policy).__name__} compares what all workers took in the same steps, and here "
-            "they are in different ones: use bsp, fixed or lbbsp with this sync, or sync bsp"
-        )
+        self._missing = set(self._active)

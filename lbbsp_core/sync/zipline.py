@@ -1,4 +1,4 @@
-"""ZipLine: one predicted push of each worker, all of them as close together as possible."""
+"""ZipLine: picks one predicted push of each worker, all as close together as possible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Ints = npt.NDArray[np.intp]
 
 
 class ZipLineResult(NamedTuple):
-    """What `zipline` found.
+    """Result of `zipline`.
 
     Args:
-        indices: The chosen time of each worker, counted from 0, shape ``(workers,)``.
+        indices: Index of each worker's chosen time, counted from 0, shape ``(workers,)``.
         spread: Latest minus earliest chosen time, in seconds.
-        barrier: The latest chosen time, in seconds.
+        barrier: Latest chosen time, in seconds.
     """
 
     indices: npt.NDArray[np.int64]
@@ -28,44 +28,44 @@ class ZipLineResult(NamedTuple):
 
 
 def zipline(times: npt.ArrayLike, method: Method = "zipline") -> ZipLineResult:
-    r"""One time of each worker, with the smallest distance from the earliest to the latest.
+    r"""Picks one time of each worker with the smallest spread from the earliest to the latest.
 
-    ``min_z max_p e[p, z_p] - min_p e[p, z_p]``; the first such minimum wins. Paper: merge all
-    points in the order of time and keep, for each worker, its newest point; whenever one
-    arrives, compare the newest with the oldest of these n points. All exact methods look at the
-    same candidates:
+    Solves ``min_z max_p e[p, z_p] - min_p e[p, z_p]``; the first such minimum wins. Paper: merge
+    all points in the order of time and keep each worker's newest point; whenever one arrives,
+    compare the newest with the oldest of these n points. All exact methods examine the same
+    candidates:
 
-    ``"zipline"``
-        Ours: all candidates at once, in arrays. A candidate's oldest point is the least one that
-        its worker has not replaced yet, a minimum that runs backwards over the merged order.
-        O(R n log(R n)), most of it for sorting, and the fastest by far on many workers.
-    ``"opt"``
-        One pass that stops only where the oldest point is replaced. Paper: other replaced
-        points are searched for and dropped at once; ours: when they have become the oldest.
-    ``"optbs"``
+    ``"zipline"`` (paper: ZipLine, O(R n^2))
+        Ours: all candidates at once, in arrays. The oldest point of a candidate is the first one
+        that its worker has not replaced yet, a running minimum from the end of the merged order.
+        O(R n log(R n)), mostly for sorting, and the fastest by far on many workers.
+    ``"opt"`` (paper: ZipLineOpt)
+        One pass that stops only where the oldest point is replaced. Paper: other replaced points
+        are searched for and dropped at once; ours: when they have become the oldest.
+    ``"optbs"`` (paper: ZipLineOptBS)
         Binary search for the oldest point of each candidate. Paper: for the replaced point, in
-        the sorted set of newest points; ours: in the running maximum of "replaced at", for all
-        candidates at once.
-    ``"fullgrid"``
+        the sorted set of newest points; ours: in the running maximum of the positions at which
+        points are replaced, for all candidates at once.
+    ``"fullgrid"`` (paper: FullGridScan)
         A reference: every point as the earliest one, with the first point of each other worker
         that is not before it. O(R n^2 log R) by binary search; the paper scans, in O(R^2 n^2).
-    ``"grid"``
+    ``"grid"`` (paper: GridScan)
         A heuristic, not exact: each point of worker 0, with the nearest point of each other
         worker. O(R^2 n).
 
-    The first three agree on the indices (each worker's last point up to the barrier, so that
-    most work is done before it), the other exact one on the spread only.
+    The first three agree on the indices (each worker's last point up to the barrier, so that as
+    much work as possible is done before it), the other exact one on the spread only.
 
     Args:
         times: e, predicted push times in seconds, finite, shape ``(workers, lookahead)``, each
-            row ascending (equal times are fine).
+            row ascending (equal times are allowed).
         method: One of the names above.
 
     Returns:
-        The chosen indices, their spread, and the barrier.
+        Indices of the chosen times, their spread, and the barrier.
 
     Raises:
-        ValueError: Not such an array, or no such method.
+        ValueError: `times` is not such an array, or the method is unknown.
 
     Example:
         >>> zipline([[1.0, 2.0, 3.0], [2.5, 5.0, 7.5]])
@@ -93,9 +93,10 @@ class _Merged(NamedTuple):
     """All points in the order of time.
 
     Args:
-        times: Ascending, shape ``(points,)``.
-        workers: Whose they are.
-        positions: Where the points of the table are in that order, shape ``(workers, lookahead)``.
+        times: Times, ascending, shape ``(points,)``.
+        workers: Worker of each point, shape ``(points,)``.
+        positions: Position of each point of the table in that order, shape
+            ``(workers, lookahead)``.
     """
 
     times: Times
@@ -104,17 +105,17 @@ class _Merged(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first position at which every worker has a point."""
+        """Smallest position up to which every worker has a point."""
         return int(self.positions[:, 0].max())
 
     def replaced_at(self) -> Ints:
-        """The position of the same worker's next point; beyond the end for its last one."""
+        """Returns the position of the same worker's next point; beyond the end for its last one."""
         after = np.full(len(self.times), len(self.times))
         after[self.positions[:, :-1]] = self.positions[:, 1:]
         return after
 
     def newest(self, position: int) -> Ints:
-        """The index of each worker's last point up to `position`."""
+        """Returns the index of each worker's last point up to `position`."""
         workers = len(self.positions)
         return np.bincount(self.workers[: position + 1], minlength=workers) - 1
 
@@ -130,10 +131,10 @@ def _merge(table: Times) -> _Merged:
 def _sweep(table: Times) -> Ints:
     merged = _merge(table)
     first, last = merged.first, int(merged.positions[:, -1].min())
-    replaces = np.full(table.size, last)  # what the point here replaces
+    replaces = np.full(table.size, last)  # position that the point replaces
     replaces[merged.positions[:, 1:]] = merged.positions[:, :-1]
-    still_there = np.append(replaces[first + 1 :], last)  # replaced later, or never
-    oldest = np.minimum.accumulate(still_there[::-1])[::-1]
+    not_replaced = np.append(replaces[first + 1 :], last)  # replaced later, or never
+    oldest = np.minimum.accumulate(not_replaced[::-1])[::-1]
     spreads = merged.times[first:] - merged.times[oldest]
     return merged.newest(first + int(spreads.argmin()))
 
@@ -155,13 +156,13 @@ def _jump(table: Times) -> Ints:
 def _bisect(table: Times) -> Ints:
     merged = _merge(table)
     candidates = np.arange(merged.first, table.size)
-    gone_by = np.maximum.accumulate(merged.replaced_at())  # this point and all older ones
-    oldest = np.searchsorted(gone_by, candidates, side="right")
+    replaced_by = np.maximum.accumulate(merged.replaced_at())  # the point and all older ones
+    oldest = np.searchsorted(replaced_by, candidates, side="right")
     spreads = merged.times[candidates] - merged.times[oldest]
     return merged.newest(int(candidates[spreads.argmin()]))
 
 
-# The references, straight from the table
+# Reference methods, which read the table directly
 
 
 def _full_grid(table: Times) -> Ints:
@@ -188,7 +189,7 @@ _METHODS: dict[str, Callable[[Times], Ints]] = {
 }
 
 
-# Reading the argument
+# Validation of the argument
 
 
 def _read(times: npt.ArrayLike) -> Times:
@@ -200,7 +201,7 @@ def _read(times: npt.ArrayLike) -> Times:
         ) from error
     if table.ndim != 2 or not table.size:
         raise ValueError(
-            "times must have shape (workers, lookahead), at least one each, got shape "
+            "times must have shape (workers, lookahead), with at least one of each, got shape "
             f"{table.shape}: predict one or more push times of every worker"
         )
     if not np.isfinite(table).all():

@@ -1,6 +1,6 @@
-"""Contracts that every predictor, policy and synchroniser keeps, and fakes: ours, and yours.
+"""Checks of the contracts that every predictor, policy and synchroniser satisfies.
 
-A new one joins with one line::
+A test of a new one needs one line::
 
     def test_mine() -> None:
         check_predictor(Mine(window=8))
@@ -14,18 +14,17 @@ import math
 import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, Cost
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState, Sizes
 from lbbsp_core.predict import Predictor
-from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.protocol import WIDTH, Row, StepMessage, decode, encode
 from lbbsp_core.sim.events import Change, play, schedule
 from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.types import Limits, Measurement
@@ -33,6 +32,10 @@ from lbbsp_core.types import Limits, Measurement
 _SCALES = (1e-3, 1.0, 1e6)  # samples per second: a large model on a CPU, and a tiny one on a GPU
 _HORIZONS = (1, 2, 3, 8)
 _SLACK = 64  # bytes by which a pickled state may grow: counters get longer
+
+S = TypeVar("S")
+P = TypeVar("P", bound=PolicyState)
+T = TypeVar("T")
 
 # Contracts
 
@@ -42,20 +45,20 @@ def check_predictor(
 ) -> None:
     """Checks the contract of `Predictor`.
 
-    That it is a frozen value which compares, hashes, pickles and prints its parameters; that
-    `init`, `update` and `predict` change neither it nor a state; that a pickled state replays
-    to the same bits; that predictions are NaN before the first update, then finite and > 0 at
-    any horizon, over jumps, outliers and constant stretches; that a state does not grow.
+    The predictor must be a frozen value that compares, hashes, pickles and prints its
+    parameters; `init`, `update` and `predict` must change neither it nor a state; a pickled state
+    must replay to the same bits; predictions must be NaN before the first update, then finite and
+    > 0 at any horizon, over jumps, outliers and constant stretches; a state must not grow.
 
     Args:
-        predictor: The one to check.
-        drivers: Driving factors in each measurement.
+        predictor: Predictor to check.
+        drivers: Number of driving factors in each measurement.
         arrays: Whether it also takes arrays of shape ``(workers,)``, elementwise.
-        updates: Length of the series over which a state may not grow; its first half is for
-            filling windows.
+        updates: Length of the series over which a state may not grow; its first half fills
+            windows.
 
     Raises:
-        AssertionError: Saying what is broken, and by which value.
+        AssertionError: The contract is broken; names the rule and the value.
 
     Example:
         >>> from lbbsp_core import Ema
@@ -75,40 +78,48 @@ def check_predictor(
 def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -> None:
     """Checks the contract of `Policy`.
 
-    That it is a frozen value which compares, hashes, pickles and prints its parameters; that
-    `init` and `update` give plans of the global batch size, within limits and granularity,
-    whatever is observed: costs unknown, ranks held, plans of earlier and of short steps; that
-    neither changes the policy or a state; that the same observations give the same plans, also
-    from a state that was kept as JSON; that a state does not grow.
+    The policy must be a frozen value that compares, hashes, pickles and prints its parameters;
+    `init` and `update` must give plans of the global batch size, within limits and granularity,
+    whatever is observed: unknown costs, excluded ranks, plans of earlier and of short steps;
+    neither may change the policy or a state; the same observations must give the same plans, also
+    from a state that was stored as JSON; a state must not grow. `is_static` must be False if the
+    sizes ever change, and `uses_costs` must be True if they depend on predicted costs.
 
     Args:
-        policy: The one to check.
-        clusters: What to plan for; by default several, of 1 to 4 workers.
+        policy: Policy to check.
+        clusters: Constraints to plan for; by default several, of 1 to 4 workers.
         steps: Observations for each cluster.
 
     Raises:
-        AssertionError: Saying what is broken, and by which plan.
+        AssertionError: The contract is broken; names the rule and the plan.
 
     Example:
         >>> from lbbsp_core import LoadBalanced
         >>> check_policy(LoadBalanced(min_gain=0.0))
     """
     _check_value(policy)
-    uses_costs = getattr(policy, "uses_costs", None)
-    _require(isinstance(uses_costs, bool), f"uses_costs must be True or False, got {uses_costs!r}")
+    _check_flags(policy, "uses_costs", "is_static")
     for seed, cluster in enumerate(clusters or _CLUSTERS):
         before = pickle.dumps(policy)
         states, observations = _run_policy(policy, cluster, random.Random(seed), steps)
         _require(pickle.dumps(policy) == before, f"init or update changed {policy!r} itself")
         _check_policy_replay(policy, cluster, states, observations)
+        _check_policy_flags(policy, cluster, states, observations)
         _check_policy_states(policy, states)
 
 
 def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
-    """Checks that `sizes` is a plan of `cluster`: sum, limits and granularity kept.
+    """Checks that `sizes` is a plan for `cluster`: its sum, limits and granularity.
+
+    Args:
+        sizes: Samples of each worker, by rank.
+        cluster: Constraints of the plan.
 
     Raises:
-        AssertionError: Naming the constraint and the plan.
+        AssertionError: A constraint is violated; names the constraint and the plan.
+
+    Example:
+        >>> check_plan((8, 16), BatchConstraints(24, (Limits(), Limits()), granularity=8))
     """
     shown = f"the plan {sizes!r}"
     _require(
@@ -120,11 +131,11 @@ def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
         sum(sizes) == cluster.global_batch_size, f"{shown} must sum to {cluster.global_batch_size}"
     )
     for size, bounds in zip(sizes, cluster.limits, strict=True):
-        most = math.inf if bounds.maximum is None else bounds.maximum
-        _require(bounds.minimum <= size <= most, f"{shown} must keep {bounds}")
-    odd = sum(size % cluster.granularity != 0 for size in sizes)
+        maximum = math.inf if bounds.maximum is None else bounds.maximum
+        _require(bounds.minimum <= size <= maximum, f"{shown} must keep {bounds}")
+    remainders = sum(size % cluster.granularity != 0 for size in sizes)
     _require(
-        odd <= (cluster.global_batch_size % cluster.granularity != 0),
+        remainders <= (cluster.global_batch_size % cluster.granularity != 0),
         f"{shown} must be in multiples of {cluster.granularity}, but for one worker's remainder",
     )
 
@@ -134,121 +145,43 @@ def check_synchroniser(
 ) -> None:
     """Checks the contract of `Synchroniser`, in virtual time.
 
-    That it is a frozen value which compares, hashes, pickles and prints its parameters; that no
-    call changes it or a state; that the same events give the same decisions, also from a
-    pickled state; that somebody runs whenever somebody is there (nobody waits for ever), workers
-    that leave and join included; that every push enters the model once, and before its worker
-    goes on; that nobody begins an iteration too far ahead; that events which cannot be are
-    refused.
+    The synchroniser must be a frozen value that compares, hashes, pickles and prints its
+    parameters; no call may change it or a state; the same events must give the same decisions,
+    also from a pickled state; a worker must run whenever one is active (no deadlock), also when
+    workers leave and join; every push must enter the model once, before its worker proceeds; no
+    worker may start an iteration too far ahead; impossible events must be refused. `keeps_pushes`
+    must be True if and only if some push does not enter the model on arrival.
 
     Args:
-        synchroniser: The one to check.
-        max_lead: The greatest lead over the slowest worker with which an iteration may begin,
-            counted in iterations since the last barrier (an update from everybody's gradients).
-        pushes: For each cluster, of 1 to 7 workers.
+        synchroniser: Synchroniser to check.
+        max_lead: Maximum lead over the slowest worker at the start of an iteration, in
+            iterations since the last barrier (an update from the gradients of all workers).
+        pushes: Pushes for each cluster, of 1 to 7 workers.
 
     Raises:
-        AssertionError: Saying what is broken, and by which decision.
+        AssertionError: The contract is broken; names the rule and the decision.
 
     Example:
         >>> from lbbsp_core import SSP
         >>> check_synchroniser(SSP(3), max_lead=3)
     """
     _check_value(synchroniser)
+    _check_flags(synchroniser, "keeps_pushes")
+    kept = 0
     for seed in range(8):
         source, workers = random.Random(seed), (1, 2, 3, 7)[seed % 4]
-        watch = _Watch(synchroniser, max_lead)
+        monitor = _Monitor(synchroniser, max_lead)
         changes = _changes(source, workers) if seed >= 2 else ()
-        played = play(watch, _unsteady(source), workers=workers, changes=changes)
+        played = play(monitor, _noisy_seconds(source), workers=workers, changes=changes)
         deque(islice(played, pushes), maxlen=0)
-        watch.check_replay()
-        _check_all_enter(synchroniser, _unsteady(source), workers)
+        monitor.check_replay()
+        kept += monitor.kept_pushes
+        _check_all_enter(synchroniser, _noisy_seconds(source), workers)
+    _require(
+        kept > 0 or not synchroniser.keeps_pushes,
+        f"{synchroniser!r} aggregates every push on arrival: keeps_pushes must be False",
+    )
     _check_refusals(synchroniser)
-
-
-# Fakes
-
-
-class FakeClock:
-    """Nanoseconds that pass only when told to, for `BusyTimer` and its like.
-
-    Args:
-        nanoseconds: Where it begins.
-
-    Example:
-        >>> clock = FakeClock()
-        >>> clock.advance(1.5)
-        >>> clock()
-        1500000000
-    """
-
-    def __init__(self, nanoseconds: int = 0) -> None:
-        self._now = nanoseconds
-
-    def __call__(self) -> int:
-        """The time, in nanoseconds."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Lets time pass; a negative time is a clock that steps back."""
-        self._now += round(seconds * 1e9)
-
-
-def exchange_in_process(
-    balancers: Sequence[Balancer],
-    busy_seconds: Sequence[float],
-    wall_seconds: float | None = None,
-    *,
-    excluded: Collection[int] = (),
-    stop: Collection[int] = (),
-    drivers: Sequence[tuple[float, ...]] | None = None,
-) -> tuple[StepMessage, ...]:
-    """One step of several balancers in one process, as a framework's all-reduce does it.
-
-    Each worker's message becomes a row of a float32 array that is zero elsewhere; their sum is
-    what all receive.
-
-    Args:
-        balancers: All workers', by rank.
-        busy_seconds: What each measured, by rank.
-        wall_seconds: From barrier to barrier; by default the slowest worker's busy seconds.
-        excluded: Ranks that hold this step.
-        stop: Ranks that ask to stop.
-        drivers: Driving factors of each worker's next step, by rank.
-
-    Returns:
-        The messages that all received, by rank.
-
-    At their first step they meet (`Balancer.meet`).
-
-    Example:
-        >>> both = [Balancer(rank=i, workers=2, global_batch_size=12) for i in (0, 1)]
-        >>> messages = exchange_in_process(both, [0.1, 0.2])
-        >>> [balancer.sizes(1) for balancer in both]
-        [(8, 4), (8, 4)]
-    """
-    if wall_seconds is None:
-        wall_seconds = max((busy for busy in busy_seconds if 0 < busy < math.inf), default=0.0)
-    if balancers[0].step == 0:
-        peer_info = [balancer.static_info() for balancer in balancers]
-        for balancer in balancers:
-            balancer.set_peers(peer_info)
-    slots = []
-    for rank, (balancer, busy) in enumerate(zip(balancers, busy_seconds, strict=True)):
-        known = drivers[rank] if drivers else ()
-        message = balancer.report(busy, excluded=rank in excluded, stop=rank in stop, drivers=known)
-        slots.append(_one_hot(rank, len(balancers), encode(message)))
-    rows = reduce(np.add, slots)
-    messages = tuple(decode(row) for row in rows)
-    for balancer in balancers:
-        balancer.receive(messages, wall_seconds)
-    return messages
-
-
-def _one_hot(rank: int, workers: int, row: Row) -> Row:
-    slots = np.zeros((workers, WIDTH), np.float32)
-    slots[rank] = row
-    return slots
 
 
 # Parts of the contracts
@@ -259,16 +192,22 @@ def _require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _unchanged(what: str, thing: Any, call: Callable[[], Any]) -> Any:
-    """The result of `call`, which must leave `thing` as it is."""
-    before = pickle.dumps(thing)
+def _unchanged(what: str, state: object, call: Callable[[], T]) -> T:
+    """Returns the result of `call`, which must leave `state` unchanged."""
+    before = pickle.dumps(state)
     result = call()
-    _require(pickle.dumps(thing) == before, f"{what} changed the state it was given")
+    _require(pickle.dumps(state) == before, f"{what} changed the state it was given")
     return result
 
 
+def _check_flags(thing: object, *names: str) -> None:
+    for name in names:
+        value = getattr(thing, name, None)
+        _require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+
+
 def _check_value(thing: Any) -> None:
-    """A frozen dataclass: it compares, hashes, pickles and prints."""
+    """Checks that `thing` is a frozen dataclass that compares, hashes, pickles and prints."""
     name = type(thing).__name__
     frozen = getattr(getattr(thing, "__dataclass_params__", None), "frozen", False)
     _require(frozen, f"{name} must be a frozen dataclass")
@@ -281,7 +220,7 @@ def _check_value(thing: Any) -> None:
 
 
 def _series(length: int, seed: int, scale: float, drivers: int = 0) -> Iterator[Measurement]:
-    """Speeds around `scale`: noise, new levels, outliers both ways, and a constant stretch."""
+    """Yields speeds around `scale`: noise, new levels, outliers, and a constant stretch."""
     source = random.Random(seed)
     level = 1.0
     for step in range(length):
@@ -320,14 +259,14 @@ def _check_predictions(predictor: Predictor, series: Sequence[Measurement]) -> N
 
 
 def _check_transitions(predictor: Predictor, series: Sequence[Measurement]) -> None:
-    """No call changes the predictor or the state, and predictions do not matter to learning."""
+    """Checks that calls are pure and that `predict` does not influence what is learned."""
     itself = pickle.dumps(predictor)
     state = silent = predictor.init()
     for measurement in series:
-        ask = _asking(predictor, state, measurement.drivers)
+        ask = partial(predictor.predict, state, measurement.drivers, 2)
         first, second = _unchanged("predict", state, ask), ask()
         _require(_same(first, second), f"predict gave {first!r}, then {second!r}: it is not pure")
-        state = _unchanged("update", state, _telling(predictor, state, measurement))
+        state = _unchanged("update", state, partial(predictor.update, state, measurement))
         silent = predictor.update(silent, measurement)
     _require(pickle.dumps(predictor) == itself, f"a call changed {predictor!r} itself")
     drivers = series[-1].drivers
@@ -343,8 +282,8 @@ def _check_replay(predictor: Predictor, series: Sequence[Measurement]) -> None:
     _drive(predictor, predictor.init(), series[::-1])  # another worker's series in between
     twin = pickle.loads(pickle.dumps(predictor))
     for title, again in (("the same", predictor), ("a pickled", twin)):
-        replay_trace, _ = _drive(again, pickle.loads(pickled), series[half:])
-        for step, (old, new) in enumerate(zip(expected, replay_trace, strict=True)):
+        replayed, _ = _drive(again, pickle.loads(pickled), series[half:])
+        for step, (old, new) in enumerate(zip(expected, replayed, strict=True)):
             _require(
                 _same(old, new),
                 f"{title} {predictor!r} must replay a pickled state to the same bits: {old!r} "
@@ -384,25 +323,17 @@ def _check_arrays(predictor: Predictor, workers: Sequence[Sequence[Measurement]]
 
 
 def _drive(
-    predictor: Predictor, state: Any, series: Sequence[Measurement]
-) -> tuple[list[Any], Any]:
-    """Predictions before each update, and the last state."""
-    predictions = []
+    predictor: Predictor, state: object, series: Sequence[Measurement]
+) -> tuple[list[npt.ArrayLike], object]:
+    """Returns the predictions before each update, and the last state."""
+    predictions: list[npt.ArrayLike] = []
     for measurement in series:
         predictions.append(predictor.predict(state, measurement.drivers))
         state = predictor.update(state, measurement)
     return predictions, state
 
 
-def _asking(predictor: Predictor, state: Any, drivers: tuple[float, ...]) -> Callable[[], Any]:
-    return lambda: predictor.predict(state, drivers, 2)
-
-
-def _telling(predictor: Predictor, state: Any, measurement: Measurement) -> Callable[[], Any]:
-    return lambda: predictor.update(state, measurement)
-
-
-def _same(one: Any, other: Any) -> bool:
+def _same(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 
 
@@ -419,29 +350,29 @@ _CLUSTERS = (
 
 
 def _run_policy(
-    policy: Policy, cluster: BatchConstraints, source: random.Random, steps: int
-) -> tuple[list[Any], list[Observation]]:
-    """Lets `policy` run in a loop; returns its states, the first included, and what it saw."""
+    policy: Policy[P], cluster: BatchConstraints, source: random.Random, steps: int
+) -> tuple[list[P], list[Observation]]:
+    """Runs `policy` in a loop; returns its states, the first one included, and observations."""
     states, observations = [policy.init(cluster)], []
     check_plan(states[0].sizes, cluster)
     speeds = [source.uniform(10.0, 100.0) for _ in cluster.limits]
     for step in range(steps):
         speeds = [v * source.choice((0.4, 2.5)) if source.random() < 0.1 else v for v in speeds]
-        served = states[max(0, len(states) - source.randint(1, 3))].sizes
-        seen = _observe(source, step, served, speeds)
-        state = states[-1]
-        states.append(_unchanged("update", state, _deciding(policy, state, cluster, seen)))
+        used = states[max(0, len(states) - source.randint(1, 3))].sizes
+        observation = _observe(source, step, used, speeds)
+        update = partial(policy.update, states[-1], cluster, observation)
+        states.append(_unchanged("update", states[-1], update))
         check_plan(states[-1].sizes, cluster)
-        observations.append(seen)
+        observations.append(observation)
     return states, observations
 
 
 def _observe(
-    source: random.Random, step: int, served: Sizes, speeds: Sequence[float]
+    source: random.Random, step: int, sizes: Sizes, speeds: Sequence[float]
 ) -> Observation:
-    """A step of `served`, or a short one, in which some or all workers may know nothing."""
+    """Observes a step of `sizes`, or a short one, with some or all workers unmeasured."""
     if source.random() < 0.1:
-        served = tuple(max(1, size // 2) for size in served)
+        sizes = tuple(max(1, size // 2) for size in sizes)
     chance = source.choice((0.0, 0.0, 0.0, 0.3, 1.0)) if step else 1.0
     curves = [Affine(4.0 / v, 1.0 / v) for v in speeds]
     excluded = tuple(rank for rank in range(len(speeds)) if source.random() < chance)
@@ -455,44 +386,66 @@ def _observe(
         0.0
         if rank in excluded and source.random() < 0.5
         else curve(size) * source.uniform(0.9, 1.1)
-        for rank, (curve, size) in enumerate(zip(curves, served, strict=True))
+        for rank, (curve, size) in enumerate(zip(curves, sizes, strict=True))
     )
-    return Observation(step, served, busy, excluded, costs, last_of_epoch=source.random() < 0.2)
+    return Observation(step, sizes, busy, excluded, costs, last_of_epoch=source.random() < 0.2)
 
 
-def _check_policy_states(policy: Policy, states: Sequence[Any]) -> None:
+def _check_policy_flags(
+    policy: Policy[P],
+    cluster: BatchConstraints,
+    states: Sequence[P],
+    observations: Sequence[Observation],
+) -> None:
+    """Checks `is_static` and `uses_costs` against what the policy did."""
+    if policy.is_static:
+        changed = [state.sizes for state in states if state.sizes != states[0].sizes]
+        _require(
+            not changed,
+            f"{policy!r} changes its sizes from {states[0].sizes} to {changed[:1]}: is_static must "
+            "be False",
+        )
+    if policy.uses_costs:
+        return
+    state = states[0]
+    for seen, expected in zip(observations, states[1:], strict=True):
+        unknown = (None,) * len(seen.sizes)
+        state = policy.update(state, cluster, dataclasses.replace(seen, costs=unknown))
+        _require(
+            state.sizes == expected.sizes,
+            f"{policy!r} plans {expected.sizes} with predicted costs and {state.sizes} without at "
+            f"step {seen.step}: uses_costs must be True",
+        )
+
+
+def _check_policy_states(policy: Policy, states: Sequence[PolicyState]) -> None:
     half = max(len(pickle.dumps(state)) for state in states[: len(states) // 2])
     late = max(len(pickle.dumps(state)) for state in states)
     allowed = half + _SLACK * len(states[0].sizes)
     _require(late <= allowed, f"the state of {policy!r} must stay small: {half}, {late} bytes")
 
 
-def _restored(state: Any) -> Any:
-    """Through JSON, as a checkpoint may keep it."""
-    return type(state)(*_tuples(json.loads(json.dumps(state))))
+def _restored(state: T) -> T:
+    """Returns the state after a round trip through JSON, as a checkpoint stores it."""
+    restored: Callable[..., T] = type(state)
+    return restored(*_to_tuples(json.loads(json.dumps(state))))
 
 
-def _tuples(value: Any) -> Any:
-    """Lists, as JSON has them, back to tuples, all the way down."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _deciding(
-    policy: Policy, state: Any, cluster: BatchConstraints, seen: Observation
-) -> Callable[[], Any]:
-    return lambda: policy.update(state, cluster, seen)
+def _to_tuples(value: Any) -> Any:
+    """Returns `value` with all lists, which JSON makes of tuples, as tuples again."""
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 
 def _check_policy_replay(
-    policy: Policy,
+    policy: Policy[P],
     cluster: BatchConstraints,
-    states: Sequence[Any],
+    states: Sequence[P],
     observations: Sequence[Observation],
 ) -> None:
-    twin = pickle.loads(pickle.dumps(policy))
-    for begin in (0, len(observations) // 2):
-        state = twin.init(cluster) if not begin else _restored(states[begin])
-        for seen, expected in zip(observations[begin:], states[begin + 1 :], strict=True):
+    twin: Policy[P] = pickle.loads(pickle.dumps(policy))
+    for first in (0, len(observations) // 2):
+        state = _restored(states[first]) if first else twin.init(cluster)
+        for seen, expected in zip(observations[first:], states[first + 1 :], strict=True):
             state = twin.update(state, cluster, seen)
             _require(
                 state.sizes == expected.sizes,
@@ -501,41 +454,55 @@ def _check_policy_replay(
             )
 
 
-class _Watch:
-    """A synchroniser that passes everything on to another one, and looks at what it decides."""
+class _Monitor(Generic[S]):
+    """A synchroniser that passes all events on to another one and checks its decisions.
 
-    def __init__(self, inner: Synchroniser, max_lead: float) -> None:
+    Args:
+        inner: Synchroniser to check.
+        max_lead: Maximum lead at the start of an iteration, in iterations.
+    """
+
+    keeps_pushes: ClassVar[bool] = True
+
+    def __init__(self, inner: Synchroniser[S], max_lead: float) -> None:
         self._inner, self._max_lead = inner, max_lead
-        self._itself = pickle.dumps(inner)
-        self._counts: dict[int, int] = {}  # of who is there: pushes since the last barrier
+        self._pickled = pickle.dumps(inner)
+        self._counts: dict[int, int] = {}  # pushes of each active worker since the last barrier
         self._running: set[int] = set()
-        self._kept: set[int] = set()  # pushed, and not in the model
-        self._calls: list[tuple[str, Any, int, float, Any]] = []
+        self._kept: set[int] = set()  # workers with a push that has not entered the model
+        self._calls: list[tuple[str, S, int, float, tuple[S, SyncDecision]]] = []
+        self.kept_pushes = 0
 
-    def init(self, workers: int, now: float = 0.0) -> Any:
+    def init(self, workers: int, now: float = 0.0) -> S:
         self._counts = dict.fromkeys(range(workers), 0)
         self._running = set(self._counts)
         return self._inner.init(workers, now)
 
-    def push(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
+    def push(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         self._running.remove(worker)
         self._kept.add(worker)
         self._counts[worker] += 1
-        return self._call("push", state, worker, now)
+        after, decision = self._call("push", state, worker, now)
+        _require(
+            self._inner.keeps_pushes or decision.aggregate == (worker,),
+            f"the push of worker {worker} was answered by {decision!r}: keeps_pushes must be True",
+        )
+        self.kept_pushes += worker not in decision.aggregate
+        return after, decision
 
-    def finish(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
+    def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         self._running.discard(worker)
         del self._counts[worker]
         return self._call("finish", state, worker, now)
 
-    def join(self, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
+    def join(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
         self._kept.discard(worker)
         self._counts[worker] = min(self._counts.values(), default=0)
         return self._call("join", state, worker, now)
 
-    def _call(self, name: str, state: Any, worker: int, now: float) -> tuple[Any, SyncDecision]:
-        bound = partial(getattr(self._inner, name), state, worker, now)
-        after, decision = _unchanged(name, state, bound)
+    def _call(self, name: str, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
+        transition = partial(_transition(self._inner, name), state, worker, now)
+        after, decision = _unchanged(name, state, transition)
         self._calls.append((name, state, worker, now, (after, decision)))
         self._check(f"after {name} of worker {worker}, {decision!r}", decision)
         return after, decision
@@ -561,15 +528,15 @@ class _Watch:
                 lead <= self._max_lead,
                 f"{shown} must keep leads within {self._max_lead}, got {lead} for worker {worker}",
             )
-        _require(bool(self._running) or not self._counts, f"{shown} leaves everybody waiting")
+        _require(bool(self._running) or not self._counts, f"{shown} leaves all workers waiting")
 
     def check_replay(self) -> None:
-        """The same events again, from the middle of the run."""
-        _require(pickle.dumps(self._inner) == self._itself, f"a call changed {self._inner!r}")
+        """Checks that a copy decides the same from the middle of the run on."""
+        _require(pickle.dumps(self._inner) == self._pickled, f"a call changed {self._inner!r}")
         calls = self._calls[len(self._calls) // 2 :]
         twin, state = pickle.loads(pickle.dumps((self._inner, calls[0][1])))
         for name, _, worker, now, expected in calls:
-            again = getattr(twin, name)(state, worker, now)
+            again = _transition(twin, name)(state, worker, now)
             _require(
                 again == expected,
                 f"{self._inner!r} must decide the same from the same events, got {again[1]!r} "
@@ -578,30 +545,41 @@ class _Watch:
             state = again[0]
 
 
-def _unsteady(source: random.Random) -> Callable[[int, int], float]:
-    """Workers of different speeds, with outliers; in half of the runs often at the same time."""
-    even = source.random() < 0.5
-    paces = [source.choice((1.0, 1.0, 2.0, 3.5)) for _ in range(32)]
+def _transition(
+    synchroniser: Synchroniser[S], name: str
+) -> Callable[[S, int, float], tuple[S, SyncDecision]]:
+    methods = {
+        "push": synchroniser.push,
+        "finish": synchroniser.finish,
+        "join": synchroniser.join,
+    }
+    return methods[name]
+
+
+def _noisy_seconds(source: random.Random) -> Callable[[int, int], float]:
+    """Returns busy times of unequal workers with outliers; in half of the runs many are equal."""
+    equal = source.random() < 0.5
+    means = [source.choice((1.0, 1.0, 2.0, 3.5)) for _ in range(32)]
 
     def seconds(worker: int, iteration: int) -> float:
-        noise = source.choice((1.0, 1.0, 2.0)) if even else source.uniform(0.8, 1.3)
-        return paces[worker % 32] * noise * (10.0 if source.random() < 0.02 else 1.0)
+        noise = source.choice((1.0, 1.0, 2.0)) if equal else source.uniform(0.8, 1.3)
+        return means[worker % 32] * noise * (10.0 if source.random() < 0.02 else 1.0)
 
     return seconds
 
 
 def _changes(source: random.Random, workers: int) -> Iterator[Change]:
-    """Leaves, some of them of everybody, and joins, some of them of new workers."""
-    there, time, known = set(range(workers)), 0.0, workers
+    """Yields workers that leave, sometimes until none is active, and join, some of them new."""
+    active, time, known = set(range(workers)), 0.0, workers
     for _ in range(40):
         time += source.choice((0.0, 0.5, 3.0))
-        if there and source.random() < 0.5:
-            worker = source.choice(sorted(there))
-            there.remove(worker)
+        if active and source.random() < 0.5:
+            worker = source.choice(sorted(active))
+            active.remove(worker)
             yield Change(time, worker)
         else:
-            worker = source.choice(sorted(set(range(known + 1)) - there))
-            there.add(worker)
+            worker = source.choice(sorted(set(range(known + 1)) - active))
+            active.add(worker)
             known = max(known, worker + 1)
             yield Change(time, worker, joins=True)
 
@@ -609,27 +587,30 @@ def _changes(source: random.Random, workers: int) -> Iterator[Change]:
 def _check_all_enter(
     synchroniser: Synchroniser, seconds: Callable[[int, int], float], workers: int
 ) -> None:
-    """Of workers that leave when they have done their iterations, no push is lost."""
+    """Checks that no push is lost of workers that leave after their last iteration."""
     run = schedule(synchroniser, seconds, workers=workers, iterations=15)
-    _require(len(run.update) == 15 * workers, f"{synchroniser!r} must let everybody finish")
+    _require(len(run.update) == 15 * workers, f"{synchroniser!r} must let all workers finish")
     lost = int((run.update < 0).sum())
-    _require(not lost, f"{synchroniser!r} must aggregate every push, but {lost} of them never were")
+    _require(
+        not lost,
+        f"{synchroniser!r} must aggregate every push, but {lost} of them never entered the model",
+    )
 
 
 def _check_refusals(synchroniser: Synchroniser) -> None:
     start = synchroniser.init(2)
-    gone, _ = synchroniser.finish(start, 1, 1.0)
+    departed, _ = synchroniser.finish(start, 1, 1.0)
     state, decision = start, SyncDecision(release=(0,))
     for push in range(50):  # until worker 0 waits for worker 1, if it ever does
         if 0 in decision.release:
             state, decision = synchroniser.push(state, 0, 1.0 + push)
-    cases = [("push", start, 2), ("push", start, -1), ("push", gone, 1)]
-    cases += [("finish", gone, 1), ("finish", start, 2), ("join", start, 1), ("join", start, 3)]
+    cases = [("push", start, 2), ("push", start, -1), ("push", departed, 1)]
+    cases += [("finish", departed, 1), ("finish", start, 2), ("join", start, 1), ("join", start, 3)]
     if 0 not in decision.release:
         cases.append(("push", state, 0))
     for name, before, worker in cases:
         try:
-            getattr(synchroniser, name)(before, worker, 100.0)
+            _transition(synchroniser, name)(before, worker, 100.0)
         except ValueError:
             continue
         raise AssertionError(f"{synchroniser!r} must refuse to {name} worker {worker} in {before}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import BusyTimer, Measurement, OutlierFilter
 from lbbsp_core.measure import OutlierFilterState
-from lbbsp_core.testing.contracts import FakeClock
+from lbbsp_core.testing import FakeClock
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0]
 

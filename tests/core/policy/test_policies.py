@@ -30,7 +30,7 @@ from lbbsp_core import (
     Proportional,
     ProportionalControl,
 )
-from lbbsp_core.testing.contracts import check_plan, check_policy, exchange_in_process
+from lbbsp_core.testing import check_plan, check_policy, exchange_in_process
 
 POLICIES: list[Policy] = [
     Even(),
@@ -129,7 +129,7 @@ def test_fixed_shares_out_of_range(bad: float) -> None:
 
 
 def test_fixed_shares_of_another_number_of_workers() -> None:
-    with pytest.raises(ValueError, match="must name one share a worker, got none"):
+    with pytest.raises(ValueError, match="must have one share per worker, got none"):
         FixedShares(())
     with pytest.raises(ValueError, match="one share for each of the 3 workers, got 2"):
         FixedShares((1.0, 2.0)).init(three())
@@ -294,6 +294,7 @@ class Broken:
     """Even, but for what a subclass breaks."""
 
     uses_costs: ClassVar[bool] = True
+    is_static: ClassVar[bool] = False
 
     weight: float = 1.0
 
@@ -345,6 +346,30 @@ class Dicing(Broken):
         return State(constraints.plan([Proportional(speed) for speed in speeds]), [])
 
 
+class Static(Broken):
+    is_static: ClassVar[bool] = True
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        speeds = [1.0 + (observation.step + rank) % 2 for rank in range(constraints.workers)]
+        return State(constraints.plan([Proportional(speed) for speed in speeds]), [])
+
+
+class Peeking(Broken):
+    uses_costs: ClassVar[bool] = False
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        costs = observation.known_costs()
+        return state if costs is None else State(constraints.plan(costs), [])
+
+
+class Flagless(Broken):
+    is_static = None  # type: ignore[assignment]
+
+
 class Trusting(Broken):
     def update(
         self, state: State, constraints: BatchConstraints, observation: Observation
@@ -360,6 +385,9 @@ class Trusting(Broken):
         (Floating(), "must be a tuple of Python's int"),
         (InPlace(), "update changed the state"),
         (Dicing(), "must decide the same"),
+        (Static(), "changes its sizes from .*: is_static must be False"),
+        (Peeking(), "uses_costs must be True"),
+        (Flagless(), "is_static must be True or False, got None"),
     ],
     ids=lambda value: type(value).__name__,
 )

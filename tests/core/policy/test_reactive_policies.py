@@ -23,7 +23,7 @@ from lbbsp_core import (
     Proportional,
     ProportionalControl,
 )
-from lbbsp_core.testing.contracts import exchange_in_process
+from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = st.lists(st.integers(10, 100), min_size=2, max_size=5)
 

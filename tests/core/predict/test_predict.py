@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import Ema, LastValue, Measurement, Predictor
-from lbbsp_core.testing.contracts import check_predictor
+from lbbsp_core.testing import check_predictor
 
 PREDICTORS: list[Predictor] = [LastValue(), Ema(), Ema(0.2), Ema(1.0)]
 

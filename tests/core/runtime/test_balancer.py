@@ -36,7 +36,7 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.runtime.record import StepLine, open_record, run_header
-from lbbsp_core.testing.contracts import check_plan, exchange_in_process
+from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
 EXACT = LoadBalanced(min_gain=0.0)

@@ -64,6 +64,7 @@ class Turns:
     """A plan that changes every step."""
 
     uses_costs = True
+    is_static = False
 
     def init(self, cluster):
         return FixedState((6, 6))

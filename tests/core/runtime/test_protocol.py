@@ -21,7 +21,7 @@ from lbbsp_core.runtime.protocol import (
     pack,
     unpack,
 )
-from lbbsp_core.testing.contracts import exchange_in_process
+from lbbsp_core.testing import exchange_in_process
 
 LARGEST = 2**48 - 1
 EDGES = [0, 1, 2**24 - 1, 2**24, 2**24 + 1, 2**47, LARGEST - 1, LARGEST]

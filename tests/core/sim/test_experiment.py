@@ -43,7 +43,7 @@ from lbbsp_core.sim import (
     run_oracle,
 )
 from lbbsp_core.sim.experiment import POLICIES, chosen_runs, figures, profiled_shares, simulate
-from lbbsp_core.testing.contracts import exchange_in_process
+from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
 """Two workers; at a global batch of 12 the oracle needs 2 s a step, equal batches 3 s."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
 from lbbsp_core.sim import Schedule, schedule
 from lbbsp_core.sync.persistent_vector import PersistentVector
-from lbbsp_core.testing.contracts import check_synchroniser
+from lbbsp_core.testing import check_synchroniser
 
 SYNCHRONISERS: list[tuple[Synchroniser, float]] = [
     (BSP(), 0),
@@ -343,13 +343,13 @@ def test_what_cannot_be_names_the_cure() -> None:
     state, _ = BSP().push(BSP().init(2), 0, 1.0)
     with pytest.raises(ValueError, match=r"worker 0 pushed while it waits: .* releases it"):
         BSP().push(state, 0, 2.0)
-    with pytest.raises(ValueError, match=r"worker 5 is not there .* let it join first"):
+    with pytest.raises(ValueError, match=r"worker 5 is not active .* let it join first"):
         BSP().push(state, 5, 2.0)
-    with pytest.raises(ValueError, match=r"worker 4 cannot join: .* or be the next number, 2"):
+    with pytest.raises(ValueError, match=r"worker 4 cannot join: .* or have the next rank, 2"):
         BSP().join(state, 4, 2.0)
 
 
-# Vector
+# PersistentVector
 
 
 @given(st.integers(1, 2100), st.integers(0, 2**32 - 1))
@@ -379,6 +379,8 @@ def test_a_vector_is_a_list(length: int, seed: int) -> None:
 @dataclass(frozen=True)
 class Broken:
     """BSP, but for what a subclass breaks."""
+
+    keeps_pushes: ClassVar[bool] = True
 
     memory: list[int] = field(default_factory=list, hash=False)
 
@@ -443,6 +445,20 @@ class Trusting(Broken):
             return state, SyncDecision()
 
 
+class Keeping(Broken):
+    keeps_pushes: ClassVar[bool] = False
+
+
+class Applying(Broken):
+    """Aggregates every push on arrival, as SSP(0), and claims to keep some."""
+
+    def push(self, state: Any, worker: int, now: float) -> Any:
+        return SSP(0).push(state, worker, now)
+
+    def finish(self, state: Any, worker: int, now: float) -> Any:
+        return SSP(0).finish(state, worker, now)
+
+
 class Immortal(Broken):
     def finish(self, state: Any, worker: int, now: float) -> Any:
         return state, SyncDecision()
@@ -451,14 +467,16 @@ class Immortal(Broken):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Stuck(), "leaves everybody waiting"),
+        (Stuck(), "leaves all workers waiting"),
         (Hasty(), "must not release workers with kept pushes"),
         (Greedy(), "must aggregate kept pushes"),
         (Doubling(), "different ranks in order"),
         (Remembering(), "a call changed"),
         (Fickle(), "must decide the same"),
         (Trusting(), "must refuse to push worker 2"),
-        (Immortal(), "leaves everybody waiting"),
+        (Keeping(), "keeps_pushes must be True"),
+        (Applying(), "aggregates every push on arrival: keeps_pushes must be False"),
+        (Immortal(), "leaves all workers waiting"),
     ],
     ids=lambda value: type(value).__name__,
 )

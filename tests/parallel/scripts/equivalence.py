@@ -31,6 +31,7 @@ class Cycle:
     """A policy whose plan changes every step, whatever is measured."""
 
     uses_costs = False
+    is_static = False
 
     plans: tuple[tuple[int, ...], ...]
 

@@ -13,6 +13,7 @@ class Cycle:
 
     plans: tuple[tuple[int, ...], ...]
     uses_costs = False
+    is_static = False
 
     def init(self, cluster):
         return FixedState(self.plans[0])
