@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import random
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbbsp_core import Affine, Limits, Profile, Proportional, Saturating, allocate
+from lbbsp_core._selection import _Ladders
 
 Plan = tuple[int, ...]
 
@@ -384,7 +384,7 @@ def test_times_at_the_border_of_the_integer_range() -> None:
 
 def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaps, plateaus and slopes twelve orders apart: still some fifty looks at the curves."""
-    ladders = importlib.import_module("lbbsp_core.allocation")._Ladders
+    ladders = _Ladders
     rungs, looks = ladders.rungs, 0
 
     def counted(self: object, time: float) -> object:
