@@ -23,7 +23,7 @@ import numpy as np
 
 from lbbsp_core._selection import Curves, Flags, Ints, cheapest, remainder_worker
 from lbbsp_core.cost import AffineArray, Cost
-from lbbsp_core.cost.base import SEGMENT_BYTES, pack
+from lbbsp_core.cost.base import SEGMENT_BYTES, pack_segments
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
@@ -147,9 +147,9 @@ def _read_lines(lines: AffineArray) -> Curves:
 def _packed(costs: Sequence[Cost]) -> list[bytes]:
     """The segments of each cost as bytes, as it keeps them itself where it is one of ours."""
     try:
-        return [cost.packed() for cost in costs]  # type: ignore[attr-defined]
+        return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
     except AttributeError:
-        return [pack(cost.segments()) for cost in costs]
+        return [pack_segments(cost.segments()) for cost in costs]
 
 
 def _refuse(costs: Sequence[Cost], wrong: Flags) -> None:

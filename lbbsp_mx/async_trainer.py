@@ -132,8 +132,8 @@ class AsyncTrainer(gluon.Trainer):
         self.seed = seed
         self.wait_seconds = wait_seconds
         policy = policy or Even()
-        shape = CostShape.of(cost or Proportional(), global_batch_size, self.num_workers)
-        if shape.marginal() != LINE:
+        shape = CostShape.from_cost(cost or Proportional(), global_batch_size, self.num_workers)
+        if shape.marginal_segments() != LINE:
             raise ValueError(
                 f"cost must be a straight line (Proportional, Affine), got {shape.prior!r}: the "
                 "coordinator plans by an overhead and a slope"
