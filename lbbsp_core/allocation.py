@@ -1,16 +1,7 @@
-r"""Allocate: the exact integer minimiser of the slowest worker, with bounds and granularity.
+r"""Allocate: exact integer minimiser of the slowest worker's time, with bounds and granularity.
 
-LB-BSP's problem (Chen et al., arXiv 1806.02508) is ``min max_i Gamma_i(x_i)`` such that
-``sum x_i = X``. Every curve is nondecreasing, so it is a selection problem: each worker starts
-from its minimum, and the batch is made of the *cheapest granules* of all workers together,
-where the price of a granule is the time its worker needs once it holds it. Along one linear
-segment of a curve the prices form a *ladder* ``first, first + step, first + 2 step, ...``, and
-the price of the last granule needed, T*, is found without listing them all.
-
-Every worker computes its plan by itself, so the same inputs must give the same plan on any
-processor. Decisions are therefore made on integer *ticks*: prices times a power of two that
-puts T* between 2^59 and 2^60 ticks. Floating point appears elementwise only, or in sums of
-whole numbers below 2^53, which are exact in any order.
+This module holds the contract of `allocate`: arguments, feasibility, errors. The search is in
+`lbbsp_core._selection`.
 """
 
 from __future__ import annotations
@@ -27,8 +18,8 @@ from lbbsp_core.cost.base import SEGMENT_BYTES, pack_segments
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
-_MANY = 2**53  # whole numbers below it are exact in float64, and so are their sums
-_LARGEST = 1e200  # seconds beyond it could overflow
+_MAX_EXACT = 2**53  # integers up to it are exact in float64, and so are their sums
+_MAX_SECONDS = 1e200  # larger values could overflow
 
 
 def allocate(
@@ -43,26 +34,31 @@ def allocate(
     .. math:: \min_x \max_i \Gamma_i(x_i) \quad \text{s.t.} \quad \textstyle\sum_i x_i = X,
         \quad l_i \le x_i \le u_i, \quad g \mid x_i
 
-    over integers, exactly: seconds are told apart to a part in 2^60 per sample. Where g does
-    not divide X, one worker (the best one) takes the remainder: its batch is X modulo g.
+    over integers, exactly: times are resolved to one part in 2^60. If g does not divide X, one
+    worker, chosen optimally, takes the remainder: its batch is X modulo g, plus a multiple of g.
 
-    Of the plans that reach the optimum we take the greedy one: all granules that cost less
-    than the last one needed, and those that cost exactly as much dealt out evenly, one at a
-    time, lower ranks first. Saturated GPUs, whose curve is flat, so share instead of one
-    taking all.
+    Paper: the problem, LB-BSP's load balancing. The paper's closed form for CPU clusters,
+    ``x_i = X v_i / sum_j v_j``, solves it for `Proportional` costs without limits, but for
+    rounding. Ours: the exact solution over integers, for any nondecreasing piecewise linear
+    Gamma_i.
+
+    Of the optimal plans the greedy one is returned: every granule (g samples of one worker) that
+    is cheaper than the last one needed, and those of equal price dealt out one at a time, round
+    after round, lower ranks first. Saturated GPUs, whose curve is flat, thus share the samples
+    evenly.
 
     Args:
         costs: Gamma_i by rank: samples to busy seconds, nondecreasing, finite and >= 0. A batch
             of 0 still costs ``Gamma_i(0)``.
         total: X, the global batch size in samples, >= 0.
-        limits: ``l_i`` and ``u_i`` in samples by rank; None is ``Limits()`` for everybody.
+        limits: ``l_i`` and ``u_i`` in samples by rank; None means ``Limits()`` for all workers.
         granularity: g in samples, >= 1.
 
     Returns:
         x, samples by rank, int64, shape ``(workers,)``; sums to `total`.
 
     Raises:
-        ValueError: No such plan exists, or an argument makes no sense; names the cure.
+        ValueError: No feasible plan exists, or an argument is invalid; names the remedy.
 
     Example:
         >>> from lbbsp_core import Affine, Limits
@@ -74,8 +70,10 @@ def allocate(
 
     References:
         Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
-        Sizing, arXiv 1806.02508, 2018. Frederickson, Johnson: The Complexity of Selection and
-        Ranking in X + Y and Matrices with Sorted Columns, JCSS 24, 1982 (the kind of problem).
+        Sizing, arXiv 1806.02508, 2018.
+
+        Frederickson, Johnson: The Complexity of Selection and Ranking in X + Y and Matrices with
+        Sorted Columns, JCSS 24, 1982 (the search is a selection problem of this kind).
     """
     total, granularity = (
         require_integer("total", total, 0),
@@ -84,7 +82,7 @@ def allocate(
     curves = _read(costs)
     minima, maxima = _bounds(limits, len(costs), total)
 
-    grain = min(granularity, total + 1)  # a larger one means the same
+    grain = min(granularity, total + 1)  # larger values are equivalent
     bounds = _tighten(minima, maxima, grain)
     if total % grain:
         special = _tighten(minima, maxima, grain, remainder=total % grain)
@@ -92,90 +90,103 @@ def allocate(
         bounds[:, rank] = special[:, rank]
     if not _feasible(bounds, total):
         raise ValueError(
-            f"total = {total} must be reachable within the limits in multiples of granularity = "
-            f"{granularity}, but for one worker that takes the remainder {total % granularity}: "
-            "lower granularity, widen the Limits, or change the global batch size"
+            f"total = {total} must be reachable within the limits by multiples of granularity = "
+            f"{granularity}, with the remainder {total % granularity} at one worker: lower "
+            "granularity, widen the Limits, or change the global batch size"
         )
     sizes = cheapest(curves, bounds, total, grain)
     assert int(sizes.sum()) == total
     return sizes
 
 
-# Reading the arguments
+# Arguments
 
 
 def _read(costs: Sequence[Cost]) -> Curves:
+    """Returns the segments of all costs as arrays, after checking them."""
     if isinstance(costs, AffineArray) and len(costs):
-        return _read_lines(costs)
-    packed = _packed(costs)
+        return _read_affine_array(costs)
+    packed = _pack(costs)
     counts = np.fromiter(map(len, packed), np.int64, len(packed)) // SEGMENT_BYTES
     if not counts.all() or not len(counts):
-        raise ValueError("costs must hold a curve a worker, each of at least one segment")
+        raise ValueError(
+            "costs must have one curve per worker, each of at least one segment, got "
+            f"{len(counts)} curves, {int((counts == 0).sum())} of them without segments: pass one "
+            "cost per worker"
+        )
     table = np.frombuffer(b"".join(packed)).reshape(-1, 3)
-    if not (table.min() >= 0 and table.max() <= _LARGEST):
-        _refuse(costs, np.any(~((table >= 0) & (table <= _LARGEST)), axis=1))
+    if not (table.min() >= 0 and table.max() <= _MAX_SECONDS):
+        _require_valid(costs, np.any(~((table >= 0) & (table <= _MAX_SECONDS)), axis=1))
     start, seconds, slope = np.ascontiguousarray(table.T)
 
     if counts.max() == 1:
-        _refuse(costs, start != 0)
-        end = np.full(len(counts), _MANY)
+        _require_valid(costs, start != 0)
+        end = np.full(len(counts), _MAX_EXACT)
         return Curves(start.astype(np.int64), end, seconds, slope, slice(None), None)
 
     last = np.cumsum(counts) - 1
     offset = last - counts + 1
     end, following = np.empty_like(start), np.empty_like(seconds)
     end[:-1], following[:-1] = start[1:] - 1, seconds[1:]
-    end[last], following[last] = _MANY, np.inf
-    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # a fall beyond rounding is wrong
+    end[last], following[last] = _MAX_EXACT, np.inf
+    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # tolerates rounding
     first = np.zeros(len(start), np.bool_)
     first[offset] = True
     wrong = (end < start) | (start != np.floor(start)) | (first != (start == 0))
-    _refuse(costs, wrong | (reached > following))
+    _require_valid(costs, wrong | (reached > following))
     worker = np.repeat(np.arange(len(counts)), counts)
     return Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
 
 
-def _read_lines(lines: AffineArray) -> Curves:
-    seconds, slope = lines.overhead_seconds, lines.seconds_per_sample
-    wrong = ~((seconds >= 0) & (seconds <= _LARGEST) & (slope >= 0) & (slope <= _LARGEST))
+def _read_affine_array(costs: AffineArray) -> Curves:
+    seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
+    wrong = ~((seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS))
     if wrong.any():
-        _refuse(lines, wrong)
-    start, end = np.zeros(len(lines), np.int64), np.full(len(lines), _MANY)
+        _require_valid(costs, wrong)
+    start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
     return Curves(start, end, seconds, slope, slice(None), None)
 
 
-def _packed(costs: Sequence[Cost]) -> list[bytes]:
-    """The segments of each cost as bytes, as it keeps them itself where it is one of ours."""
+def _pack(costs: Sequence[Cost]) -> list[bytes]:
+    """Returns the packed segments of each cost; our own costs have them ready."""
     try:
         return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
     except AttributeError:
         return [pack_segments(cost.segments()) for cost in costs]
 
 
-def _refuse(costs: Sequence[Cost], wrong: Flags) -> None:
-    """Raises ValueError for the first worker with a wrong segment, if there is one."""
+def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:
+    """Raises ValueError for the first worker with a wrong segment.
+
+    Args:
+        costs: Costs by rank.
+        wrong: Whether each segment is wrong, worker after worker, shape ``(segments,)``.
+    """
     if wrong.any():
         segments = [cost.segments() for cost in costs]
-        owners = chain.from_iterable([rank] * len(own) for rank, own in enumerate(segments))
+        owners = chain.from_iterable([rank] * len(found) for rank, found in enumerate(segments))
         rank = list(owners)[int(wrong.argmax())]
         raise ValueError(
-            f"the cost of worker {rank} must be finite, >= 0, nondecreasing and begin at 0 "
+            f"the cost of worker {rank} must be finite, >= 0, nondecreasing and start at 0 "
             f"samples, got the segments {segments[rank]}: measure or fit it again"
         )
 
 
 def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[Ints, Ints]:
-    """Minima and maxima by rank, once they are known to leave room for `total`."""
+    """Returns minima and maxima by rank, after checking that they admit `total`."""
     if limits is None:
         limits = [Limits()] * workers
     if len(limits) != workers:
-        raise ValueError(f"limits must be one for each of the {workers} workers, got {len(limits)}")
+        raise ValueError(
+            f"limits must have one entry for each of the {workers} workers, got {len(limits)}: "
+            "pass one Limits per worker, or None"
+        )
     minima = list(map(attrgetter("minimum"), limits))
     maxima = [
-        total if most is None or most > total else most
-        for most in map(attrgetter("maximum"), limits)
+        total if maximum is None or maximum > total else maximum
+        for maximum in map(attrgetter("maximum"), limits)
     ]
-    if workers * total >= _MANY:
+    if workers * total >= _MAX_EXACT:
         raise ValueError(
             f"workers * total must be below 2**53, got {workers} * {total}: lower the global batch "
             "size"
@@ -194,11 +205,15 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
 
 
 def _tighten(minima: Ints, maxima: Ints, grain: int, remainder: int = 0) -> Ints:
-    """The smallest and largest batch that is `remainder` modulo `grain`: shape (2, workers)."""
+    """Returns the smallest and largest batches equal to `remainder` modulo `grain`.
+
+    The shape is ``(2, workers)``; a smallest batch may exceed its largest, see `_feasible`.
+    """
     lowest = remainder - (remainder - minima) // grain * grain
     return np.array([lowest, remainder + (maxima - remainder) // grain * grain])
 
 
 def _feasible(bounds: Ints, total: int) -> bool:
+    """Returns whether some batches within `bounds` sum to `total`."""
     lowest, highest = bounds
     return bool((lowest <= highest).all() and lowest.sum() <= total <= highest.sum())
