@@ -1,45 +1,25 @@
-r"""Allocate: the exact integer minimiser of the slowest worker, with bounds and granularity.
+r"""Allocate: exact integer minimiser of the slowest worker's time, with bounds and granularity.
 
-LB-BSP's problem (Chen et al., arXiv 1806.02508) is ``min max_i Gamma_i(x_i)`` such that
-``sum x_i = X``. Every curve is nondecreasing, so it is a selection problem: each worker starts
-from its minimum, and the batch is made of the *cheapest granules* of all workers together,
-where the price of a granule is the time its worker needs once it holds it. Along one linear
-segment of a curve the prices form a *ladder* ``first, first + step, first + 2 step, ...``, and
-the price of the last granule needed, T*, is found without listing them all.
-
-Every worker computes its plan by itself, so the same inputs must give the same plan on any
-processor. Decisions are therefore made on integer *ticks*: prices times a power of two that
-puts T* between 2^59 and 2^60 ticks. Floating point appears elementwise only, or in sums of
-whole numbers below 2^53, which are exact in any order.
+This module holds the contract of `allocate`: arguments, feasibility, errors. The search is in
+`lbbsp_core._selection`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from lbbsp_core._selection import Curves, Flags, Ints, cheapest, remainder_worker
 from lbbsp_core.cost import AffineArray, Cost
-from lbbsp_core.cost.base import SEGMENT_BYTES, pack
+from lbbsp_core.cost.base import SEGMENT_BYTES, pack_segments
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Numbers: TypeAlias = npt.NDArray[Any]
-Enough: TypeAlias = Callable[[Numbers], bool]
-
-_MANY = 2**53  # whole numbers below it are exact in float64, and so are their sums
-_LARGEST = 1e200  # seconds beyond it could overflow
-_TICK_BITS = 60
-_ROUNDING = 2**54  # ticks: more than rounding can move any price that matters
-_MARGIN = 2.0**-5  # of 2^60 ticks: some more, for what is decided in floats
+_MAX_EXACT = 2**53  # integers up to it are exact in float64, and so are their sums
+_MAX_SECONDS = 1e200  # larger values could overflow
 
 
 def allocate(
@@ -54,26 +34,31 @@ def allocate(
     .. math:: \min_x \max_i \Gamma_i(x_i) \quad \text{s.t.} \quad \textstyle\sum_i x_i = X,
         \quad l_i \le x_i \le u_i, \quad g \mid x_i
 
-    over integers, exactly: seconds are told apart to a part in 2^60 per sample. Where g does
-    not divide X, one worker (the best one) takes the remainder: its batch is X modulo g.
+    over integers, exactly: times are resolved to one part in 2^60. If g does not divide X, one
+    worker, chosen optimally, takes the remainder: its batch is X modulo g, plus a multiple of g.
 
-    Of the plans that reach the optimum we take the greedy one: all granules that cost less
-    than the last one needed, and those that cost exactly as much dealt out evenly, one at a
-    time, lower ranks first. Saturated GPUs, whose curve is flat, so share instead of one
-    taking all.
+    Paper: the problem, LB-BSP's load balancing. The paper's closed form for CPU clusters,
+    ``x_i = X v_i / sum_j v_j``, solves it for `Proportional` costs without limits, but for
+    rounding. Ours: the exact solution over integers, for any nondecreasing piecewise linear
+    Gamma_i.
+
+    Of the optimal plans the greedy one is returned: every granule (g samples of one worker) that
+    is cheaper than the last one needed, and those of equal price dealt out one at a time, round
+    after round, lower ranks first. Saturated GPUs, whose curve is flat, thus share the samples
+    evenly.
 
     Args:
         costs: Gamma_i by rank: samples to busy seconds, nondecreasing, finite and >= 0. A batch
             of 0 still costs ``Gamma_i(0)``.
         total: X, the global batch size in samples, >= 0.
-        limits: ``l_i`` and ``u_i`` in samples by rank; None is ``Limits()`` for everybody.
+        limits: ``l_i`` and ``u_i`` in samples by rank; None means ``Limits()`` for all workers.
         granularity: g in samples, >= 1.
 
     Returns:
         x, samples by rank, int64, shape ``(workers,)``; sums to `total`.
 
     Raises:
-        ValueError: No such plan exists, or an argument makes no sense; names the cure.
+        ValueError: No feasible plan exists, or an argument is invalid; names the remedy.
 
     Example:
         >>> from lbbsp_core import Affine, Limits
@@ -85,8 +70,10 @@ def allocate(
 
     References:
         Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
-        Sizing, arXiv 1806.02508, 2018. Frederickson, Johnson: The Complexity of Selection and
-        Ranking in X + Y and Matrices with Sorted Columns, JCSS 24, 1982 (the kind of problem).
+        Sizing, arXiv 1806.02508, 2018.
+
+        Frederickson, Johnson: The Complexity of Selection and Ranking in X + Y and Matrices with
+        Sorted Columns, JCSS 24, 1982 (the search is a selection problem of this kind).
     """
     total, granularity = (
         require_integer("total", total, 0),
@@ -95,347 +82,111 @@ def allocate(
     curves = _read(costs)
     minima, maxima = _bounds(limits, len(costs), total)
 
-    grain = min(granularity, total + 1)  # a larger one means the same
+    grain = min(granularity, total + 1)  # larger values are equivalent
     bounds = _tighten(minima, maxima, grain)
     if total % grain:
         special = _tighten(minima, maxima, grain, remainder=total % grain)
-        rank = _remainder_worker(curves, bounds, special, total, grain)
+        rank = remainder_worker(curves, bounds, special, total, grain)
         bounds[:, rank] = special[:, rank]
     if not _feasible(bounds, total):
         raise ValueError(
-            f"total = {total} must be reachable within the limits in multiples of granularity = "
-            f"{granularity}, but for one worker that takes the remainder {total % granularity}: "
-            "lower granularity, widen the Limits, or change the global batch size"
+            f"total = {total} must be reachable within the limits by multiples of granularity = "
+            f"{granularity}, with the remainder {total % granularity} at one worker: lower "
+            "granularity, widen the Limits, or change the global batch size"
         )
-    sizes = _cheapest(curves, bounds, total, grain)
+    sizes = cheapest(curves, bounds, total, grain)
     assert int(sizes.sum()) == total
     return sizes
 
 
-def _cheapest(curves: _Curves, bounds: Ints, total: int, grain: int) -> Ints:
-    """Everybody's minimum, and the cheapest granules beyond it."""
-    sizes: Ints = bounds[0].copy()
-    needed = (total - int(sizes.sum())) // grain
-    if not needed:
-        return sizes
-    ladders = _ladders(curves, bounds, grain, begin=1)
-
-    def enough(granules: Numbers) -> bool:
-        return bool(granules.sum() >= needed)
-
-    below, within = (curves.by_worker(granules) for granules in _select(ladders, enough, needed))
-    sizes += grain * (below + _deal(within - below, needed - int(below.sum())))
-    return sizes
+# Arguments
 
 
-def _remainder_worker(curves: _Curves, bounds: Ints, special: Ints, total: int, grain: int) -> int:
-    """The rank that had best take the remainder; the lowest of several as good.
-
-    Unlike in `_cheapest` the minima have a price here (``begin=0``): a worker that is too slow
-    for its least multiple of the granularity may be just right for a smaller remainder.
-    """
-    lowest, low = bounds[0], special[0]
-    needed = (total - (lowest.sum() - lowest + low)) // grain  # beyond the minima, by rank
-    ordinary = _ladders(curves, bounds, grain, begin=0)
-    remainder = _ladders(curves, special, grain, begin=0)
-
-    def suitable(granules: Numbers) -> Flags:
-        """Who could take the remainder, with so many granules to be had: shape (workers,)."""
-        multiples, own = (curves.by_worker(part) for part in np.split(granules, 2))
-        short = multiples < 1  # out of time for its minimum, unless that is the remainder
-        beyond = multiples - 1
-        possible = beyond.sum() - beyond + own - 1
-        others_fit = short.sum() == short
-        return np.asarray((own >= 1) & others_fit & (needed >= 0) & (possible >= needed))
-
-    def enough(granules: Numbers) -> bool:
-        return bool(suitable(granules).any())
-
-    both = _Ladders(*map(np.concatenate, zip(ordinary, remainder, strict=True)))
-    if not enough(both.length * both.weight):
-        return 0  # nobody can: the check that follows says so
-    _, granules = _select(both, enough, goal=2 * (int(needed.max()) + len(needed)))
-    return int(suitable(granules).argmax())
-
-
-def _deal(room: Ints, amount: int) -> Ints:
-    """Deals out one at a time, round after round, lower ranks first, to who has room."""
-    if int(room.sum()) == amount:
-        return room
-
-    def dealt_in(rounds: int) -> int:
-        return int(np.minimum(room, rounds).sum())
-
-    rounds = bisect_right(range(int(room.max()) + 1), amount, key=dealt_in) - 1
-    dealt = np.minimum(room, rounds)
-    dealt[np.flatnonzero(room > rounds)[: amount - int(dealt.sum())]] += 1
-    return dealt
-
-
-# Selection: the least time at which enough rungs of all ladders can be climbed
-
-
-class _Ladders(NamedTuple):
-    """Prices ``first, first + step, ...``, `length` of them: arrays of shape (ladders,).
-
-    A level ladder (a flat segment: all rungs at one price) is kept as a single rung that holds
-    `weight` granules; all others hold one a rung. Prices are float64 seconds or int64 ticks.
-    """
-
-    first: Numbers
-    step: Numbers
-    length: Ints
-    weight: Ints
-
-    def rungs(self, time: float) -> Numbers:
-        """How many rungs of each ladder cost at most `time`."""
-        ahead = time - self.first
-        # Floats: rounding moves a price by less than the margin of `_near`, and // is slow there.
-        steps = ahead // self.step if ahead.dtype == np.int64 else np.floor(ahead / self.step)
-        return np.minimum(np.maximum(steps + 1, 0), self.length)
-
-    def granules(self, time: float) -> Numbers:
-        """How many granules of each ladder cost at most `time`."""
-        return self.rungs(time) * self.weight
-
-    def of(self, some: Ints) -> _Ladders:
-        """Some of the ladders."""
-        return _Ladders(*(values[some] for values in self))
-
-
-class _Near(NamedTuple):
-    """The ladders among whose rungs T* is, in ticks; the others' granules are known."""
-
-    ladders: _Ladders
-    which: Ints  # of these ladders among all
-    known: Ints  # granules of all ladders, right for the others
-
-    def granules(self, rungs: Ints) -> Ints:
-        """Granules of all ladders, with so many rungs of the near ones."""
-        granules: Ints = self.known.copy()
-        granules[self.which] = rungs * self.ladders.weight
-        return granules
-
-    def at(self, ticks: int) -> Ints:
-        """Granules of all ladders that cost at most so many ticks."""
-        return self.granules(self.ladders.rungs(ticks))
-
-    def between(self, low: Ints, high: Ints) -> _Near:
-        """What is still near, once between `low` and `high` rungs of each are known to do."""
-        some = np.flatnonzero(high > low)
-        return _Near(self.ladders.of(some), self.which[some], self.granules(low))
-
-    def prices(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-        """Of the rungs after the first `low`, up to number `high`: sorted prices, and granules."""
-        first, step, _, weight = self.ladders
-        counts = high - low
-        ladder = np.repeat(np.arange(len(counts)), counts)
-        number = np.arange(len(ladder)) - (np.cumsum(counts) - high)[ladder]
-        prices, each = first[ladder] + step[ladder] * number, weight[ladder]
-        if (each == 1).all():
-            return np.sort(prices), each
-        order = np.argsort(prices)
-        return prices[order], each[order]
-
-
-def _ladders(curves: _Curves, bounds: Ints, grain: int, begin: int) -> _Ladders:
-    """Prices, in seconds, of ``x = lowest + grain * k`` for k from `begin`, segment by segment."""
-    lowest, highest = bounds[:, curves.worker]
-    k = np.maximum(begin, -((lowest - curves.start) // grain))
-    length = np.maximum((np.minimum(highest, curves.end) - lowest) // grain + 1 - k, 0)
-    first = curves.seconds + (lowest + grain * k - curves.start) * curves.slope
-    return _level(first, curves.slope * grain, length)
-
-
-def _level(first: Numbers, step: Numbers, length: Ints, weight: Ints | None = None) -> _Ladders:
-    weight = np.ones_like(length) if weight is None else weight
-    flat = step == 0
-    if flat.any():
-        weight = np.where(flat, length * weight, weight)
-        step, length = np.where(flat, 1, step), np.where(flat, np.minimum(length, 1), length)
-    return _Ladders(first, step, length, weight)
-
-
-def _select(ladders: _Ladders, enough: Enough, goal: int) -> tuple[Ints, Ints]:
-    """Granules of each ladder that cost less than T*, and that cost at most T*.
-
-    T* is the least price at which ``enough(granules)``. `goal`, about how many that takes,
-    steers the search and has no influence on the result.
-    """
-    near = _near(ladders, _exponent(ladders, enough, goal), enough)
-    low, high = _bracket(near, enough, goal)
-    prices, each = near.prices(low, high)
-    guess = np.searchsorted(np.cumsum(each), goal - int(near.granules(low).sum()))
-    near = near.between(low, high)
-
-    best = int(prices[min(int(guess), len(prices) - 1)])  # right, if `goal` is
-    below, within = near.at(best - 1), near.at(best)
-    if enough(below) or not enough(within):
-        listed = prices.tolist()
-        best = listed[bisect_left(listed, True, key=lambda price: enough(near.at(price)))]
-        below, within = near.at(best - 1), near.at(best)
-    return below, within
-
-
-def _exponent(ladders: _Ladders, enough: Enough, goal: int) -> int:
-    """The least e such that 2^e seconds are enough: found in floats, but the same anywhere."""
-
-    def reached(exponent: int) -> bool:
-        return enough(ladders.granules(2.0**exponent))
-
-    middle = len(ladders.first) // 2
-    share = np.minimum(goal / len(ladders.first), ladders.length)
-    typical = np.partition(ladders.first + ladders.step * share, middle)[middle]
-    high = min(max(int(np.frexp(typical)[1]), -900), 900)
-    low = high - 1
-    with np.errstate(over="ignore", invalid="ignore"):
-        while not reached(high):
-            low, high = high, min(3 * high - 2 * low, 1000)
-        while low > -1000 and reached(low):
-            low, high = max(3 * low - 2 * high, -1000), low
-        return bisect_left(range(low + 1, high), True, key=reached) + low + 1
-
-
-def _near(ladders: _Ladders, exponent: int, enough: Enough) -> _Near:
-    """The ladders with rungs about T*, between 2^(exponent - 1) and 2^exponent seconds."""
-    low = ladders.rungs(2.0**exponent * (0.5 - _MARGIN))
-    if enough(low * ladders.weight):  # T* is 0, or as good as that
-        low = np.zeros_like(low)
-    some = np.flatnonzero(ladders.rungs(2.0**exponent * (1 + _MARGIN)) > low)
-    known = (low * ladders.weight).astype(np.int64)
-    return _Near(_in_ticks(ladders.of(some), exponent), some, known)
-
-
-def _in_ticks(ladders: _Ladders, exponent: int) -> _Ladders:
-    """The same ladders with 2^exponent seconds as 2^60 ticks; what is far above, is clipped."""
-
-    def ticks(seconds: Floats) -> Ints:
-        near = np.minimum(seconds, 2.0 ** (exponent + 2))
-        rounded: Floats = np.rint(np.ldexp(near, _TICK_BITS - exponent))
-        return rounded.astype(np.int64)
-
-    first, step, length, weight = ladders
-    return _level(ticks(first), ticks(step), length, weight)
-
-
-def _bracket(near: _Near, enough: Enough, goal: int) -> tuple[Ints, Ints]:
-    """Rungs at a time too early and at one late enough, few enough apart to be listed.
-
-    Interpolates towards a little more or less than `goal` granules, so that both ends close in;
-    halves the interval of time instead where that did not halve the rungs in it.
-    """
-    ladders = near.ladders
-    early, late = 2 ** (_TICK_BITS - 1) - _ROUNDING, 2**_TICK_BITS + _ROUNDING
-    low, high = ladders.rungs(early), ladders.rungs(late)
-    if enough(near.granules(low)):  # T* is 0, or as good as that
-        early, low = -1, np.zeros_like(low)
-    margin = len(low) // 4 + 1
-    aim, before, apart = goal + margin, 0, int((high - low).sum())
-    while apart > 2 * len(low) + 1000:
-        at_low, at_high = int(near.granules(low).sum()), int(near.granules(high).sum())
-        time = early + (late - early) * (aim - at_low) // (at_high - at_low)
-        if 2 * apart > before > 0:
-            time = (early + late) // 2
-        time = min(max(time, early + 1), late - 1)
-        rungs = ladders.rungs(time)
-        if enough(near.granules(rungs)):
-            late, high, aim = time, rungs, goal - margin
-        else:
-            early, low, aim = time, rungs, goal + margin
-        before, apart = apart, int((high - low).sum())
-    return low, high
-
-
-# Reading the arguments
-
-
-class _Curves(NamedTuple):
-    """The segments of all costs, worker after worker: arrays of shape (segments,)."""
-
-    start: Ints  # smallest batch of the segment
-    end: Ints  # largest one, inclusive
-    seconds: Floats  # at `start`
-    slope: Floats  # seconds per sample
-    worker: Ints | slice  # whose segment it is; all, where everyone has one
-    offset: Ints | None  # each worker's first segment; None where everyone has one
-
-    def by_worker(self, values: Numbers) -> Numbers:
-        """Sums whole numbers over each worker's segments: shape (workers,)."""
-        return values if self.offset is None else np.asarray(np.add.reduceat(values, self.offset))
-
-
-def _read(costs: Sequence[Cost]) -> _Curves:
+def _read(costs: Sequence[Cost]) -> Curves:
+    """Returns the segments of all costs as arrays, after checking them."""
     if isinstance(costs, AffineArray) and len(costs):
-        return _read_lines(costs)
-    packed = _packed(costs)
+        return _read_affine_array(costs)
+    packed = _pack(costs)
     counts = np.fromiter(map(len, packed), np.int64, len(packed)) // SEGMENT_BYTES
     if not counts.all() or not len(counts):
-        raise ValueError("costs must hold a curve a worker, each of at least one segment")
+        raise ValueError(
+            "costs must have one curve per worker, each of at least one segment, got "
+            f"{len(counts)} curves, {int((counts == 0).sum())} of them without segments: pass one "
+            "cost per worker"
+        )
     table = np.frombuffer(b"".join(packed)).reshape(-1, 3)
-    if not (table.min() >= 0 and table.max() <= _LARGEST):
-        _refuse(costs, np.any(~((table >= 0) & (table <= _LARGEST)), axis=1))
+    if not (table.min() >= 0 and table.max() <= _MAX_SECONDS):
+        _require_valid(costs, np.any(~((table >= 0) & (table <= _MAX_SECONDS)), axis=1))
     start, seconds, slope = np.ascontiguousarray(table.T)
 
     if counts.max() == 1:
-        _refuse(costs, start != 0)
-        end = np.full(len(counts), _MANY)
-        return _Curves(start.astype(np.int64), end, seconds, slope, slice(None), None)
+        _require_valid(costs, start != 0)
+        end = np.full(len(counts), _MAX_EXACT)
+        return Curves(start.astype(np.int64), end, seconds, slope, slice(None), None)
 
     last = np.cumsum(counts) - 1
     offset = last - counts + 1
     end, following = np.empty_like(start), np.empty_like(seconds)
     end[:-1], following[:-1] = start[1:] - 1, seconds[1:]
-    end[last], following[last] = _MANY, np.inf
-    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # a fall beyond rounding is wrong
+    end[last], following[last] = _MAX_EXACT, np.inf
+    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # tolerates rounding
     first = np.zeros(len(start), np.bool_)
     first[offset] = True
     wrong = (end < start) | (start != np.floor(start)) | (first != (start == 0))
-    _refuse(costs, wrong | (reached > following))
+    _require_valid(costs, wrong | (reached > following))
     worker = np.repeat(np.arange(len(counts)), counts)
-    return _Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
+    return Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
 
 
-def _read_lines(lines: AffineArray) -> _Curves:
-    seconds, slope = lines.overhead_seconds, lines.seconds_per_sample
-    wrong = ~((seconds >= 0) & (seconds <= _LARGEST) & (slope >= 0) & (slope <= _LARGEST))
+def _read_affine_array(costs: AffineArray) -> Curves:
+    seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
+    wrong = ~((seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS))
     if wrong.any():
-        _refuse(lines, wrong)
-    start, end = np.zeros(len(lines), np.int64), np.full(len(lines), _MANY)
-    return _Curves(start, end, seconds, slope, slice(None), None)
+        _require_valid(costs, wrong)
+    start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
+    return Curves(start, end, seconds, slope, slice(None), None)
 
 
-def _packed(costs: Sequence[Cost]) -> list[bytes]:
-    """The segments of each cost as bytes, as it keeps them itself where it is one of ours."""
+def _pack(costs: Sequence[Cost]) -> list[bytes]:
+    """Returns the packed segments of each cost; our own costs have them ready."""
     try:
-        return [cost.packed() for cost in costs]  # type: ignore[attr-defined]
+        return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
     except AttributeError:
-        return [pack(cost.segments()) for cost in costs]
+        return [pack_segments(cost.segments()) for cost in costs]
 
 
-def _refuse(costs: Sequence[Cost], wrong: Flags) -> None:
-    """Raises ValueError for the first worker with a wrong segment, if there is one."""
+def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:
+    """Raises ValueError for the first worker with a wrong segment.
+
+    Args:
+        costs: Costs by rank.
+        wrong: Whether each segment is wrong, worker after worker, shape ``(segments,)``.
+    """
     if wrong.any():
         segments = [cost.segments() for cost in costs]
-        owners = chain.from_iterable([rank] * len(own) for rank, own in enumerate(segments))
+        owners = chain.from_iterable([rank] * len(found) for rank, found in enumerate(segments))
         rank = list(owners)[int(wrong.argmax())]
         raise ValueError(
-            f"the cost of worker {rank} must be finite, >= 0, nondecreasing and begin at 0 "
+            f"the cost of worker {rank} must be finite, >= 0, nondecreasing and start at 0 "
             f"samples, got the segments {segments[rank]}: measure or fit it again"
         )
 
 
 def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[Ints, Ints]:
-    """Minima and maxima by rank, once they are known to leave room for `total`."""
+    """Returns minima and maxima by rank, after checking that they admit `total`."""
     if limits is None:
         limits = [Limits()] * workers
     if len(limits) != workers:
-        raise ValueError(f"limits must be one for each of the {workers} workers, got {len(limits)}")
+        raise ValueError(
+            f"limits must have one entry for each of the {workers} workers, got {len(limits)}: "
+            "pass one Limits per worker, or None"
+        )
     minima = list(map(attrgetter("minimum"), limits))
     maxima = [
-        total if most is None or most > total else most
-        for most in map(attrgetter("maximum"), limits)
+        total if maximum is None or maximum > total else maximum
+        for maximum in map(attrgetter("maximum"), limits)
     ]
-    if workers * total >= _MANY:
+    if workers * total >= _MAX_EXACT:
         raise ValueError(
             f"workers * total must be below 2**53, got {workers} * {total}: lower the global batch "
             "size"
@@ -454,11 +205,15 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
 
 
 def _tighten(minima: Ints, maxima: Ints, grain: int, remainder: int = 0) -> Ints:
-    """The smallest and largest batch that is `remainder` modulo `grain`: shape (2, workers)."""
+    """Returns the smallest and largest batches equal to `remainder` modulo `grain`.
+
+    The shape is ``(2, workers)``; a smallest batch may exceed its largest, see `_feasible`.
+    """
     lowest = remainder - (remainder - minima) // grain * grain
     return np.array([lowest, remainder + (maxima - remainder) // grain * grain])
 
 
 def _feasible(bounds: Ints, total: int) -> bool:
+    """Returns whether some batches within `bounds` sum to `total`."""
     lowest, highest = bounds
     return bool((lowest <= highest).all() and lowest.sum() <= total <= highest.sum())

@@ -1,17 +1,17 @@
-r"""Batch size -> busy seconds: the curve Gamma_i of the papers, as shape x slowness.
+r"""Cost: the curve Gamma_i of the papers, from batch size to busy seconds.
 
-Every cost is ``seconds(x) = shape(x) / speed`` (rule 5 of the design): the *shape* belongs to
-the model and the machine and hardly changes; the *speed*, in samples per second, is what a
-predictor forecasts every iteration. A predictor is fed ``shape(x) / busy_seconds``, so its
+Every cost is ``seconds(x) = shape(x) / speed`` (rule 5 of the design). The *shape* depends on
+the model and the machine and hardly changes; the *speed*, in samples per second, is forecast by
+a predictor in every iteration. Predictors learn from ``shape(x) / busy_seconds``, so their
 series does not jump when the batch size does.
 
 ==============  =========================  =======================================
 form            shape(x)                   source
 ==============  =========================  =======================================
 `Proportional`  x                          Chen et al., arXiv 1806.02508, CPU form
-`Affine`        x + kappa                  ours: measured GPUs fit it within 1.5 %
+`Affine`        x + kappa                  ours: fits measured GPUs within 1.5 %
 `Saturating`    max(x_0, x + kappa)        Chen et al., arXiv 1806.02508, GPU form
-`Profile`       measured points            ours: no form at all
+`Profile`       linear between points      ours: measured, without a formula
 ==============  =========================  =======================================
 """
 

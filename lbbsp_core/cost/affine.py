@@ -1,4 +1,4 @@
-"""A fixed part an iteration, and seconds in proportion to the batch."""
+"""Affine cost: a fixed overhead per iteration plus a constant time per sample."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, pack_one
+from lbbsp_core.cost.base import Segment, pack_segment
 from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    r"""``seconds(x) = c + m x``, i.e. shape ``x + kappa`` with ``kappa = c / m``.
+    r"""Affine cost ``seconds(x) = c + m x``, with shape ``x + kappa`` and ``kappa = c / m``.
 
-    A fixed part per iteration (kernel launches, Python, the optimizer) makes a pure
-    ``x / v`` wrong at small batches: on real GPUs c is worth 3 to 12 samples.
+    Ours: the fixed overhead of an iteration (kernel launches, Python, the optimizer) makes the
+    paper's ``x / v`` wrong at small batches. On measured GPUs c is worth 3 to 12 samples.
 
     Args:
         overhead_seconds: c, finite and >= 0.
@@ -40,7 +40,7 @@ class Affine:
 
     @property
     def overhead_samples(self) -> float:
-        """Kappa = overhead / seconds per sample: the overhead expressed in samples."""
+        """Overhead in samples, ``kappa = c / m``."""
         return self.overhead_seconds / self.seconds_per_sample
 
     @overload
@@ -48,21 +48,21 @@ class Affine:
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
     def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Busy seconds of a batch of `x` samples (a number or an array)."""
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
         return self.overhead_seconds + self.seconds_per_sample * x
 
     def effective_samples(self, x: float) -> float:
-        """shape(x) = x + kappa."""
+        """Returns shape(x) = x + kappa."""
         return x + self.overhead_samples
 
     def at_speed(self, samples_per_second: float) -> Affine:
-        """The same kappa at `samples_per_second` of marginal speed."""
+        """Returns the cost with the same kappa at a marginal speed of `samples_per_second`."""
         return Affine(self.overhead_samples / samples_per_second, 1.0 / samples_per_second)
 
     def segments(self) -> tuple[Segment, ...]:
-        """One line that starts at the overhead."""
+        """Returns one segment that starts at the overhead."""
         return ((0, self.overhead_seconds, self.seconds_per_sample),)
 
-    def packed(self) -> bytes:
-        """The segment as `allocate` reads it."""
-        return pack_one(0.0, self.overhead_seconds, self.seconds_per_sample)
+    def packed_segments(self) -> bytes:
+        """Returns the segment in the form that `allocate` reads."""
+        return pack_segment(0.0, self.overhead_seconds, self.seconds_per_sample)

@@ -1,4 +1,4 @@
-"""The straight curves of many workers, as arrays."""
+"""Affine costs of many workers, as arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class AffineArray(Sequence[Affine]):
-    """``seconds_i(x) = c_i + m_i x``: what a sequence of `Affine` says, without an object a worker.
+    """Sequence of `Affine` costs ``seconds_i(x) = c_i + m_i x``, without an object per worker.
 
-    `lbbsp_core.allocate` and `slowest` read the arrays as they are, which is what makes clusters
-    of ten thousand simulated workers quick. All arithmetic is elementwise, hence the same bits.
+    `lbbsp_core.allocate` and `slowest` read the arrays directly, which keeps simulations of ten
+    thousand workers fast. All arithmetic is elementwise, so the results are bit-identical to
+    those of separate objects.
 
     Args:
         overhead_seconds: c, finite and >= 0, shape ``(workers,)``.
@@ -51,13 +52,17 @@ class AffineArray(Sequence[Affine]):
         return Affine(float(overhead), float(slope))
 
     def seconds(self, sizes: npt.ArrayLike) -> Floats:
-        """Busy seconds of every worker, with batches of shape ``(workers,)``."""
+        """Returns the busy seconds of each worker for batches `sizes`, shape ``(workers,)``."""
         seconds: Floats = self.overhead_seconds + self.seconds_per_sample * np.asarray(sizes)
         return seconds
 
 
 def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
-    """The time of the slowest worker under a plan: ``max_i Gamma_i(x_i)``.
+    """Returns the busy seconds of the slowest worker under a plan, ``max_i Gamma_i(x_i)``.
+
+    Args:
+        costs: Gamma_i by rank.
+        sizes: x_i by rank, in samples.
 
     Example:
         >>> slowest([Affine(0.0, 0.5), Affine(1.0, 0.5)], [4, 4])

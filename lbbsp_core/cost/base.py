@@ -1,4 +1,4 @@
-"""The protocol of a cost: batch size -> busy seconds."""
+"""Protocol of a cost: batch size -> busy seconds, and its linear segments."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 Segment = tuple[int, float, float]
-"""``(start in samples, seconds at start, seconds per sample)`` of one linear piece."""
+"""``(start in samples, seconds at start, seconds per sample)`` of one linear segment."""
 
-_TRIPLE = struct.Struct("3d")
-pack_one = _TRIPLE.pack
-SEGMENT_BYTES = _TRIPLE.size
-"""Of one packed segment."""
+_SEGMENT = struct.Struct("3d")
+pack_segment = _SEGMENT.pack
+SEGMENT_BYTES = _SEGMENT.size
+"""Size of one packed segment."""
 
 
-def pack(segments: Sequence[Segment]) -> bytes:
-    """Segments as doubles: reading a hundred thousand costs is half of an allocation's time."""
-    return b"".join([_TRIPLE.pack(*segment) for segment in segments])
+def pack_segments(segments: Sequence[Segment]) -> bytes:
+    """Packs segments as three doubles each.
+
+    `lbbsp_core.allocate` reads packed segments: converting a hundred thousand costs takes half
+    of the time of an allocation otherwise.
+    """
+    return b"".join([_SEGMENT.pack(*segment) for segment in segments])
 
 
 @runtime_checkable
 class Cost(Protocol):
-    """A nondecreasing, piecewise linear curve from batch size to busy seconds."""
+    """Nondecreasing, piecewise linear curve Gamma from batch size to busy seconds."""
 
     @overload
     def __call__(self, x: float) -> float: ...
@@ -34,31 +38,33 @@ class Cost(Protocol):
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
 
     def effective_samples(self, x: float) -> float:
-        """shape(x): the batch expressed in samples of pure marginal work."""
+        """Returns shape(x): the work of a batch of `x`, in samples at the marginal speed."""
         ...
 
     def at_speed(self, samples_per_second: float) -> Cost:
-        """The same shape at another speed."""
+        """Returns the cost of the same shape at another speed: ``shape(x) / speed``."""
         ...
 
     def segments(self) -> tuple[Segment, ...]:
-        """The curve as linear pieces: starts ascend from 0, the last piece never ends."""
+        """Returns the linear segments: starts ascend from 0, the last one is unbounded."""
         ...
 
 
 @overload
-def along(pieces: tuple[Segment, ...], x: float) -> float: ...
+def evaluate_segments(segments: tuple[Segment, ...], x: float) -> float: ...
 @overload
-def along(pieces: tuple[Segment, ...], x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-def along(pieces, x):  # type: ignore[no-untyped-def]
-    """Seconds of a batch of `x` samples (a number or an array) on linear pieces."""
+def evaluate_segments(
+    segments: tuple[Segment, ...], x: npt.NDArray[np.generic]
+) -> npt.NDArray[np.float64]: ...
+def evaluate_segments(segments, x):  # type: ignore[no-untyped-def]
+    """Returns the seconds of a batch of `x` samples (a number or an array)."""
     if isinstance(x, np.ndarray):
-        start, seconds, slope = np.array(pieces).T
-        piece = np.searchsorted(start[1:], x, side="right")
-        return seconds[piece] + slope[piece] * (x - start[piece])
-    first, then, rise = pieces[bisect_right(pieces, x, lo=1, key=_start) - 1]
-    return then + rise * (x - first)
+        start, seconds, slope = np.array(segments).T
+        index = np.searchsorted(start[1:], x, side="right")
+        return seconds[index] + slope[index] * (x - start[index])
+    start, seconds, slope = segments[bisect_right(segments, x, lo=1, key=_start) - 1]
+    return seconds + slope * (x - start)
 
 
-def _start(piece: Segment) -> int:
-    return piece[0]
+def _start(segment: Segment) -> int:
+    return segment[0]

@@ -1,16 +1,16 @@
-r"""Fits: the parameters of each cost form to measured points, and which form predicts best.
+r"""Fits cost forms to measured points, and selects the form that predicts best.
 
-Times of a batch span orders of magnitude, and the allocator equalises them by ratio, so errors
-are relative: a fit minimises :math:`\sum_j ((\Gamma(b_j) - t_j) / t_j)^2`, every batch counting
-once (what is wrong with a form outweighs the noise of a median, so repeats give no weight).
-A form is judged by the points it has not seen: each batch is left out once, and foretold.
+Times span orders of magnitude and the allocator equalises their ratios, so errors are relative:
+a fit minimises :math:`\sum_j ((\Gamma(b_j) - t_j) / t_j)^2` with equal weights (the bias of a
+form outweighs the noise of a median, so the number of repeats gives no weight). Forms are
+compared by leave-one-out cross-validation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,17 @@ from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_SMALLEST = 1e-9  # of a sample's average time: a slope of 0 is no `Affine`
+_MIN_SLOPE = 1e-9  # relative to the mean time per sample: `Affine` needs a slope > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A batch as it was measured.
+    """Measured time of one batch size.
 
     Args:
-        batch: Samples, >= 1.
-        seconds: Median busy time, > 0.
-        repeats: Of how many steps.
+        batch: Batch size in samples, >= 1.
+        seconds: Median busy seconds, > 0.
+        repeats: Number of steps that the median is taken over, >= 1.
     """
 
     batch: int
@@ -39,46 +39,47 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A form, fitted.
+    """Result of fitting one cost form.
 
     Args:
-        cost: With the parameters that fit all points best.
-        cv_error: Mean of ``|foretold - measured| / measured`` over the batches, each foretold
-            from the others, to six digits; None where the points are too few to leave one out.
+        cost: Cost with the parameters that fit all points best.
+        cv_error: Mean of ``|predicted - measured| / measured`` over the batches, each predicted
+            by a fit to the others, rounded to six digits; None if the points are too few to
+            leave one out.
     """
 
     cost: Cost
     cv_error: float | None
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """The arguments of `cost`, by name."""
+    def parameters(self) -> dict[str, float | list[int] | list[float]]:
+        """Arguments of `cost` by name."""
         cost = self.cost
         if isinstance(cost, Profile):
             return {"batches": list(cost.batches), "seconds": list(cost.seconds)}
         assert isinstance(cost, Proportional | Affine | Saturating)
-        return {own.name: getattr(cost, own.name) for own in fields(cost) if own.init}
+        return {entry.name: getattr(cost, entry.name) for entry in fields(cost) if entry.init}
 
     def __str__(self) -> str:
-        """Such as ``Affine(overhead_seconds=0.01, seconds_per_sample=0.002)``."""
+        """Formats as ``Affine(overhead_seconds=0.01, seconds_per_sample=0.002)``."""
         if isinstance(self.cost, Profile):
             return f"Profile({len(self.cost.batches)} points)"
-        own = ", ".join(f"{name}={value:.4g}" for name, value in self.parameters.items())
-        return f"{type(self.cost).__name__}({own})"
+        arguments = ", ".join(f"{name}={value:.4g}" for name, value in self.parameters.items())
+        return f"{type(self.cost).__name__}({arguments})"
 
 
 def fit_costs(points: Sequence[Point]) -> dict[str, Fit]:
-    """Fits every form that the points can tell, the simplest first.
+    """Fits each cost form that the points determine.
 
     Args:
-        points: By ascending batch, seconds not falling (see `repair`).
+        points: Measured points, by ascending batch, seconds nondecreasing (see `repair`).
 
     Returns:
-        Of ``proportional, affine, saturating, profile`` those with no more parameters than
-        there are points.
+        Fits by name, from the simplest form: those of ``proportional, affine, saturating,
+        profile`` that have no more parameters than there are points.
 
     Raises:
-        ValueError: The points make no `Profile`.
+        ValueError: The points are not those of a valid `Profile`.
 
     Example:
         >>> points = [Point(b, 0.010 + 0.001 * b) for b in (1, 2, 4, 8, 16)]
@@ -88,7 +89,7 @@ def fit_costs(points: Sequence[Point]) -> dict[str, Fit]:
         >>> best(fits)
         'affine'
     """
-    Profile([p.batch for p in points], [p.seconds for p in points])  # checks them
+    Profile([p.batch for p in points], [p.seconds for p in points])  # validates the points
     batches = np.array([p.batch for p in points], np.float64)
     seconds = np.array([p.seconds for p in points], np.float64)
     return {
@@ -99,21 +100,27 @@ def fit_costs(points: Sequence[Point]) -> dict[str, Fit]:
 
 
 def best(fits: Mapping[str, Fit]) -> str:
-    """The form of the least cross-validated error; of several as good, the simplest."""
-    known = {name: fit.cv_error for name, fit in fits.items() if fit.cv_error is not None}
-    return min(known, key=lambda name: known[name]) if known else list(fits)[-1]
+    """Returns the name of the form with the smallest cross-validation error.
+
+    Ties go to the simplest form; without any error it is the last of `fits`.
+    """
+    errors = {name: fit.cv_error for name, fit in fits.items() if fit.cv_error is not None}
+    return min(errors, key=lambda name: errors[name]) if errors else list(fits)[-1]
 
 
 def repair(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
-    """Points whose seconds do not fall as the batch grows, and what was done, in words.
+    """Makes the seconds nondecreasing, by isotonic regression.
 
-    A batch that took less than a smaller one did is noise, or a size that the processor likes.
-    Such neighbours get one time, their mean (pool adjacent violators: the nearest nondecreasing
-    curve). At the end, where a flat piece would promise that more is free, only the largest of
-    them stays, unless all is flat.
+    A batch that took less time than a smaller one is noise, or a size that suits the processor.
+    Such neighbours get the same time, their mean (pool adjacent violators: the nearest
+    nondecreasing curve). At the end of the curve only the largest of them is kept, unless the
+    whole curve is flat: a flat end would imply that larger batches cost nothing.
 
     Args:
-        points: By ascending batch.
+        points: Measured points, by ascending batch.
+
+    Returns:
+        The points with nondecreasing seconds, and a note for each pooled group.
 
     Example:
         >>> repair([Point(1, 1.0), Point(2, 4.0), Point(3, 2.0), Point(4, 5.0)])[0][1:3]
@@ -141,13 +148,13 @@ def _mean(block: Sequence[Point]) -> float:
 def _note(block: Sequence[Point]) -> str:
     worst = max(abs(point.seconds / _mean(block) - 1) for point in block)
     return (
-        f"batches {block[0].batch} to {block[-1].batch} got faster as they grew; they are given "
-        f"one time, their mean, {worst:.1%} off at most"
+        f"batches {block[0].batch} to {block[-1].batch} took less time as they grew: all of them "
+        f"are given the mean time, which differs from the measured ones by at most {worst:.1%}"
     )
 
 
 def _cross_validate(form: _Form, parameters: int, batches: Floats, seconds: Floats) -> float | None:
-    """Mean relative error of each point as foretold by a fit to all others."""
+    """Returns the mean relative error of each point under a fit to all others."""
     if len(batches) - 1 < parameters:
         return None
     errors = []
@@ -162,30 +169,32 @@ def _cross_validate(form: _Form, parameters: int, batches: Floats, seconds: Floa
 
 
 def _proportional(batches: Floats, seconds: Floats) -> Proportional:
-    share = batches / seconds
-    return Proportional(float((share**2).sum() / share.sum()))
+    """Minimises the relative squared error in closed form."""
+    rate = batches / seconds
+    return Proportional(float((rate**2).sum() / rate.sum()))
 
 
 def _affine(batches: Floats, seconds: Floats) -> Affine:
-    from scipy.optimize import nnls  # slow to import, and few need it
+    """Solves a nonnegative least-squares problem in scaled parameters."""
+    from scipy.optimize import nnls  # slow to import
 
     average = float(seconds[-1] / batches[-1])
     columns = np.array([1 / seconds * seconds[0], batches / seconds * average]).T
     (overhead, slope), _ = nnls(columns, np.ones(len(batches)))
-    slope = max(slope * average, _SMALLEST * average)
+    slope = max(slope * average, _MIN_SLOPE * average)
     return Affine(float(overhead * seconds[0]), float(slope))
 
 
 def _saturating(batches: Floats, seconds: Floats) -> Saturating:
-    """Tries a knee after every point, and lets the best one slide."""
-    from scipy.optimize import least_squares
+    """Refines the best of the knees between points by nonlinear least squares."""
+    from scipy.optimize import least_squares  # slow to import
 
     candidates = [_with_knee(batches, seconds, knee) for knee in range(len(batches) - 1)]
     start = min(candidates, key=lambda cost: _loss(cost, batches, seconds))
     unit = np.array([seconds[0], seconds[0], seconds[-1] / batches[-1]])
 
     def cost(scaled: Floats) -> Saturating:
-        floor, overhead, slope = np.maximum(scaled, [0, 0, _SMALLEST]) * unit
+        floor, overhead, slope = np.maximum(scaled, [0, 0, _MIN_SLOPE]) * unit
         return Saturating(float(floor), float(overhead), float(slope))
 
     def errors(scaled: Floats) -> Floats:
@@ -197,7 +206,7 @@ def _saturating(batches: Floats, seconds: Floats) -> Saturating:
 
 
 def _with_knee(batches: Floats, seconds: Floats, knee: int) -> Saturating:
-    """The first `knee` points on the floor, the rest on a line; none: no floor."""
+    """Fits the floor to the first `knee` points (none if 0), and a line to the others."""
     line = _affine(batches[knee:], seconds[knee:])
     flat = 1 / seconds[:knee]
     floor = float(flat.sum() / (flat**2).sum()) if knee else 0.0
@@ -220,4 +229,4 @@ _FORMS: Mapping[str, tuple[_Form, int]] = {
     "saturating": (_saturating, 3),
     "profile": (_profile, 1),
 }
-"""Each form, and how many points it needs at least; the simplest first."""
+"""Fitting function and minimum number of points of each form, from the simplest."""

@@ -1,4 +1,4 @@
-"""Learn the shape of a cost curve, slowly, while speed is predicted fast (rule 5)."""
+"""Online learning of a cost's overhead, slow compared with the speed (rule 5)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from lbbsp_core.cost import Cost, PiecewiseCost, Segment
 
 Step = tuple[float, float]
-"""Marginal work and busy seconds of a step."""
+"""Marginal work w in samples, and busy seconds, of one step."""
 
 
 class CostShapeState(NamedTuple):
-    """What has been learned.
+    """State of `CostShape`.
 
     Args:
-        overhead: kappa, the work of an empty batch, in samples.
-        last: The step before, None after one that was not to be learned from.
-        weight: Sum of what told kappa, 1 for the prior.
-        moment: The same times kappa.
-        noise: Running mean of the relative change of speed from one step to the next.
+        overhead: Estimate of kappa, the work of an empty batch, in samples.
+        last: Previous step; None after a step that must not be compared with.
+        weight: Denominator of the estimate, ``1 + sum z a``; the 1 is the prior.
+        moment: Numerator of the estimate, ``prior + sum z c``.
+        noise: Running mean of the relative change of speed between consecutive steps.
     """
 
     overhead: float
@@ -31,31 +31,32 @@ class CostShapeState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostShape:
-    r"""``shape(x) = w(x) + kappa``: the prior's marginal work w and a learned overhead (ours).
+    r"""Learns the overhead kappa of ``shape(x) = w(x) + kappa``; w is the prior's marginal work.
 
-    Two steps in a row at work w0 and w1 that take b0 and b1 seconds at the *same* speed satisfy
-    ``(w0 + kappa) / b0 = (w1 + kappa) / b1``, that is ``kappa a = c`` with ``a = (b0 - b1) / b``
-    and ``c = (w0 b1 - w1 b0) / b``, b their mean. With the relative change of work
-    ``z = (w0 - w1) / w`` as the instrument::
+    Ours. Two consecutive steps of work w0 and w1 that take b0 and b1 seconds at the *same* speed
+    satisfy ``(w0 + kappa) / b0 = (w1 + kappa) / b1``, that is ``kappa a = c`` with
+    ``a = (b0 - b1) / b`` and ``c = (w0 b1 - w1 b0) / b``, where b is the mean of b0 and b1. With
+    the relative change of work ``z = (w0 - w1) / w`` (w the mean of w0 and w1) as the
+    instrumental variable::
 
         kappa = (prior + sum z c) / (1 + sum z a)
 
-    Fitting overhead and slope freely in closed loop is biased: a slowdown shrinks x at equal
-    time, and all looks like overhead. Neighbouring steps see a slowdown *before* x answers to
-    it. Small changes of x are left out, below `min_change` or three times the usual change of
-    speed: they answer to noise in the very time they would be compared with. The prior counts
-    as much as a change of x to nothing.
+    Fitting overhead and slope freely in closed loop is biased: after a slowdown x shrinks at
+    equal time, and the difference is attributed to overhead. Between consecutive steps the
+    slowdown comes *before* the change of x. Changes of work below `min_change`, or below three
+    times the usual change of speed, are ignored: they respond to noise in the same time that
+    they would be compared with. The prior has the weight of one change of x to a third (z a = 1).
 
     Args:
-        prior: Its marginal work is kept, its overhead is where kappa begins.
-        max_overhead: kappa stays in [0, most] samples; the design's bound is X / 2N.
-        min_change: Relative change of work that tells something, > 0.
+        prior: Cost whose marginal work is kept and whose overhead initialises kappa.
+        max_overhead: Upper bound of kappa in samples, >= 0; the design's bound is X / 2N.
+        min_change: Smallest relative change of work that is learned from, > 0.
 
     Example:
         >>> from lbbsp_core.cost import Proportional
         >>> shape = CostShape(Proportional(), max_overhead=50)
         >>> state = shape.learn(shape.init(), 100, 1.2)       # seconds(x) = (x + 20) / 100
-        >>> round(shape.learn(state, 40, 0.6).overhead, 1)    # the prior says 0
+        >>> round(shape.learn(state, 40, 0.6).overhead, 1)    # the prior is 0
         7.3
     """
 
@@ -64,8 +65,14 @@ class CostShape:
     min_change: float = 0.2
 
     @staticmethod
-    def of(cost: Cost | CostShape, global_batch_size: int, workers: int) -> CostShape:
-        """A prior within the design's bound on overhead, unless its own is larger."""
+    def from_cost(cost: Cost | CostShape, global_batch_size: int, workers: int) -> CostShape:
+        """Returns `cost` as a prior bounded by X / 2N, or by its own overhead if that is larger.
+
+        Args:
+            cost: Prior; a `CostShape` is returned unchanged.
+            global_batch_size: X, in samples.
+            workers: N.
+        """
         if isinstance(cost, CostShape):
             return cost
         return CostShape(
@@ -74,50 +81,64 @@ class CostShape:
         )
 
     def init(self) -> CostShapeState:
-        """The prior's overhead."""
+        """Returns the state with the overhead of the prior."""
         overhead = min(max(float(self.prior.effective_samples(0)), 0.0), self.max_overhead)
         return CostShapeState(overhead, None, 1.0, overhead)
 
     def effective_samples(self, state: CostShapeState, samples: int) -> float:
-        """shape(x): the batch expressed in samples of pure marginal work."""
-        return self._marginal(samples) + state.overhead
+        """Returns shape(x) = w(x) + kappa, in samples."""
+        return self._marginal_work(samples) + state.overhead
 
-    def marginal(self) -> tuple[Segment, ...]:
-        """w(x) as linear pieces, in samples; what `work` counts without overhead."""
-        pieces = self.prior.at_speed(1.0).segments()
-        least = pieces[0][1]
-        return tuple((start, work - least, slope) for start, work, slope in pieces)
+    def marginal_segments(self) -> tuple[Segment, ...]:
+        """Returns the marginal work w(x), in samples, as linear segments: w(0) = 0."""
+        segments = self.prior.at_speed(1.0).segments()
+        overhead = segments[0][1]
+        return tuple((start, work - overhead, slope) for start, work, slope in segments)
 
-    def curve(self, speed: float, overhead: float) -> Cost:
-        """``seconds(x) = (w(x) + overhead) / speed``, at a speed > 0."""
-        pieces = self.marginal()
-        return PiecewiseCost(tuple((x, (w + overhead) / speed, m / speed) for x, w, m in pieces))
+    def cost_at(self, speed: float, overhead: float) -> Cost:
+        """Returns the cost ``seconds(x) = (w(x) + overhead) / speed``.
+
+        Args:
+            speed: Effective samples per second, > 0.
+            overhead: kappa, in samples, >= 0.
+        """
+        segments = self.marginal_segments()
+        return PiecewiseCost(tuple((x, (w + overhead) / speed, m / speed) for x, w, m in segments))
 
     def skip(self, state: CostShapeState) -> CostShapeState:
-        """A step that is not like others: nothing can be compared with it."""
+        """Forgets the previous step, so that the next one is not compared with it."""
         return state._replace(last=None)
 
     def learn(self, state: CostShapeState, samples: int, busy_seconds: float) -> CostShapeState:
-        """Compares a step of `samples` > 0 that took `busy_seconds` > 0 with the one before."""
-        new = (self._marginal(samples), busy_seconds)
+        """Compares a step with the previous one and updates kappa.
+
+        Args:
+            state: From `init`, `learn` or `skip`; left unchanged.
+            samples: Batch size of the step, > 0.
+            busy_seconds: Seconds the worker was busy alone, > 0.
+
+        Returns:
+            The next state.
+        """
+        new = (self._marginal_work(samples), busy_seconds)
         if state.last is None:
             return state._replace(last=new)
         change, normal, moment = _equation(state.last, new)
         if abs(change) < max(self.min_change, 3 * state.noise):
-            jump = abs(normal - change)  # at constant speed, but for the overhead, they are equal
+            jump = abs(normal - change)  # equal at constant speed without overhead
             return state._replace(last=new, noise=state.noise + 0.1 * (jump - state.noise))
-        if change * normal <= 0:  # less work took longer: that is a change of speed
+        if change * normal <= 0:  # less work took longer: the speed has changed
             return state._replace(last=new)
         weight, moment = state.weight + change * normal, state.moment + change * moment
         overhead = min(max(moment / weight, 0.0), self.max_overhead)
         return state._replace(overhead=overhead, last=new, weight=weight, moment=moment)
 
-    def _marginal(self, samples: int) -> float:
+    def _marginal_work(self, samples: int) -> float:
         return float(self.prior.effective_samples(samples)) - float(self.prior.effective_samples(0))
 
 
 def _equation(old: Step, new: Step) -> tuple[float, float, float]:
-    """z, a and c of two steps; all zero without marginal work (on a floor of the curve)."""
+    """Returns z, a and c of two steps; zeros on a flat part of the curve."""
     (w0, b0), (w1, b1) = old, new
     work, seconds = (w0 + w1) / 2, (b0 + b1) / 2
     if work <= 0:

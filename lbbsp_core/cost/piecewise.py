@@ -1,4 +1,4 @@
-"""Linear pieces as they come: what a peer's curve is, once it has crossed an exchange."""
+"""Piecewise linear cost: the curve of a peer, received through the exchange."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, along
+from lbbsp_core.cost.base import Segment, evaluate_segments
 
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseCost:
-    """``seconds(x)`` along given linear pieces; shape(x) is the same number.
+    """Cost given by its linear segments; shape(x) equals ``seconds(x)``.
 
     Args:
-        pieces: As `Cost.segments` gives them: starts ascend from 0, nothing falls.
+        pieces: Segments in the form of `Cost.segments`: starts ascend from 0, seconds do not
+            decrease.
 
     Example:
         >>> cost = PiecewiseCost(((0, 0.050, 0.0), (40, 0.050, 0.001)))
@@ -31,18 +32,18 @@ class PiecewiseCost:
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
     def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Busy seconds of a batch of `x` samples (a number or an array)."""
-        return along(self.pieces, x)
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+        return evaluate_segments(self.pieces, x)
 
     def effective_samples(self, x: float) -> float:
-        """shape(x): the pieces count it."""
+        """Returns shape(x), equal to the seconds of `x`."""
         return float(self(x))
 
     def at_speed(self, samples_per_second: float) -> PiecewiseCost:
-        """Everything divided by `samples_per_second`."""
-        slow = 1.0 / samples_per_second
-        return PiecewiseCost(tuple((x, t * slow, m * slow) for x, t, m in self.pieces))
+        """Returns the cost divided by `samples_per_second`."""
+        slowness = 1.0 / samples_per_second
+        return PiecewiseCost(tuple((x, t * slowness, m * slowness) for x, t, m in self.pieces))
 
     def segments(self) -> tuple[Segment, ...]:
-        """The pieces."""
+        """Returns the segments."""
         return self.pieces

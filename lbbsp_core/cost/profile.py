@@ -1,4 +1,4 @@
-"""Measured points, and straight lines between them."""
+"""Profile: a cost measured at some batch sizes, linear in between."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, along, pack
+from lbbsp_core.cost.base import Segment, evaluate_segments, pack_segments
 from lbbsp_core.cost.profile_file import make_document, read_points, write_document
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_positive
 
-_AGAIN = "measure it again, with more repeats"
+_REMEDY = "measure again with more repeats"
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    r"""Measured points (b_j, t_j), linear in between: a curve of any nondecreasing form.
+    r"""Cost through measured points (b_j, t_j), linear in between, nondecreasing.
 
-    Beyond the last point the line through the last two goes on. Below the first one the line
-    through the first two does, but not below zero seconds at zero samples. A single point is
-    taken for proportional.
+    Ours. Beyond the last point the line through the last two points continues. Below the first
+    point the line through the first two continues, but not below zero seconds at zero samples.
+    A single point is extended in proportion.
 
-    The shape is counted in samples at the pace of the largest measured batch: ``shape(b_n) =
-    b_n``. (The slope at the end, which the other forms count by, is too noisy a unit here.)
+    The shape is expressed in samples at the speed of the largest measured batch: ``shape(x) =
+    b_n t(x) / t_n``, so that ``shape(b_n) = b_n``. (The other forms use the slope at the end,
+    which is too noisy here.)
 
     Args:
-        batches: b, whole samples >= 1, ascending.
-        seconds: t, finite, > 0, not falling; one for each batch.
-        out_of_memory_at: The smallest batch known to be too large for the worker's memory, or
-            None. The curve does not know it; `limits` do.
+        batches: b, integers >= 1, ascending, in samples.
+        seconds: t, finite, > 0, nondecreasing; one for each batch.
+        out_of_memory_at: Smallest batch, in samples, known to exceed the worker's memory, or
+            None. It does not change the curve; see `limits`.
 
     Raises:
-        ValueError: Anything else; names the value and the cure.
+        ValueError: An argument violates these rules; names the value and the remedy.
 
     Example:
         >>> cost = Profile([8, 16, 32], [0.050, 0.050, 0.090], out_of_memory_at=48)
@@ -56,57 +57,57 @@ class Profile:
     _packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        batches, seconds = _numbers(self.batches, self.seconds)
+        batches, seconds = _as_numbers(self.batches, self.seconds)
         _check_points(batches, seconds)
         _check_cap(self.out_of_memory_at, batches[-1])
         object.__setattr__(self, "batches", batches)
         object.__setattr__(self, "seconds", seconds)
-        pieces = _pieces(batches, seconds)
-        object.__setattr__(self, "_segments", pieces)
-        object.__setattr__(self, "_packed", pack(pieces))
+        segments = _segments(batches, seconds)
+        object.__setattr__(self, "_segments", segments)
+        object.__setattr__(self, "_packed", pack_segments(segments))
 
     @overload
     def __call__(self, x: float) -> float: ...
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
     def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Busy seconds of a batch of `x` samples (a number or an array)."""
-        return along(self._segments, x)
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+        return evaluate_segments(self._segments, x)
 
     def effective_samples(self, x: float) -> float:
-        """shape(x) = b_n t(x) / t_n."""
-        return self(x) * self._pace
+        """Returns shape(x) = b_n t(x) / t_n."""
+        return self(x) * self._speed
 
     def at_speed(self, samples_per_second: float) -> Profile:
-        """The same shape, at `samples_per_second` for the largest measured batch."""
+        """Returns the cost of the same shape at `samples_per_second` for the largest batch."""
         require_positive("samples_per_second", samples_per_second)
-        slower = self._pace / samples_per_second
-        return Profile(self.batches, [t * slower for t in self.seconds], self.out_of_memory_at)
+        factor = self._speed / samples_per_second
+        return Profile(self.batches, [t * factor for t in self.seconds], self.out_of_memory_at)
 
     def segments(self) -> tuple[Segment, ...]:
-        """A line from 0 to the first point, one from each point to the next, and one beyond."""
+        """Returns a segment from 0 to the first point, those between points, and one beyond."""
         return self._segments
 
-    def packed(self) -> bytes:
-        """The segments as `allocate` reads them."""
+    def packed_segments(self) -> bytes:
+        """Returns the segments in the form that `allocate` reads."""
         return self._packed
 
     @property
-    def _pace(self) -> float:
+    def _speed(self) -> float:
         return self.batches[-1] / self.seconds[-1]
 
     def limits(self, minimum: int = 1) -> Limits:
-        """Bounds that keep the batch below the one that ran out of memory."""
+        """Returns limits that keep the batch below `out_of_memory_at`."""
         return Limits(minimum, None if self.out_of_memory_at is None else self.out_of_memory_at - 1)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Reads what `save`, or ``lbbsp profile``, has written.
+        """Reads a profile written by `save` or by ``lbbsp profile``.
 
         Raises:
-            ValueError: The file is torn, of another schema, or not nondecreasing; names the
-                file, the value and the cure.
-            OSError: There is no such file, or it cannot be read.
+            ValueError: The file is incomplete, has another schema, or its points are invalid;
+                names the file, the value and the remedy.
+            OSError: The file does not exist or cannot be read.
         """
         batches, seconds, out_of_memory_at = read_points(Path(path))
         try:
@@ -115,11 +116,11 @@ class Profile:
             raise ValueError(f"{path}: {error}") from None
 
     def save(self, path: str | Path, *, device: str = "") -> None:
-        """Writes the points as a profile that `load` reads, in one piece.
+        """Writes the points to a file that `load` reads, atomically.
 
         Args:
-            path: Where to; an older file there is replaced.
-            device: What was measured, for the reader.
+            path: File to write; an existing one is replaced.
+            device: Description of the measured device, for the reader.
         """
         points = zip(self.batches, self.seconds, strict=True)
         document = make_document(
@@ -130,56 +131,58 @@ class Profile:
         write_document(Path(path), document)
 
 
-def _numbers(
+def _as_numbers(
     batches: Sequence[int], seconds: Sequence[float]
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Converts NumPy arrays and lists to tuples of Python numbers."""
     try:
-        whole = tuple(map(operator.index, batches))
+        integers = tuple(map(operator.index, batches))
     except TypeError:
         raise ValueError(
-            f"Profile.batches must be whole numbers of samples, got {batches!r}: {_AGAIN}"
+            f"Profile.batches must be integers, in samples, got {batches!r}: {_REMEDY}"
         ) from None
     try:
-        return whole, tuple(map(float, seconds))
+        return integers, tuple(map(float, seconds))
     except (TypeError, ValueError):
-        raise ValueError(f"Profile.seconds must be numbers, got {seconds!r}: {_AGAIN}") from None
+        raise ValueError(f"Profile.seconds must be numbers, got {seconds!r}: {_REMEDY}") from None
 
 
 def _check_points(batches: tuple[int, ...], seconds: tuple[float, ...]) -> None:
     if not batches or len(batches) != len(seconds):
         raise ValueError(
-            "Profile needs at least one batch, and as many seconds as batches, got "
-            f"{len(batches)} batches and {len(seconds)} seconds: give one time for each batch"
+            "Profile must have at least one batch and one time for each batch, got "
+            f"{len(batches)} batches and {len(seconds)} seconds: pass sequences of equal length"
         )
     if batches[0] < 1:
-        raise ValueError(f"Profile.batches must be >= 1, got {batches[0]}: leave it out")
+        raise ValueError(f"Profile.batches must be >= 1, got {batches[0]}: remove it")
     for batch, time in zip(batches, seconds, strict=True):
         if not 0 < time < math.inf:
             raise ValueError(
-                f"Profile.seconds must be finite and > 0, got {time!r} at {batch} samples: {_AGAIN}"
+                f"Profile.seconds must be finite and > 0, got {time!r} at {batch} samples: "
+                f"{_REMEDY}"
             )
-    for (small, less), (large, more) in pairwise(zip(batches, seconds, strict=True)):
-        if large <= small:
+    for (b, t), (next_b, next_t) in pairwise(zip(batches, seconds, strict=True)):
+        if next_b <= b:
             raise ValueError(
-                f"Profile.batches must ascend, got {large} after {small}: sort the points, "
-                "and keep one of each batch"
+                f"Profile.batches must be ascending, got {next_b} after {b}: sort the points "
+                "and remove duplicates"
             )
-        if more < less:
+        if next_t < t:
             raise ValueError(
-                f"Profile.seconds must not fall as the batch grows, got {more!r} at {large} "
-                f"samples after {less!r} at {small}: {_AGAIN}"
+                f"Profile.seconds must be nondecreasing, got {next_t!r} at {next_b} samples "
+                f"after {t!r} at {b}: {_REMEDY}"
             )
 
 
 def _check_cap(cap: int | None, largest: int) -> None:
     if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap <= largest):
         raise ValueError(
-            "Profile.out_of_memory_at must be None, or a whole number of samples above the "
-            f"largest measured batch {largest}, got {cap!r}: leave out the batches that do not fit"
+            "Profile.out_of_memory_at must be None or an integer above the largest measured "
+            f"batch {largest}, got {cap!r}: remove the batches that do not fit in memory"
         )
 
 
-def _pieces(batches: tuple[int, ...], seconds: tuple[float, ...]) -> tuple[Segment, ...]:
+def _segments(batches: tuple[int, ...], seconds: tuple[float, ...]) -> tuple[Segment, ...]:
     points = list(zip(batches, seconds, strict=True))
     slopes = [(u - t) / (c - b) for (b, t), (c, u) in pairwise(points)]
     b, t = points[0]

@@ -1,4 +1,4 @@
-"""The JSON file of a profile: its schema, and how it is read and written."""
+"""JSON file of a profile: schema, reading and writing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-"""Version of the file's form."""
+"""Version of the file format."""
 
-_AGAIN = "make it anew with lbbsp profile"
+_REMEDY = "create it again with lbbsp profile"
 
 
 def make_document(
@@ -23,14 +23,14 @@ def make_document(
     fits: Mapping[str, Any] | None = None,
     best: str | None = None,
 ) -> dict[str, Any]:
-    """A profile as its file holds it.
+    """Returns the content of a profile's file.
 
     Args:
-        device: What was measured.
-        points: ``{"batch", "seconds", "repeats"}`` each, by ascending batch.
-        out_of_memory_at: Smallest batch known not to fit, or None.
-        fits: By form, ``{"parameters", "cv_error"}``.
-        best: The form that fits best.
+        device: Description of the measured device.
+        points: ``{"batch", "seconds", "repeats"}`` of each point, by ascending batch.
+        out_of_memory_at: Smallest batch, in samples, known to exceed the memory, or None.
+        fits: ``{"parameters", "cv_error"}`` by the name of the form.
+        best: Name of the form that fits best, or None.
     """
     return {
         "schema": SCHEMA,
@@ -43,65 +43,69 @@ def make_document(
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a profile in one piece: a reader sees the older file, or the whole new one."""
+    """Writes a profile atomically: readers see either the old file or the complete new one."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(draft)
+        os.unlink(temporary)
         raise
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Reads a profile's file as it is, once its schema is known to be ours.
+    """Reads the content of a profile's file and checks its schema.
 
     Raises:
-        ValueError: It is no JSON, no profile, or of another schema; names file and cure.
-        OSError: There is no such file, or it cannot be read.
+        ValueError: The file is not JSON, not a profile, or has another schema; names the file
+            and the remedy.
+        OSError: The file does not exist or cannot be read.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also of its encoding
-        raise ValueError(f"{path}: not a whole JSON file ({error}): {_AGAIN}") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise ValueError(f"{path}: the file must be complete JSON ({error}): {_REMEDY}") from None
     if not isinstance(document, dict) or "schema" not in document:
-        raise ValueError(f"{path}: not a profile, it names no schema: {_AGAIN}")
+        raise ValueError(f"{path}: the file must be a profile with a schema: {_REMEDY}")
     if document["schema"] != SCHEMA or isinstance(document["schema"], bool):
         raise ValueError(
-            f"{path}: schema must be {SCHEMA}, got {document['schema']!r}: {_AGAIN}, or read it "
+            f"{path}: schema must be {SCHEMA}, got {document['schema']!r}: {_REMEDY}, or read it "
             "with the version of lbbsp that wrote it"
         )
     return document
 
 
 def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
-    """Batches, seconds, and the batch that ran out of memory.
+    """Reads the points of a profile's file.
+
+    Returns:
+        Batches in samples, their seconds, and `out_of_memory_at`.
 
     Raises:
         ValueError: As `read_document`, or a point is not a pair of numbers.
-        OSError: There is no such file, or it cannot be read.
+        OSError: The file does not exist or cannot be read.
     """
     document = read_document(path)
     points = document.get("points")
     if not isinstance(points, list) or not points:
-        raise ValueError(f"{path}: points must be a list of at least one, got {points!r}: {_AGAIN}")
+        raise ValueError(f"{path}: points must be a non-empty list, got {points!r}: {_REMEDY}")
     for number, point in enumerate(points):
         if not (
             isinstance(point, dict)
-            and _is(point.get("batch"), int)
-            and _is(point.get("seconds"), int, float)
+            and _is_number(point.get("batch"), int)
+            and _is_number(point.get("seconds"), int, float)
         ):
             raise ValueError(
-                f"{path}: points[{number}] must hold a whole batch and its seconds, got "
-                f"{point!r}: {_AGAIN}"
+                f"{path}: points[{number}] must have an integer batch and its seconds, got "
+                f"{point!r}: {_REMEDY}"
             )
     cap = document.get("out_of_memory_at")
     return [point["batch"] for point in points], [point["seconds"] for point in points], cap
 
 
-def _is(value: object, *kinds: type) -> bool:
+def _is_number(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)

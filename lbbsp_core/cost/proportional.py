@@ -1,4 +1,4 @@
-"""Seconds in proportion to the batch."""
+"""Proportional cost: a constant time per sample."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, pack_one
+from lbbsp_core.cost.base import Segment, pack_segment
 from lbbsp_core.validate import require_positive
 
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """``seconds(x) = x / v``: the paper's CPU form (arXiv 1806.02508, section on CPU clusters).
+    """Proportional cost ``seconds(x) = x / v``, with shape x.
+
+    Paper: the form of LB-BSP for CPU clusters.
 
     Args:
         samples_per_second: Speed v, finite and > 0. The default is a placeholder for a shape
-            whose speed is still to be measured.
+            whose speed is not measured yet.
 
     Example:
         >>> Proportional(50.0)(10)
         0.2
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
+        Sizing, arXiv 1806.02508, 2018.
     """
 
     samples_per_second: float = 1.0
@@ -35,21 +41,21 @@ class Proportional:
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
     def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Busy seconds of a batch of `x` samples (a number or an array)."""
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
         return x / self.samples_per_second
 
     def effective_samples(self, x: float) -> float:
-        """shape(x) = x."""
+        """Returns shape(x) = x."""
         return x
 
     def at_speed(self, samples_per_second: float) -> Proportional:
-        """The same shape at `samples_per_second`."""
+        """Returns the cost at `samples_per_second`."""
         return Proportional(samples_per_second)
 
     def segments(self) -> tuple[Segment, ...]:
-        """One line through the origin."""
+        """Returns one segment through the origin."""
         return ((0, 0.0, 1.0 / self.samples_per_second),)
 
-    def packed(self) -> bytes:
-        """The segment as `allocate` reads it."""
-        return pack_one(0.0, 0.0, 1.0 / self.samples_per_second)
+    def packed_segments(self) -> bytes:
+        """Returns the segment in the form that `allocate` reads."""
+        return pack_segment(0.0, 0.0, 1.0 / self.samples_per_second)

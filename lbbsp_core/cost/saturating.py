@@ -1,4 +1,4 @@
-"""Flat until the processor is saturated, then a line."""
+"""Saturating cost: constant until the processor is saturated, then linear."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, pack
+from lbbsp_core.cost.base import Segment, pack_segments
 from lbbsp_core.validate import require_nonnegative, require_positive
 
-_MANY = 2**53  # whole numbers below it are exact in float64
+_MAX_EXACT = 2**53  # integers up to it are exact in float64
 
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
-    r"""``seconds(x) = max(t_s, c + m x)``: the 2018 GPU form of the paper.
+    r"""Saturating cost ``seconds(x) = max(t_s, c + m x)``.
 
-    A GPU takes the same time for every batch that leaves some of it idle. The paper (arXiv
-    1806.02508, section on GPU clusters) has t_s while ``x <= x_s``, then ``m x + b`` until memory
-    runs out; a curve that neither falls nor leaps is the maximum of the two. The memory cap is
-    not part of the curve: it is a `lbbsp_core.Limits.maximum`.
+    A GPU takes the same time for every batch that leaves some of it idle.
+
+    Paper: the 2018 form of LB-BSP for GPU clusters, t_s while ``x <= x_s``, then ``m x + b``
+    until memory runs out. Ours: the maximum of the two, which is the same curve if it is
+    continuous and nondecreasing. The memory cap is not part of the curve but a
+    `lbbsp_core.Limits.maximum`.
 
     Args:
         floor_seconds: t_s, finite and >= 0.
@@ -35,6 +37,10 @@ class Saturating:
         [0.05, 0.05, 0.07]
         >>> cost.segments()
         ((0, 0.05, 0.0), (40, 0.05, 0.001))
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
+        Sizing, arXiv 1806.02508, 2018.
     """
 
     floor_seconds: float
@@ -47,45 +53,45 @@ class Saturating:
         require_nonnegative("Saturating.floor_seconds", self.floor_seconds)
         require_nonnegative("Saturating.overhead_seconds", self.overhead_seconds)
         require_positive("Saturating.seconds_per_sample", self.seconds_per_sample)
-        pieces = _pieces(self.floor_seconds, self.overhead_seconds, self.seconds_per_sample)
-        object.__setattr__(self, "_segments", pieces)
-        object.__setattr__(self, "_packed", pack(pieces))
+        segments = _segments(self.floor_seconds, self.overhead_seconds, self.seconds_per_sample)
+        object.__setattr__(self, "_segments", segments)
+        object.__setattr__(self, "_packed", pack_segments(segments))
 
     @overload
     def __call__(self, x: float) -> float: ...
     @overload
     def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
     def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Busy seconds of a batch of `x` samples (a number or an array)."""
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
         line = self.overhead_seconds + self.seconds_per_sample * x
         if isinstance(line, np.ndarray):
             return np.maximum(self.floor_seconds, line)
         return max(self.floor_seconds, line)
 
     def effective_samples(self, x: float) -> float:
-        """shape(x) = max(t_s / m, x + c / m)."""
+        """Returns shape(x) = max(t_s / m, x + c / m)."""
         m = self.seconds_per_sample
         return max(self.floor_seconds / m, x + self.overhead_seconds / m)
 
     def at_speed(self, samples_per_second: float) -> Saturating:
-        """The same shape at `samples_per_second` of marginal speed, once saturated."""
+        """Returns the cost of the same shape at `samples_per_second` once saturated."""
         m, v = self.seconds_per_sample, samples_per_second
         return Saturating(self.floor_seconds / m / v, self.overhead_seconds / m / v, 1.0 / v)
 
     def segments(self) -> tuple[Segment, ...]:
-        """The floor up to the first whole batch that saturates, and the line from there on."""
+        """Returns the floor up to the first integer batch that saturates, then the line."""
         return self._segments
 
-    def packed(self) -> bytes:
-        """The segments as `allocate` reads them."""
+    def packed_segments(self) -> bytes:
+        """Returns the segments in the form that `allocate` reads."""
         return self._packed
 
 
-def _pieces(floor: float, overhead: float, slope: float) -> tuple[Segment, ...]:
+def _segments(floor: float, overhead: float, slope: float) -> tuple[Segment, ...]:
     if overhead >= floor:
         return ((0, overhead, slope),)
     knee = (floor - overhead) / slope
-    if knee >= _MANY:
+    if knee >= _MAX_EXACT:
         return ((0, floor, 0.0),)
     start = math.ceil(knee)
     return ((0, floor, 0.0), (start, max(floor, overhead + slope * start), slope))

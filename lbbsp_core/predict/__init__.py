@@ -1,4 +1,4 @@
-"""Predict: a worker's speed before its iteration runs."""
+"""Predict: forecasts of a worker's speed before its iteration runs."""
 
 from lbbsp_core.predict.arima import Arima, ArimaState
 from lbbsp_core.predict.base import Predictor

@@ -1,4 +1,4 @@
-"""ARIMA on log speed: fitted now and then, filtered in between."""
+"""ARIMA on the log speed: refitted periodically, filtered in every update."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.types import Measurement
+from lbbsp_core.validate import require_integer
 
 
 class ArimaState(NamedTuple):
-    """What the filter needs, and the window for the next fit.
+    """State of `Arima`: the filter, and the window for the next fit.
 
     Args:
-        updates: Measurements learned from.
-        logs: Natural logs of the last speeds, oldest first.
-        innovations: The last one-step errors, newest first, shape ``(q,)``.
+        updates: Number of measurements learned from.
+        logs: Natural logarithms of the last speeds, oldest first, at most `Arima.window`.
+        innovations: Last one-step forecast errors, newest first, shape ``(q,)``.
         phi: Autoregressive coefficients, shape ``(p,)``.
         theta: Moving-average coefficients, shape ``(q,)``.
     """
@@ -34,30 +35,39 @@ class ArimaState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arima:
-    r"""ARIMA(p, d, q), a baseline of arXiv 1806.02508 (orders: ours).
+    r"""Forecasts the log speed with an ARIMA(p, d, q) model.
 
-    With ``y = log v``, ``w = (1 - B)^d y`` and innovations e:
-    ``w_k = sum_i phi_i w_(k-i) + e_k + sum_j theta_j e_(k-j)``. Between fits only e is updated,
-    ``e_k = w_k - w^_k``: the Kalman filter in its steady state. Before the first fit phi and theta
-    are those of an EMA, ARIMA(0, 1, 1) with theta = -1/2.
+    Paper: one of the baselines of LB-BSP. Orders and refit interval are ours.
 
-    A fit takes 50-300 ms in statsmodels: use this predictor for comparison.
+    With ``y = log v``, ``w = (1 - B)^d y`` (B the lag operator) and innovations e::
+
+        w_k = sum_(i=1..p) phi_i w_(k-i) + e_k + sum_(j=1..q) theta_j e_(k-j)
+
+    Between fits only the innovations are updated, ``e_k = w_k - w^_k``: the Kalman filter in its
+    steady state. Before the first fit phi is 0 and theta is -1/2 at lag one, which with d = 1 is
+    an EMA of weight 1/2. Forecasts are clipped to the range of the window.
+
+    A fit takes 50-300 ms in statsmodels, so this predictor is meant for comparisons.
 
     Args:
-        order: p, d and q; d is 0 or 1.
-        refit_every: Updates between fits; the first fit is after `first_fit`.
-        first_fit: Updates before the first fit.
-        window: Latest updates that a fit sees, > p + d + q.
+        order: p >= 0, d in {0, 1} and q >= 0.
+        refit_every: Number of updates between fits, >= 1.
+        first_fit: Number of updates before the first fit, >= 1.
+        window: Number of last updates that a fit uses, > 2 (p + d + q) + 2.
 
     Raises:
-        ValueError: An order or a window out of range.
-        ModuleNotFoundError: From `init`, if statsmodels is missing.
+        ValueError: An option is out of range.
+        ModuleNotFoundError: From `init`, if statsmodels is not installed.
 
     Example:
         >>> arima = Arima((0, 1, 1))
         >>> state = arima.update(arima.init(), Measurement(10, 1.0))
         >>> round(arima.predict(state), 6)
         10.0
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
+        Sizing, arXiv 1806.02508, 2018.
     """
 
     order: tuple[int, int, int] = (2, 1, 1)
@@ -69,19 +79,19 @@ class Arima:
         p, d, q = self.order
         if min(self.order) < 0 or d > 1:
             raise ValueError(f"Arima.order must be (p, 0 or 1, q), got {self.order!r}")
-        if self.refit_every < 1 or self.first_fit < 1:
-            raise ValueError(
-                f"Arima.refit_every and first_fit must be >= 1, got {self.refit_every!r} and "
-                f"{self.first_fit!r}"
-            )
+        require_integer("Arima.refit_every", self.refit_every, 1)
+        require_integer("Arima.first_fit", self.first_fit, 1)
         if self.window <= 2 * (p + d + q) + 2:
-            raise ValueError(f"Arima.window must be > 2 (p + d + q) + 2, got {self.window!r}")
+            raise ValueError(
+                f"Arima.window must be > 2 (p + d + q) + 2 = {2 * (p + d + q) + 2}, got "
+                f"{self.window!r}"
+            )
 
     def init(self) -> ArimaState:
-        """Nothing measured.
+        """Returns the state before the first measurement.
 
         Raises:
-            ModuleNotFoundError: statsmodels is missing.
+            ModuleNotFoundError: statsmodels is not installed.
         """
         if importlib.util.find_spec("statsmodels") is None:
             raise ModuleNotFoundError(
@@ -93,7 +103,10 @@ class Arima:
         return ArimaState(0, np.empty(0), (0.0,) * q, phi, theta)
 
     def update(self, state: ArimaState, measurement: Measurement) -> ArimaState:
-        """Filters; fits once in `refit_every` updates. What is not usable changes nothing."""
+        """Updates the filter, and refits every `refit_every` updates.
+
+        Invalid measurements are ignored.
+        """
         speed = measurement.speed()
         if speed is None:
             return state
@@ -108,11 +121,11 @@ class Arima:
     def predict(
         self, state: ArimaState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """The median `horizon` steps ahead."""
+        """Returns the median forecast `horizon` steps ahead; NaN before the first measurement."""
         return math.exp(self._forecast(state, horizon)) if state.updates else math.nan
 
     def _forecast(self, state: ArimaState, horizon: int) -> float:
-        """Runs the recursion with future innovations at zero; returns a log speed."""
+        """Returns the log speed forecast by the recursion with future innovations of zero."""
         p, d, _ = self.order
         recent = state.logs[-(p + d) :] if p + d else state.logs[:0]
         mean = 0.0 if d else float(state.logs.mean())
@@ -124,12 +137,11 @@ class Arima:
             change += sum(b * e for b, e in zip(state.theta, errors, strict=True))
             level = level + change if d else mean + change
             w, errors = [change, *w][:p], [0.0, *errors][: len(errors)]
-        seen = state.logs
-        return float(min(max(level, seen.min()), seen.max()))
+        return float(min(max(level, state.logs.min()), state.logs.max()))
 
     def _fit(self, state: ArimaState) -> ArimaState:
-        """Maximum likelihood on the window; keeps the old parameters where there is none."""
-        from statsmodels.tsa.arima.model import ARIMA
+        """Fits by maximum likelihood on the window; keeps the parameters if the fit fails."""
+        from statsmodels.tsa.arima.model import ARIMA  # takes seconds to import
 
         p, _, q = self.order
         spread = float(state.logs.std())

@@ -1,37 +1,57 @@
-"""The contract of a predictor."""
+"""Contract of a predictor: a frozen dataclass of hyper-parameters and an explicit state."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Measurement, Real
+
+if TYPE_CHECKING:  # type checkers know PEP 696 on every Python: a bare `Predictor` has any state
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
 
 
 @runtime_checkable
-class Predictor(Protocol):
-    """Forecasts one worker's speed: frozen hyper-parameters, explicit state, pure functions.
+class Predictor(Protocol[S]):
+    """Forecasts one worker's speed from its past: pure functions over an explicit state S.
 
-    `update` never changes the state it is given, so a predictor pickles, replays and prints.
-    All three are cheap: they run in every training step.
+    `update` never changes the state it is given, so a predictor can be pickled, replayed and
+    printed. All three methods run in every training step and must be cheap.
+
+    Checked by `lbbsp_core.testing.check_predictor`.
     """
 
-    def init(self) -> Any:
-        """The state before anything was measured."""
+    def init(self) -> S:
+        """Returns the state before the first measurement."""
         ...
 
-    def update(self, state: Any, measurement: Measurement) -> Any:
-        """Learns from one iteration and returns the next state."""
+    def update(self, state: S, measurement: Measurement) -> S:
+        """Learns from one iteration.
+
+        Args:
+            state: From `init` or `update`; left unchanged.
+            measurement: Effective samples, busy seconds and drivers of the iteration.
+
+        Returns:
+            The next state.
+        """
         ...
 
-    def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> Any:
+    def predict(self, state: S, drivers: tuple[float, ...] = (), horizon: int = 1) -> Real:
         """Forecasts the speed `horizon` iterations ahead.
 
         Args:
             state: From `init` or `update`.
-            drivers: Driving factors known now, before the iteration starts.
-            horizon: Iterations ahead, >= 1; 1 is the next one.
+            drivers: Driving factors known now, before the next iteration starts; in the order of
+                `Measurement.drivers`.
+            horizon: Number of iterations ahead, >= 1; 1 is the next iteration.
 
         Returns:
-            Samples per second, > 0; NaN as long as nothing was measured.
+            Samples per second, finite and > 0; NaN before the first measurement.
         """
         ...

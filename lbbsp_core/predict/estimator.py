@@ -1,50 +1,59 @@
-"""Forecast one worker's cost: a gate, a shape and a predictor over its own measurements."""
+"""Estimates one worker's cost: outlier filter, cost shape and predictor combined."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lbbsp_core.cost.online import CostShape, CostShapeState
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
-from lbbsp_core.predict import Predictor
+from lbbsp_core.predict.base import Predictor
 from lbbsp_core.types import Measurement
 
 
 class EstimatorState(NamedTuple):
-    """What is known of a worker, one state for each part."""
+    """State of a `SpeedEstimator`: the states of its parts.
 
-    gate: OutlierFilterState
-    shape: CostShapeState
-    predictor: Any
+    Args:
+        outlier_filter: State of the outlier filter.
+        cost_shape: State of the cost shape, with the learned overhead.
+        predictor: State of the predictor, opaque to the estimator; None without a predictor.
+    """
+
+    outlier_filter: OutlierFilterState
+    cost_shape: CostShapeState
+    predictor: object
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimator:
-    """Speed fast, shape slowly, outliers never (rules 5 and 7).
+    r"""Estimates ``seconds(x) = (w(x) + kappa) / v`` of one worker from its own measurements.
+
+    The speed v is predicted in every iteration; the overhead kappa is learned slowly by the cost
+    shape (rule 5 of the design). Outliers reach neither of them (rule 7).
 
     Args:
-        predictor: Of the speed in work per second; None where nobody asks for it, and then only
-            the gate works.
-        shape: Turns samples into work.
-        gate: Which measurements the other two learn from.
+        predictor: Forecasts v in effective samples per second; None for a policy that needs no
+            costs, in which case only the outlier filter runs.
+        cost_shape: Converts a batch size to effective samples ``w(x) + kappa``.
+        outlier_filter: Selects the measurements that the predictor and the cost shape learn from.
 
     Example:
         >>> from lbbsp_core import LastValue, Proportional
-        >>> forecaster = SpeedEstimator(LastValue(), CostShape(Proportional(), max_overhead=50))
-        >>> state, accepted = forecaster.learn(forecaster.init(), 100, 0.5)
-        >>> accepted, forecaster.predict(state)
+        >>> estimator = SpeedEstimator(LastValue(), CostShape(Proportional(), max_overhead=50))
+        >>> state, accepted = estimator.learn(estimator.init(), 100, 0.5)
+        >>> accepted, estimator.predict(state)
         (True, (200.0, 0.0))
     """
 
     predictor: Predictor | None
-    shape: CostShape
-    gate: OutlierFilter = field(default_factory=OutlierFilter)
+    cost_shape: CostShape
+    outlier_filter: OutlierFilter = field(default_factory=OutlierFilter)
 
     def init(self) -> EstimatorState:
-        """Nothing measured yet."""
-        predicted = self.predictor.init() if self.predictor else None
-        return EstimatorState(self.gate.init(), self.shape.init(), predicted)
+        """Returns the state before the first measurement."""
+        predictor = self.predictor.init() if self.predictor else None
+        return EstimatorState(self.outlier_filter.init(), self.cost_shape.init(), predictor)
 
     def learn(
         self,
@@ -55,35 +64,48 @@ class SpeedEstimator:
         *,
         excluded: bool = False,
     ) -> tuple[EstimatorState, bool]:
-        """Takes in a step of `samples`; says whether it was fit to learn from.
+        """Learns from one step unless it is excluded or an outlier.
 
         Args:
-            state: What was known before.
-            samples: Of the step, >= 1.
-            busy_seconds: Alone; anything unusable is held back.
-            drivers: Driving factors known before the step began.
-            excluded: True for a step that is not like others.
+            state: From `init` or `learn`; left unchanged.
+            samples: Batch size of the step, >= 1.
+            busy_seconds: Seconds the worker was busy alone; invalid values are rejected.
+            drivers: Driving factors known before the step started.
+            excluded: Whether the step must not be learned from (rule 4).
+
+        Returns:
+            The next state, and whether the measurement was accepted.
         """
-        gate, accepted = state.gate, False
+        filter_state, accepted = state.outlier_filter, False
         measurement = Measurement(
-            self.shape.effective_samples(state.shape, samples), busy_seconds, drivers
+            self.cost_shape.effective_samples(state.cost_shape, samples), busy_seconds, drivers
         )
         if not excluded:
-            gate, accepted = self.gate.accept(gate, measurement)
+            filter_state, accepted = self.outlier_filter.accept(filter_state, measurement)
         if self.predictor is None:
-            return state._replace(gate=gate), accepted
+            return state._replace(outlier_filter=filter_state), accepted
         if not accepted:
-            return state._replace(gate=gate, shape=self.shape.skip(state.shape)), False
-        shape = self.shape.learn(state.shape, samples, busy_seconds)
-        return EstimatorState(
-            gate, shape, self.predictor.update(state.predictor, measurement)
-        ), True
+            skipped = self.cost_shape.skip(state.cost_shape)
+            return state._replace(outlier_filter=filter_state, cost_shape=skipped), False
+        learned = self.cost_shape.learn(state.cost_shape, samples, busy_seconds)
+        predictor = self.predictor.update(state.predictor, measurement)
+        return EstimatorState(filter_state, learned, predictor), True
 
     def predict(
         self, state: EstimatorState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> tuple[float, float]:
-        """Work per second, finite and > 0, and kappa; (0, 0) where nothing can be said."""
+        """Forecasts the speed `horizon` steps ahead.
+
+        Args:
+            state: From `init` or `learn`.
+            drivers: Driving factors known now, before the next step starts.
+            horizon: Number of steps ahead, >= 1.
+
+        Returns:
+            Effective samples per second, finite and > 0, and kappa in samples, >= 0; both 0
+            without a predictor or without a usable forecast.
+        """
         if self.predictor is None:
             return 0.0, 0.0
         speed = float(self.predictor.predict(state.predictor, drivers, horizon=horizon))
-        return (speed, state.shape.overhead) if 0 < speed < float("inf") else (0.0, 0.0)
+        return (speed, state.cost_shape.overhead) if 0 < speed < float("inf") else (0.0, 0.0)

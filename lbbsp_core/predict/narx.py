@@ -1,4 +1,4 @@
-"""NARX: a small network over past speeds and past and current driving factors."""
+"""NARX: a small network on past speeds and on past and current driving factors."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.types import Measurement
+from lbbsp_core.validate import require_integer, require_positive
 
 Array = npt.NDArray[np.float64]
 
 SCALES = (0.3, 0.1, 0.03, 0.01)
-"""Weights of the newest speed in the moving averages that stand for long lags."""
+"""Weights of the newest speed in the moving averages, which represent long lags."""
 
 LAGS = 2 + len(SCALES)
-"""Inputs made of speeds; those of drivers follow."""
+"""Number of inputs computed from speeds; the inputs from drivers follow them."""
 
 
 class NarxState(NamedTuple):
-    """The training window, the weights, and what the next input is made of.
+    """State of `Narx`: the training window, the weights and the running inputs.
 
     Args:
-        updates: Measurements learned from.
-        averages: Moving averages of speed, one for each of `SCALES`.
-        drivers: Those of the last measurement, missing values filled in.
+        updates: Number of measurements learned from.
+        averages: Moving averages of the speed, one for each of `SCALES`.
+        drivers: Drivers of the last measurement, missing values filled in.
         inputs: Raw inputs of the window's iterations, oldest first, ``(iterations, inputs)``.
-        speeds: Samples per second that were measured in them, ``(iterations + 1,)``: the first
-            one has no input.
+        speeds: Measured samples per second of the window, ``(iterations + 1,)``: the first one
+            has no input.
         weights: All parameters, flat; empty before the first training step.
-        center: Subtracted from a raw input.
-        scale: A raw input is divided by it.
-        unit: Samples per second that the network's output is measured in.
-        damping: Of the next Levenberg-Marquardt step.
-        least: Smallest of `speeds`.
-        mean: Mean of `speeds`.
-        most: Largest of `speeds`.
+        center: Offset subtracted from the raw inputs, shape ``(inputs,)``.
+        scale: Divisor of the centred inputs, shape ``(inputs,)``.
+        unit: Unit of the network's output, in samples per second.
+        damping: Damping of the next Levenberg-Marquardt step.
+        min_speed: Smallest of `speeds`.
+        mean_speed: Mean of `speeds`.
+        max_speed: Largest of `speeds`.
     """
 
     updates: int
@@ -50,61 +51,68 @@ class NarxState(NamedTuple):
     scale: Array
     unit: float
     damping: float
-    least: float
-    mean: float
-    most: float
+    min_speed: float
+    mean_speed: float
+    max_speed: float
 
 
 @dataclass(frozen=True, slots=True)
 class Narx:
-    r"""NARX, LB-BSP's predictor (arXiv 1806.02508): speed from past speeds and driving factors.
+    r"""Forecasts speed with NARX, LB-BSP's predictor: from past speeds and driving factors.
 
-    Paper: a recurrent network over past speeds and past and *current* CPU and memory. It states
-    no orders, sizes, loss or refit rate that we could read. Ours::
+    Paper: a recurrent network on past speeds and on past and *current* CPU and memory usage. It
+    states no orders, sizes, loss or refit rate that we could read. Ours::
 
         v^_(k+h) = v_k + u (s . z + sum_j a_j (tanh(w_j . z + b_j) - tanh(b_j)))
 
-    with v_k the last speed measured and z the standardised inputs: ``v_(k-1)``, four moving
+    with v_k the last measured speed and z the standardised inputs: ``v_(k-1)``, four moving
     averages of v and its mean over the window, each minus v_k (short and long lags in few
-    inputs), and the drivers known now and one step before; u is the mean size of the changes in
-    the window. A steady worker with average drivers is thus forecast to stay as it is. The
-    forecast is clipped to the range of the window; a speed more than ten times outside of it is
-    learned as ten times.
+    inputs), then the drivers known now and those of one step before; u is the mean absolute
+    change of speed in the window. A steady worker with average drivers is thus forecast to keep
+    its speed. The forecast is clipped to the range of the window; a speed more than ten times
+    outside that range is learned as ten times the bound.
 
-    Training is series-parallel (measured speeds as inputs, so that there is nothing to unroll):
-    every `train_interval` updates (each one, in the first hundred) *one* Levenberg-Marquardt step
-    is made from the last weights,
-    ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, J analytic, W = forgetting factor
-    times Huber weights, D weight decay; it is kept if it lowers the weighted loss. The work of an
-    update is bounded by `window`, `hidden` and the number of drivers, so none ever stalls a step.
+    Training is series-parallel: measured speeds are inputs, so there is nothing to unroll. Every
+    `train_interval` updates (in the first hundred: every update) *one* Levenberg-Marquardt step
+    starts from the last weights,
+    ``delta = (J'WJ + D + damping I)^-1 (J'W r - D theta)``, with J the analytic Jacobian, r the
+    residuals, W the forgetting factors times the Huber weights and D the weight decay; it is
+    kept if it lowers the weighted loss. `window`, `hidden` and the number of drivers bound the
+    work of an update.
 
-    We predict the *change* of speed and decay towards none, because then the untrained network
-    is the last value. We do so in speed, not in log speed: it measures a little better.
+    We predict the *change* of speed and decay towards no change, because then the untrained
+    network equals the last value. We use speed rather than log speed because it measures
+    slightly better.
 
     Args:
-        horizon: The horizon it is trained for, >= 1; other horizons get the same forecast.
-        with_drivers: False leaves the driving factors out.
-        hidden: tanh units, >= 0; 0 leaves the linear path.
-        window: Iterations trained on, >= 20.
-        train_interval: Updates between training steps, >= 1.
+        horizon: Number of steps ahead that it is trained for, >= 1; all horizons get the same
+            forecast.
+        use_exogenous: Whether the driving factors (the X of NARX) are inputs.
+        hidden: Number of tanh units, >= 0; 0 leaves only the linear path.
+        window: Number of iterations trained on, >= 20.
+        train_interval: Number of updates between training steps, >= 1.
         forgetting_factor: Weight of an iteration relative to the next one, in (0, 1].
-        huber: Residuals beyond this multiple of their mean size weigh less.
+        huber: Multiple of the mean absolute residual, > 0, beyond which residuals weigh less.
         decay: Weight decay of the linear path from speeds and from earlier drivers, > 0.
         driver_decay: Weight decay of the linear path from the drivers known now, > 0.
         hidden_decay: Weight decay of the hidden layer, > 0.
-        seed: Of the initial hidden weights.
+        seed: Seed of the initial hidden weights.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
 
     Example:
         >>> narx = Narx()
         >>> state = narx.init()
-        >>> for k in range(60):                         # a driver tells which speed is next
+        >>> for k in range(60):                         # the driver determines the next speed
         ...     busy = float(k % 7 < 3)
         ...     state = narx.update(state, Measurement(10 - 5 * busy, 1.0, (busy,)))
         >>> [round(narx.predict(state, (busy,))) for busy in (0.0, 1.0)]
         [10, 5]
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
+        Sizing, arXiv 1806.02508, 2018.
     """
 
     horizon: int = 1
@@ -120,25 +128,27 @@ class Narx:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        import scipy.linalg.lapack  # noqa: F401  slow to import: now rather than in a step
+        import scipy.linalg.lapack  # noqa: F401  slow to import: here rather than in a step
 
-        for name, least in (("horizon", 1), ("hidden", 0), ("window", 20), ("train_interval", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"Narx.{name} must be >= {least}, got {getattr(self, name)!r}")
+        for name, minimum in (("horizon", 1), ("hidden", 0), ("window", 20), ("train_interval", 1)):
+            require_integer(f"Narx.{name}", getattr(self, name), minimum)
         for name in ("forgetting_factor", "huber", "decay", "driver_decay", "hidden_decay"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Narx.{name} must be finite and > 0, got {getattr(self, name)!r}")
+            require_positive(f"Narx.{name}", getattr(self, name))
         if self.forgetting_factor > 1:
-            raise ValueError(f"Narx.age must be in (0, 1], got {self.forgetting_factor!r}")
+            raise ValueError(
+                f"Narx.forgetting_factor must be in (0, 1], got {self.forgetting_factor!r}"
+            )
 
     def init(self) -> NarxState:
-        """Nothing measured, nothing trained."""
-        none = np.empty(0)
-        nan = math.nan
-        return NarxState(0, (), (), none, none, none, none, none, 1.0, 1.0, nan, nan, nan)
+        """Returns the state before the first measurement."""
+        empty, nan = np.empty(0), math.nan
+        return NarxState(0, (), (), empty, empty, empty, empty, empty, 1.0, 1.0, nan, nan, nan)
 
     def update(self, state: NarxState, measurement: Measurement) -> NarxState:
-        """Appends one iteration and makes one training step. What is not usable is ignored."""
+        """Appends one iteration to the window, and trains one step if it is due.
+
+        Invalid measurements are ignored.
+        """
         speed = measurement.speed()
         if speed is None:
             return state
@@ -149,11 +159,12 @@ class Narx:
                 averages=(speed,) * len(SCALES),
                 drivers=drivers,
                 speeds=np.array([speed]),
-                least=speed,
-                mean=speed,
-                most=speed,
+                min_speed=speed,
+                mean_speed=speed,
+                max_speed=speed,
             )
-        speed = min(max(speed, state.least / 10), state.most * 10)  # an outlier: by and by
+        # An outlier widens the range of forecasts step by step, not at once.
+        speed = min(max(speed, state.min_speed / 10), state.max_speed * 10)
         drivers = _filled(measurement.drivers, state.drivers)
         row = self._row(state, drivers)[None]
         kept = self.window + self.horizon - 1
@@ -168,15 +179,18 @@ class Narx:
             drivers=drivers,
             inputs=inputs,
             speeds=speeds,
-            least=float(speeds.min()),
-            mean=float(speeds.mean()),
-            most=float(speeds.max()),
+            min_speed=float(speeds.min()),
+            mean_speed=float(speeds.mean()),
+            max_speed=float(speeds.max()),
         )
         due = state.updates <= 100 or state.updates % self.train_interval == 0
         return self._train(state) if due and len(inputs) >= self.horizon + 6 else state
 
     def predict(self, state: NarxState, drivers: tuple[float, ...] = (), horizon: int = 1) -> float:
-        """The forecast for `horizon`; missing drivers are taken as unchanged."""
+        """Returns the forecast for `Narx.horizon`; NaN before the first measurement.
+
+        Missing or non-finite drivers are replaced by those of the last measurement.
+        """
         if not state.updates:
             return math.nan
         if not len(state.weights):
@@ -185,17 +199,18 @@ class Narx:
         z = _standardised(row, state.center, state.scale)[None]
         change = float(self._forward(state.weights, z)[0][0])
         speed = float(state.speeds[-1]) + state.unit * change
-        return min(max(speed, state.least), state.most)
+        return min(max(speed, state.min_speed), state.max_speed)
 
     def _row(self, state: NarxState, drivers: tuple[float, ...]) -> Array:
-        """The raw input of the next iteration."""
+        """Returns the raw input of the next iteration, shape ``(inputs,)``."""
         last = float(state.speeds[-1])
-        before = float(state.speeds[-2]) if len(state.speeds) > 1 else last
-        lags = [before - last, state.mean - last, *(average - last for average in state.averages)]
+        previous = float(state.speeds[-2]) if len(state.speeds) > 1 else last
+        lags = [previous, state.mean_speed, *state.averages]
+        lags = [speed - last for speed in lags]
         return np.array([*lags, *drivers, *state.drivers] if self.use_exogenous else lags)
 
     def _train(self, state: NarxState) -> NarxState:
-        """One Levenberg-Marquardt step on the window."""
+        """Makes one Levenberg-Marquardt step on the window."""
         from scipy.linalg.lapack import dposv
 
         count = len(state.inputs) - self.horizon + 1
@@ -232,36 +247,37 @@ class Narx:
         )
 
     def _standard(self, inputs: Array, changes: Array, speeds: Array) -> tuple[Array, Array, float]:
-        """Centre and scale of the inputs, and the unit of the output."""
+        """Returns centre and scale of the inputs, and the unit of the output."""
         unit = max(1.25 * float(np.abs(changes).mean()), 1e-4 * float(speeds[-1]))
         center, scale = inputs.mean(axis=0), inputs.std(axis=0)
-        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # a constant says nothing
-        scale = np.maximum(scale, 0.1 * np.abs(center))  # nor does a slow drift, but for drift
+        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # a constant is no input
+        scale = np.maximum(scale, 0.1 * np.abs(center))  # nor is a slow drift amplified
         center[:LAGS], scale[:LAGS] = 0.0, unit
         return center, scale, unit
 
     def _decay(self, inputs: int) -> Array:
+        """Returns D, the weight decay of each parameter."""
         drivers = (inputs - LAGS) // 2
         linear = [self.decay] * LAGS + [self.driver_decay] * drivers + [self.decay] * drivers
         return np.array(linear + [self.hidden_decay] * (self.hidden * (inputs + 2)))
 
     def _initial(self, inputs: int) -> Array:
-        """No linear part, small random hidden weights, no output from them."""
+        """Returns initial weights: random in the hidden layer, zero in the linear paths."""
         random = np.random.default_rng(self.seed)
-        within = random.normal(0, 0.5 / math.sqrt(inputs), self.hidden * inputs)
+        hidden = random.normal(0, 0.5 / math.sqrt(inputs), self.hidden * inputs)
         bias = random.normal(0, 0.5, self.hidden)
-        return np.concatenate([np.zeros(inputs), within, bias, np.zeros(self.hidden)])
+        return np.concatenate([np.zeros(inputs), hidden, bias, np.zeros(self.hidden)])
 
     def _forward(self, weights: Array, z: Array) -> tuple[Array, Array, Array]:
-        """Outputs, shape ``(iterations,)``; tanh of the units, and of their biases."""
+        """Returns the outputs, ``(iterations,)``, and tanh of the units and of their biases."""
         inputs, units = z.shape[1], self.hidden
-        within = weights[inputs : inputs * (units + 1)].reshape(units, inputs)
+        hidden = weights[inputs : inputs * (units + 1)].reshape(units, inputs)
         bias, out = weights[inputs * (units + 1) :].reshape(2, units)
-        tanh, tanh0 = np.tanh(z @ within.T + bias), np.tanh(bias)
+        tanh, tanh0 = np.tanh(z @ hidden.T + bias), np.tanh(bias)
         return z @ weights[:inputs] + (tanh - tanh0) @ out, tanh, tanh0
 
     def _jacobian(self, weights: Array, z: Array, tanh: Array, tanh0: Array) -> Array:
-        """Derivatives of the outputs, shape ``(iterations, len(weights))``."""
+        """Returns the derivatives of the outputs, shape ``(iterations, len(weights))``."""
         count, inputs = z.shape
         units, size = self.hidden, len(weights)
         slope = (1 - tanh**2) * weights[size - units :]
@@ -278,10 +294,10 @@ class Narx:
 
 
 def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
-    """Inputs in units of their spread; outlying drivers are cut to two of them.
+    """Returns the inputs in units of their deviation, drivers clipped to two of them.
 
-    A driver as never seen before (a neighbour's memory, a burst of switches) says that something
-    is unusual, not that its effect grows in proportion.
+    An unprecedented value of a driver (memory of a neighbour, a burst of context switches) shows
+    that something is unusual, not that its effect grows in proportion.
     """
     bounds = np.full(len(center), 2.0)
     bounds[:LAGS] = 20.0
@@ -290,7 +306,7 @@ def _standardised(inputs: Array, center: Array, scale: Array) -> Array:
 
 
 def _filled(drivers: tuple[float, ...], known: tuple[float, ...]) -> tuple[float, ...]:
-    """`drivers` in the number of `known`, with those in place of missing or non-finite ones."""
+    """Returns as many drivers as `known` has, which replaces missing and non-finite ones."""
     if len(drivers) != len(known):
         drivers = (*drivers, *known[len(drivers) :])[: len(known)]
     return tuple(x if math.isfinite(x) else old for x, old in zip(drivers, known, strict=True))

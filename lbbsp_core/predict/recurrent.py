@@ -1,4 +1,4 @@
-"""Recurrent networks on speed alone, in NumPy, trained online."""
+"""Recurrent networks on the speed alone, in NumPy, trained online."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.types import Measurement
-from lbbsp_core.validate import require_positive
+from lbbsp_core.validate import require_integer, require_positive
 
 Array = npt.NDArray[np.float64]
 
 
 class RecurrentState(NamedTuple):
-    """Weights, the optimiser's moments, the window, and the forecast made from them.
+    """State of `Recurrent`: the training window, the weights, Adam's moments, the forecast.
 
     Args:
-        updates: Measurements learned from; it also seeds the next update's draw.
-        logs: Natural logs of the last speeds, oldest first.
+        updates: Number of measurements learned from; also seeds the draws of the next update.
+        logs: Natural logarithms of the last speeds, oldest first, at most `Recurrent.window`.
         weights: All parameters, flat; empty before the first training step.
-        mean: Adam's first moment.
-        square: Adam's second moment.
-        log_speed: The forecast, as a log.
+        mean: Adam's first moment, of the shape of `weights`.
+        square: Adam's second moment, of the shape of `weights`.
+        log_speed: Natural logarithm of the forecast; NaN before the first measurement.
     """
 
     updates: int
@@ -37,30 +37,34 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    r"""A simple recurrent network or an LSTM over past speeds, baselines of arXiv 1806.02508.
+    r"""Forecasts log speed with a simple recurrent network or an LSTM over past speeds.
 
-    Ours, since the paper gives no sizes: the input is ``x_k = (y_k - m, y_k - y_(k-1)) / s`` with
-    y the log speed, m the mean of the window and s the deviation of its changes; one layer,
-    ``h_k = tanh(W x_k + U h_(k-1) + b)`` or an LSTM cell; the output is the *change* of log speed
-    over the next `horizon` steps, ``y^_(k+horizon) = y_k + s (a . h_k + c . x_k + d)``, clipped
-    to the range seen. Each update makes `steps` Adam steps on `batch` subsequences of
-    `sequence_length` inputs, one of them the latest (back-propagation through time truncated at
-    `sequence_length`), under a Huber loss.
+    Paper: two of the baselines of LB-BSP; it states no sizes. Ours: the input is
+    ``x_k = (y_k - m, y_k - y_(k-1)) / s`` with y the log speed, m its mean over the window and s
+    the deviation of its changes; one layer, ``h_k = tanh(W x_k + U h_(k-1) + b)`` or an LSTM
+    cell; the output is the *change* of log speed over the next `horizon` steps::
+
+        y^_(k+horizon) = y_k + s (a . h_k + c . x_k + d)
+
+    clipped to the range of the window. Each update makes `steps` Adam steps on `batch`
+    subsequences of `sequence_length` inputs, one of them the latest (back-propagation through
+    time truncated at `sequence_length`), under a Huber loss.
 
     Args:
         kind: "rnn" or "lstm".
-        horizon: The horizon it is trained for; other horizons get the same forecast.
-        hidden: Units, >= 1.
-        sequence_length: Inputs of a subsequence, >= 2.
-        batch: Subsequences of a training step, >= 1.
-        steps: Training steps of an update, >= 1.
-        learning_rate: Adam's step size.
+        horizon: Number of steps ahead that it is trained for, >= 1; all horizons get the same
+            forecast.
+        hidden: Number of units, >= 1.
+        sequence_length: Number of inputs in a subsequence, >= 2.
+        batch: Number of subsequences in a training step, >= 1.
+        steps: Number of training steps in an update, >= 1.
+        learning_rate: Step size of Adam, finite and > 0.
         decay: Weight decay of a step, relative to `learning_rate`.
-        window: Speeds kept to train on, > sequence_length + horizon.
-        seed: Of the initial weights and of the draws.
+        window: Number of last speeds trained on, > sequence_length + horizon.
+        seed: Seed of the initial weights and of the draws.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
 
     Example:
         >>> rnn = Recurrent("rnn", sequence_length=4)
@@ -69,6 +73,10 @@ class Recurrent:
         ...     state = rnn.update(state, Measurement(10, 1.0))
         >>> round(rnn.predict(state), 3)
         10.0
+
+    References:
+        Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
+        Sizing, arXiv 1806.02508, 2018.
     """
 
     kind: str = "lstm"
@@ -85,17 +93,9 @@ class Recurrent:
     def __post_init__(self) -> None:
         if self.kind not in ("rnn", "lstm"):
             raise ValueError(f"Recurrent.kind must be 'rnn' or 'lstm', got {self.kind!r}")
-        for name, least in (
-            ("horizon", 1),
-            ("hidden", 1),
-            ("sequence_length", 2),
-            ("batch", 1),
-            ("steps", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"Recurrent.{name} must be >= {least}, got {getattr(self, name)!r}"
-                )
+        for name in ("horizon", "hidden", "batch", "steps"):
+            require_integer(f"Recurrent.{name}", getattr(self, name), 1)
+        require_integer("Recurrent.sequence_length", self.sequence_length, 2)
         require_positive("Recurrent.learning_rate", self.learning_rate)
         if self.window <= self.sequence_length + self.horizon:
             raise ValueError(
@@ -104,12 +104,12 @@ class Recurrent:
             )
 
     def init(self) -> RecurrentState:
-        """Nothing measured, nothing trained."""
+        """Returns the state before the first measurement."""
         empty = np.empty(0)
         return RecurrentState(0, empty, empty, empty, empty, math.nan)
 
     def update(self, state: RecurrentState, measurement: Measurement) -> RecurrentState:
-        """Trains `steps` steps and forecasts. What is not usable changes nothing."""
+        """Trains `steps` steps and stores the next forecast; ignores invalid measurements."""
         speed = measurement.speed()
         if speed is None:
             return state
@@ -144,34 +144,35 @@ class Recurrent:
     def predict(
         self, state: RecurrentState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """The forecast for `horizon`, whatever the horizon; NaN before the first update."""
+        """Returns the forecast for `Recurrent.horizon`; NaN before the first measurement."""
         return math.exp(state.log_speed)
 
     @property
     def _gates(self) -> int:
-        """Rows of weights per unit: input, forget, output gate and candidate, or just one."""
+        """Number of weight columns per unit: 4 for an LSTM (3 gates and the candidate), else 1."""
         return 4 if self.kind == "lstm" else 1
 
     def _split(self, weights: Array) -> tuple[Array, Array, Array, Array]:
-        """The flat vector as W and U and b, (2 + hidden + 1, gates * hidden), and a, c, d."""
+        """Splits the flat vector into W, U, b, ``(2 + hidden + 1, gates * hidden)``, a, c, d."""
         rows, columns = 3 + self.hidden, self._gates * self.hidden
         cell = weights[: rows * columns].reshape(rows, columns)
         rest = weights[rows * columns :]
         return cell, rest[: self.hidden], rest[self.hidden : -1], rest[-1:]
 
     def _initial(self, random: np.random.Generator) -> Array:
+        """Returns initial weights: a random cell, and zero output."""
         rows, columns = 3 + self.hidden, self._gates * self.hidden
         cell = random.normal(0, 0.5 / math.sqrt(rows), (rows, columns))
         cell[-1] = 0
         if self.kind == "lstm":
-            cell[-1, self.hidden : 2 * self.hidden] = 1  # remember, at first
+            cell[-1, self.hidden : 2 * self.hidden] = 1  # forget gates start open
         return np.concatenate([cell.ravel(), np.zeros(self.hidden + 3)])
 
     def _forward(self, weights: Array, x: Array) -> tuple[Array, list[Array], list[Array]]:
-        """Outputs, shape ``(batch, sequence_length)``, hidden states and what the way back needs.
+        """Returns the outputs, ``(batch, sequence_length)``, the hidden states and the tape.
 
-        Of step k that is, for an LSTM, the three gates, the candidate, the memory before and the
-        squashed memory, each of `hidden` columns.
+        The tape holds for step k of an LSTM the three gates, the candidate, the memory before
+        the step and the squashed memory, each of `hidden` columns.
         """
         cell, a, c, d = self._split(weights)
         from_input = x @ cell[:2] + cell[-1]
@@ -197,12 +198,15 @@ class Recurrent:
         return outputs, hidden, tape
 
     def _gradient(self, weights: Array, x: Array, targets: Array) -> Array:
-        """Of the mean Huber loss (threshold 2) over the second half of each subsequence."""
+        """Returns the gradient of the mean Huber loss (threshold 2), flat.
+
+        The loss covers the second half of each subsequence.
+        """
         units = self.hidden
         outputs, hidden, tape = self._forward(weights, x)
         cell, a, _, _ = self._split(weights)
         error = np.clip(outputs - targets, -2, 2)
-        error[:, : self.sequence_length // 2] = 0  # the hidden state has to warm up
+        error[:, : self.sequence_length // 2] = 0  # the hidden state warms up
         error /= error.size / 2
         recurrent = cell[2:-1].T
         d_raw = np.empty((*x.shape[:2], cell.shape[1]))

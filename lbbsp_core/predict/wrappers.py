@@ -1,38 +1,43 @@
-"""Wrappers: what makes any predictor safe to plan with."""
+"""Wrappers that make any predictor safe to plan with: `Clipped`, `Fallback`, `Filtered`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
 from lbbsp_core.predict.base import Predictor
 from lbbsp_core.predict.ema import Ema
-from lbbsp_core.types import Measurement
-from lbbsp_core.validate import require_positive
+from lbbsp_core.types import Measurement, Real
+from lbbsp_core.validate import require_integer
 
 
 class ClippedState(NamedTuple):
-    """State of the wrapped predictor, and the speeds of the last `window` iterations."""
+    """State of `Clipped`.
 
-    inner: Any
+    Args:
+        inner: State of the wrapped predictor, opaque to the wrapper.
+        speeds: Samples per second of the last `Clipped.window` valid measurements, oldest first.
+    """
+
+    inner: object
     speeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    r"""Keeps a forecast within what was seen: ``min(v) / margin <= v^ <= max(v) * margin``.
+    r"""Clips a forecast to the observed range: ``min(v) / margin <= v^ <= max(v) * margin``.
 
-    Ours: extrapolating models can leave the range of the speeds that a machine has at all.
+    Ours: models that extrapolate can leave the range of speeds that the machine has at all.
 
     Args:
-        predictor: Whose forecast is clipped.
-        window: Iterations that count as seen, >= 1.
-        margin: Factor, >= 1, by which the range is widened at both ends.
+        predictor: Predictor whose forecast is clipped.
+        window: Number of last iterations that define the range, >= 1.
+        margin: Factor, >= 1, that widens the range at both ends.
 
     Raises:
-        ValueError: `window` or `margin` below 1.
+        ValueError: `window` or `margin` is out of range.
 
     Example:
         >>> clipped = Clipped(Ema(0.1), window=2)
@@ -48,55 +53,59 @@ class Clipped:
     margin: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.margin < 1:
-            raise ValueError(
-                f"Clipped.window and margin must be >= 1, got {self.window!r} and {self.margin!r}"
-            )
+        require_integer("Clipped.window", self.window, 1)
+        if self.margin < 1:
+            raise ValueError(f"Clipped.margin must be >= 1, got {self.margin!r}")
 
     def init(self) -> ClippedState:
-        """Nothing seen."""
+        """Returns the state before the first measurement."""
         return ClippedState(self.predictor.init())
 
     def update(self, state: ClippedState, measurement: Measurement) -> ClippedState:
-        """Passes the measurement on and remembers its speed, if it is one."""
+        """Updates the wrapped predictor and stores the speed if the measurement is valid."""
         inner = self.predictor.update(state.inner, measurement)
         speed = measurement.speed()
         if speed is None:
             return ClippedState(inner, state.speeds)
-        seen = (*state.speeds, speed)
-        return ClippedState(inner, seen[-self.window :])
+        return ClippedState(inner, (*state.speeds, speed)[-self.window :])
 
     def predict(
         self, state: ClippedState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """The wrapped forecast, clipped; a NaN stays NaN."""
+        """Returns the wrapped forecast, clipped; NaN is passed on."""
         speed = float(self.predictor.predict(state.inner, drivers, horizon))
-        if not state.speeds:
+        if not state.speeds or math.isnan(speed):
             return speed
-        least, most = min(state.speeds) / self.margin, max(state.speeds) * self.margin
-        return speed if math.isnan(speed) else min(max(speed, least), most)
+        lowest, highest = min(state.speeds) / self.margin, max(state.speeds) * self.margin
+        return min(max(speed, lowest), highest)
 
 
 class FallbackState(NamedTuple):
-    """States of both predictors."""
+    """State of `Fallback`: the states of both predictors, opaque to the wrapper.
 
-    predictor: Any
-    fallback: Any
+    Args:
+        predictor: State of the preferred predictor.
+        fallback: State of the fallback.
+    """
+
+    predictor: object
+    fallback: object
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Forecasts with `predictor`, but with `fallback` where the former makes no sense.
+    """Forecasts with `predictor`, or with `fallback` where the preferred forecast is implausible.
 
-    No sense is: not finite, not positive, or further than `factor` from the fallback's.
+    A forecast is implausible if it is not finite, not positive, or differs from the fallback's
+    by more than `factor`. Both predictors learn from every measurement.
 
     Args:
-        predictor: The one that is preferred.
-        fallback: A simple one; both are told of everything. Default: a gated EMA.
-        factor: Ratio of the two forecasts, > 1, beyond which the preferred one is not believed.
+        predictor: Preferred predictor.
+        fallback: Simple and robust predictor. Default: an `Ema` behind an outlier filter.
+        factor: Largest accepted ratio of the two forecasts, finite and > 1.
 
     Raises:
-        ValueError: `factor` is 1 or less.
+        ValueError: `factor` is not finite and > 1.
 
     Example:
         >>> wrapped = Fallback(Ema(0.1), Ema(1.0), factor=2.0)
@@ -111,14 +120,15 @@ class Fallback:
     factor: float = 10.0
 
     def __post_init__(self) -> None:
-        require_positive("Fallback.factor - 1", self.factor - 1)
+        if not 1 < self.factor < math.inf:
+            raise ValueError(f"Fallback.factor must be finite and > 1, got {self.factor!r}")
 
     def init(self) -> FallbackState:
-        """Both at their start."""
+        """Returns the state before the first measurement."""
         return FallbackState(self.predictor.init(), self.fallback.init())
 
     def update(self, state: FallbackState, measurement: Measurement) -> FallbackState:
-        """Both learn."""
+        """Updates both predictors."""
         return FallbackState(
             self.predictor.update(state.predictor, measurement),
             self.fallback.update(state.fallback, measurement),
@@ -127,57 +137,65 @@ class Fallback:
     def predict(
         self, state: FallbackState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """The preferred forecast if it makes sense, else the fallback's."""
+        """Returns the preferred forecast if it is plausible, otherwise the fallback's."""
         speed = float(self.predictor.predict(state.predictor, drivers, horizon))
-        safe = float(self.fallback.predict(state.fallback, drivers, horizon))
-        sensible = 0 < speed < math.inf
-        if sensible and (math.isnan(safe) or 1 / self.factor <= speed / safe <= self.factor):
+        reference = float(self.fallback.predict(state.fallback, drivers, horizon))
+        if not 0 < speed < math.inf:
+            return reference
+        if math.isnan(reference) or 1 / self.factor <= speed / reference <= self.factor:
             return speed
-        return safe
+        return reference
 
 
 class FilteredState(NamedTuple):
-    """State of the wrapped predictor and of the gate, and how many measurements were held."""
+    """State of `Filtered`.
 
-    inner: Any
-    gate: OutlierFilterState
+    Args:
+        inner: State of the wrapped predictor, opaque to the wrapper.
+        outlier_filter: State of the outlier filter.
+        rejected: Number of measurements rejected so far.
+    """
+
+    inner: object
+    outlier_filter: OutlierFilterState
     rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """Lets only those measurements through that `lbbsp_core.OutlierFilter` believes (rule 7).
+    """Passes on only measurements that `lbbsp_core.OutlierFilter` accepts (rule 7 of the design).
 
-    The balancer has a gate of its own; this is for predictors used outside of it.
+    The balancer has its own outlier filter; this wrapper is for predictors used without one.
 
     Args:
-        predictor: Learns from what is let through.
-        gate: Decides what that is.
+        predictor: Predictor that learns from the accepted measurements.
+        outlier_filter: Decides which measurements are accepted.
 
     Example:
-        >>> rejected = Filtered(Ema(1.0))
-        >>> state = rejected.update(rejected.init(), Measurement(10, 1.0))
-        >>> state = rejected.update(state, Measurement(10, float("nan")))
-        >>> rejected.predict(state), state.rejected
+        >>> filtered = Filtered(Ema(1.0))
+        >>> state = filtered.update(filtered.init(), Measurement(10, 1.0))
+        >>> state = filtered.update(state, Measurement(10, float("nan")))
+        >>> filtered.predict(state), state.rejected
         (10.0, 1)
     """
 
     predictor: Predictor
-    gate: OutlierFilter = field(default_factory=OutlierFilter)
+    outlier_filter: OutlierFilter = field(default_factory=OutlierFilter)
 
     def init(self) -> FilteredState:
-        """Nothing held."""
-        return FilteredState(self.predictor.init(), self.gate.init())
+        """Returns the state before the first measurement."""
+        return FilteredState(self.predictor.init(), self.outlier_filter.init())
 
     def update(self, state: FilteredState, measurement: Measurement) -> FilteredState:
-        """Learns from a believable measurement, counts any other."""
-        gate, accepted = self.gate.accept(state.gate, measurement)
+        """Updates the wrapped predictor if the measurement is accepted, else counts it."""
+        filter_state, accepted = self.outlier_filter.accept(state.outlier_filter, measurement)
         if not accepted:
-            return FilteredState(state.inner, gate, state.rejected + 1)
-        return FilteredState(self.predictor.update(state.inner, measurement), gate, state.rejected)
+            return FilteredState(state.inner, filter_state, state.rejected + 1)
+        inner = self.predictor.update(state.inner, measurement)
+        return FilteredState(inner, filter_state, state.rejected)
 
     def predict(
         self, state: FilteredState, drivers: tuple[float, ...] = (), horizon: int = 1
-    ) -> Any:
-        """The wrapped forecast."""
+    ) -> Real:
+        """Returns the wrapped forecast."""
         return self.predictor.predict(state.inner, drivers, horizon)

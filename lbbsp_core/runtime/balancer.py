@@ -113,11 +113,11 @@ class Balancer:
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
         self.step = 0
         self.stopping = False
-        self.shape = CostShape.of(cost or Proportional(), global_batch_size, workers)
+        self.shape = CostShape.from_cost(cost or Proportional(), global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
         self._forecaster = SpeedEstimator(used, self.shape, gate or OutlierFilter())
         self._known = self._forecaster.init()
-        self._linear = self.shape.marginal() == LINE
+        self._linear = self.shape.marginal_segments() == LINE
         self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
         self._drivers: tuple[float, ...] = ()
         self._unknown: tuple[float | None, ...] = (None,) * workers
@@ -192,7 +192,7 @@ class Balancer:
         """What never changes of this worker, as integers for `meet`: its curve, its memory."""
         prior = self.shape.prior
         most = prior.limits().maximum if isinstance(prior, Profile) else None
-        return PeerInfo(self.shape.marginal(), most).pack()
+        return PeerInfo(self.shape.marginal_segments(), most).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]]) -> None:
         """Learns the shapes of all workers' costs and the ends of their memories.

@@ -98,8 +98,8 @@ class PeerInfo:
     """What never changes of a worker, told to its peers before the first step.
 
     Args:
-        pieces: Its marginal work, see `lbbsp_core.CostShape.marginal`; crosses in millionths of a
-            sample.
+        pieces: Its marginal work, see `lbbsp_core.CostShape.marginal_segments`; crosses in
+            millionths of a sample.
         most: The largest batch that its memory holds, or None.
     """
 

@@ -194,5 +194,5 @@ class _Shares:
         known, _ = forecaster.learn(self._known[worker], samples, seconds)
         self._known[worker] = known
         speed, overhead = forecaster.predict(known)
-        cost = forecaster.shape.curve(speed, overhead) if speed else None
+        cost = forecaster.cost_shape.cost_at(speed, overhead) if speed else None
         self._rounds.ran(worker, samples, seconds, cost)

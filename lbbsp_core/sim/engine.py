@@ -64,7 +64,7 @@ class SimConfig:
 
     def shape(self, rank: int, workers: int) -> CostShape:
         """The same as `lbbsp_core.Balancer` makes a `CostShape` of it."""
-        return CostShape.of(self.prior(rank), self.global_batch_size, workers)
+        return CostShape.from_cost(self.prior(rank), self.global_batch_size, workers)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class _Speeds:
 
     def _lines(self) -> AffineArray:
         """The curves as they are exchanged: whole picoseconds and nanoseconds."""
-        speed: Floats = self._predictor.predict(self._state)
+        speed = np.asarray(self._predictor.predict(self._state), np.float64)
         slope = np.maximum(1.0, np.rint(1e12 / speed))
         return AffineArray(np.rint(self._known.overhead / speed * 1e9) / 1e9, slope / 1e12)
 

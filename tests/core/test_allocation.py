@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import random
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbbsp_core import Affine, Limits, Profile, Proportional, Saturating, allocate
+from lbbsp_core._selection import Ladders
 
 Plan = tuple[int, ...]
 
@@ -34,7 +34,7 @@ class Curve:
 
 
 def saturating(floor: float, overhead: float, slope: float) -> Curve:
-    """max(floor, overhead + x * slope) at whole x: flat until a GPU is saturated."""
+    """Returns max(floor, overhead + x * slope) at integer x: flat until a GPU is saturated."""
     if overhead >= floor:
         return Curve(((0, overhead, slope),))
     knee = math.ceil((floor - overhead) / slope)
@@ -50,7 +50,7 @@ def allowed(bounds: Limits, total: int, grain: int, remainder: int) -> list[int]
 
 
 def plans(limits: Sequence[Limits], total: int, grain: int) -> list[Plan]:
-    """Every plan that keeps the rules, by trying all compositions."""
+    """Returns every feasible plan, by trying all compositions."""
     found: list[Plan] = []
     for special in range(len(limits)) if total % grain else [-1]:
         choices = [
@@ -70,7 +70,7 @@ def slowest(costs: Sequence[Curve], sizes: Sequence[int]) -> float:
 
 
 def greedy(costs: Sequence[Curve], limits: Sequence[Limits], total: int, grain: int) -> Plan:
-    """The documented plan, one granule at a time; the best taker of a remainder is tried."""
+    """Returns the documented plan, one granule at a time, trying each worker for a remainder."""
     if total % grain == 0:
         return greedy_with(costs, [allowed(b, total, grain, 0) for b in limits], total, grain)
     tried = []
@@ -97,7 +97,7 @@ def greedy_with(
             if x + grain <= own[-1]
         }
         price = min(nexts.values())
-        while left > 0:  # everybody's granules at this price, round after round
+        while left > 0:  # all granules at this price, round after round
             takers = [
                 rank
                 for rank, (cost, x) in enumerate(zip(costs, sizes, strict=True))
@@ -139,7 +139,7 @@ def random_cost(rng: random.Random) -> Curve | Affine | Proportional | Profile |
 
 
 def random_profile(rng: random.Random) -> Profile:
-    """Points a power of two apart, so that the slopes between them are exact."""
+    """Returns points a power of two apart, so that the slopes between them are exact."""
     batches, times = [2 ** rng.randint(0, 2)], [rng.randint(1, 40) / 16]
     for _ in range(rng.randint(0, 4)):
         length = 2 ** rng.randint(0, 3)
@@ -297,10 +297,13 @@ def test_a_granularity_beyond_the_total_leaves_one_worker_all() -> None:
         ({"total": 8.0}, "total must be an integer >= 0, got 8.0"),
         ({"total": "8"}, "total must be an integer >= 0, got '8'"),
         ({"total": 2**53}, r"workers \* total must be below 2\*\*53"),
-        ({"total": 8, "limits": [Limits()]}, "one for each of the 2 workers, got 1"),
+        (
+            {"total": 8, "limits": [Limits()]},
+            "one entry for each of the 2 workers, got 1: pass one Limits per worker",
+        ),
     ],
 )
-def test_errors_name_constraint_value_and_cure(options: dict, message: str) -> None:
+def test_errors_name_constraint_value_and_remedy(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         allocate([Proportional(1.0), Proportional(2.0)], **options)
 
@@ -337,7 +340,7 @@ def test_no_costs_or_no_segments() -> None:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds that nobody checked."""
+    """Limits that were not checked."""
 
     minimum: int
     maximum: int | None
@@ -383,21 +386,20 @@ def test_times_at_the_border_of_the_integer_range() -> None:
 
 
 def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaps, plateaus and slopes twelve orders apart: still some fifty looks at the curves."""
-    ladders = importlib.import_module("lbbsp_core.allocation")._Ladders
-    rungs, looks = ladders.rungs, 0
+    """Jumps, plateaus, slopes twelve orders of magnitude apart: about fifty evaluations do."""
+    rungs, evaluations = Ladders.rungs, 0
 
     def counted(self: object, time: float) -> object:
-        nonlocal looks
-        looks += 1
-        assert looks <= 80
+        nonlocal evaluations
+        evaluations += 1
+        assert evaluations <= 80
         return rungs(self, time)
 
-    monkeypatch.setattr(ladders, "rungs", counted)
+    monkeypatch.setattr(Ladders, "rungs", counted)
     rng = random.Random(1)
     for _ in range(300):
         costs = [rough_cost(rng) for _ in range(rng.randint(2, 40))]
-        looks, total = 0, int(10 ** rng.uniform(3, 7))
+        evaluations, total = 0, int(10 ** rng.uniform(3, 7))
         assert allocate(costs, total=total).sum() == total
 
 
@@ -455,7 +457,7 @@ relaxed = settings(derandomize=True, deadline=None, max_examples=150)
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[Curve], int, list[Limits], int]:
-    """A feasible problem of moderate size: limits hold a plan that was drawn first."""
+    """Draws a feasible problem of moderate size: the limits admit a plan drawn first."""
     costs = draw(curves)
     grain = draw(st.sampled_from([1, 1, 2, 8, 32]))
     plan = [grain * draw(st.integers(1, 12)) for _ in costs]
@@ -556,7 +558,7 @@ def test_a_worker_that_gets_slower_never_gets_more(
 
 @relaxed
 @given(problems(), st.integers(1, 20))
-def test_a_larger_batch_takes_from_nobody(
+def test_a_larger_batch_takes_samples_from_no_worker(
     problem: tuple[list[Curve], int, list[Limits], int], more: int
 ) -> None:
     costs, total, limits, grain = problem

@@ -145,7 +145,7 @@ def test_lines_between_points_and_beyond_them() -> None:
     assert Profile([4, 8], [1.0, 1.0])(100) == 1.0
 
 
-def test_the_shape_of_a_profile_counts_by_its_largest_batch() -> None:
+def test_the_shape_of_a_profile_is_expressed_at_the_speed_of_its_largest_batch() -> None:
     cost = Profile([4, 8, 16], [1.0, 1.5, 4.0], out_of_memory_at=20)
     assert [cost.effective_samples(x) for x in (4, 8, 16)] == [4, 6, 16]
     assert cost.at_speed(8.0) == Profile([4, 8, 16], [0.5, 0.75, 2.0], out_of_memory_at=20)
@@ -165,22 +165,27 @@ def test_memory_caps_become_limits() -> None:
 @pytest.mark.parametrize(
     ("batches", "seconds", "cap", "words"),
     [
-        ([], [], None, "at least one batch"),
+        ([], [], None, "at least one batch and one time for each batch, got 0 batches"),
         ([1, 2], [1.0], None, "2 batches and 1 seconds"),
         ([0, 2], [1.0, 2.0], None, "batches must be >= 1, got 0"),
-        ([2, 2], [1.0, 2.0], None, "must ascend, got 2 after 2: sort"),
-        ([2, 1], [1.0, 2.0], None, "must ascend, got 1 after 2: sort"),
-        ([1.5, 2], [1.0, 2.0], None, r"whole numbers of samples, got \[1.5, 2\]"),
+        ([2, 2], [1.0, 2.0], None, "must be ascending, got 2 after 2: sort"),
+        ([2, 1], [1.0, 2.0], None, "must be ascending, got 1 after 2: sort"),
+        ([1.5, 2], [1.0, 2.0], None, r"must be integers, in samples, got \[1.5, 2\]"),
         ([1, 2], [1.0, math.nan], None, "finite and > 0, got nan at 2 samples: measure"),
         ([1, 2], [1.0, math.inf], None, "finite and > 0, got inf at 2 samples: measure"),
         ([1, 2], [0.0, 1.0], None, "finite and > 0, got 0.0 at 1 samples: measure"),
         ([1, 2], [1.0, "x"], None, "must be numbers"),
-        ([1, 2], [1.0, 0.5], None, "must not fall .* got 0.5 at 2 samples after 1.0 at 1: measure"),
-        ([1, 2], [1.0, 2.0], 2, "above the largest measured batch 2, got 2: leave out"),
-        ([1, 2], [1.0, 2.0], 2.5, "whole number .* got 2.5"),
+        (
+            [1, 2],
+            [1.0, 0.5],
+            None,
+            "must be nondecreasing, got 0.5 at 2 samples after 1.0 at 1: measure",
+        ),
+        ([1, 2], [1.0, 2.0], 2, "above the largest measured batch 2, got 2: remove"),
+        ([1, 2], [1.0, 2.0], 2.5, "None or an integer .* got 2.5"),
     ],
 )
-def test_bad_points_are_named_with_a_cure(batches, seconds, cap, words: str) -> None:
+def test_bad_points_are_named_with_a_remedy(batches, seconds, cap, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Profile(batches, seconds, cap)
 
@@ -207,28 +212,37 @@ GOOD = {"schema": 1, "points": [{"batch": 1, "seconds": 1.0}], "out_of_memory_at
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (json.dumps(GOOD)[:-9], "not a whole JSON file .*: make it anew"),
-        ("", "not a whole JSON file"),
-        (b"\xff\xfe", "not a whole JSON file"),
-        ("[]", "names no schema: make it anew"),
-        ("{}", "names no schema"),
-        (json.dumps(GOOD | {"schema": 2}), "schema must be 1, got 2: make it anew"),
+        (json.dumps(GOOD)[:-9], "must be complete JSON .*: create it again"),
+        ("", "must be complete JSON"),
+        (b"\xff\xfe", "must be complete JSON"),
+        ("[]", "must be a profile with a schema: create it again"),
+        ("{}", "must be a profile with a schema"),
+        (json.dumps(GOOD | {"schema": 2}), "schema must be 1, got 2: create it again"),
         (json.dumps(GOOD | {"schema": "1"}), "schema must be 1, got '1'"),
-        (json.dumps(GOOD | {"points": []}), r"points must be a list of at least one, got \[\]"),
-        (json.dumps({"schema": 1}), "points must be a list of at least one, got None"),
-        (json.dumps(GOOD | {"points": [{"batch": 1}]}), r"points\[0\] must hold .* \{'batch': 1\}"),
-        (json.dumps(GOOD | {"points": [{"batch": 1.5, "seconds": 1}]}), r"points\[0\] must hold"),
-        (json.dumps(GOOD | {"points": [{"batch": 1, "seconds": True}]}), r"points\[0\] must hold"),
+        (json.dumps(GOOD | {"points": []}), r"points must be a non-empty list, got \[\]"),
+        (json.dumps({"schema": 1}), "points must be a non-empty list, got None"),
+        (
+            json.dumps(GOOD | {"points": [{"batch": 1}]}),
+            r"points\[0\] must have an integer batch .* \{'batch': 1\}",
+        ),
+        (
+            json.dumps(GOOD | {"points": [{"batch": 1.5, "seconds": 1}]}),
+            r"points\[0\] must have an integer batch",
+        ),
+        (
+            json.dumps(GOOD | {"points": [{"batch": 1, "seconds": True}]}),
+            r"points\[0\] must have an integer batch",
+        ),
         (json.dumps(GOOD | {"points": [{"batch": 1, "seconds": math.nan}]}), "got nan at 1"),
         (json.dumps(GOOD | {"out_of_memory_at": 1}), "largest measured batch 1, got 1"),
-        (json.dumps(GOOD | {"out_of_memory_at": "9"}), "whole number .* got '9'"),
+        (json.dumps(GOOD | {"out_of_memory_at": "9"}), "None or an integer .* got '9'"),
         (
             json.dumps(GOOD | {"points": [{"batch": b, "seconds": 1 / b} for b in (1, 2)]}),
-            "must not fall .* got 0.5 at 2 samples after 1.0 at 1: measure",
+            "must be nondecreasing, got 0.5 at 2 samples after 1.0 at 1: measure",
         ),
     ],
 )
-def test_a_bad_file_is_named_with_a_cure(tmp_path, text: str | bytes, words: str) -> None:
+def test_a_bad_file_is_named_with_a_remedy(tmp_path, text: str | bytes, words: str) -> None:
     path = tmp_path / "gpu.json"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ValueError, match=words) as caught:

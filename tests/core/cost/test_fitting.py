@@ -1,4 +1,4 @@
-"""Fits of cost forms to points: they find what made the points, and judge by the unseen."""
+"""Fits of cost forms: they recover the form behind the points, and cross-validate."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_error_is_that_of_points_left_out() -> None:
     assert best(fits) == "proportional"
 
 
-def test_one_point_is_fitted_and_judged_by_nobody() -> None:
+def test_one_point_is_fitted_without_cross_validation() -> None:
     fits = fit_costs([Point(4, 1.0)])
     assert {name: fit.cv_error for name, fit in fits.items()} == {
         "proportional": None,
@@ -108,7 +108,7 @@ def test_fits_say_what_they_are() -> None:
 
 
 def test_points_that_fall_are_refused() -> None:
-    with pytest.raises(ValueError, match="must not fall"):
+    with pytest.raises(ValueError, match="must be nondecreasing"):
         fit_costs([Point(1, 2.0), Point(2, 1.0)])
 
 
@@ -130,8 +130,8 @@ def test_a_fall_at_the_end_promises_nothing_for_free() -> None:
     repaired, (note,) = repair([Point(1, 1.0), Point(2, 3.0), Point(4, 2.0)])
     assert repaired == [Point(1, 1.0), Point(4, 2.5)]
     assert note == (
-        "batches 2 to 4 got faster as they grew; they are given one time, their mean, 20.0% off "
-        "at most"
+        "batches 2 to 4 took less time as they grew: all of them are given the mean time, which "
+        "differs from the measured ones by at most 20.0%"
     )
 
 

@@ -1,4 +1,4 @@
-"""Learning the shape of a cost: closed forms, and what must not be learned from."""
+"""Online learning of the overhead: closed forms, and steps that must not be learned from."""
 
 import random
 
@@ -50,7 +50,7 @@ def test_the_equation_by_hand():
 
 
 def test_a_change_of_speed_is_not_taken_for_overhead():
-    shape, state = CostShape(Affine(10.0, 1.0), max_overhead=32), None
+    shape = CostShape(Affine(10.0, 1.0), max_overhead=32)
     state = shape.init()
     for speed, x in [(100, 64), (100, 64), (25, 64), (25, 20), (100, 20), (100, 64)] * 20:
         state = shape.learn(state, x, (x + 10) / speed)
@@ -63,8 +63,8 @@ def test_neighbours_only():
     assert shape.learn(state, 40, 0.6).overhead == 0
 
 
-def test_small_changes_among_noise_tell_nothing():
-    """Sizes that answer to noise, as in closed loop: overhead neither appears nor vanishes."""
+def test_small_changes_among_noise_are_ignored():
+    """In closed loop sizes respond to noise: the learned overhead must stay as it is."""
     rng, shape = random.Random(1), CostShape(Affine(15.0, 1.0), max_overhead=32)
     state, speed = shape.init(), 100.0
     for _ in range(2000):

@@ -342,7 +342,7 @@ def test_narx_trusts_a_driver_no_further_than_it_has_seen() -> None:
     state = learn(Narx(), series)
     at = {x: Narx().predict(state, (x,)) for x in (0.0, 4.0, 10.0)}
     assert at[10.0] == at[4.0]
-    assert at[0.0] < at[4.0] < state.most
+    assert at[0.0] < at[4.0] < state.max_speed
 
 
 def test_narx_bounds_what_an_unseen_driver_can_do() -> None:

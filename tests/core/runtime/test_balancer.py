@@ -264,7 +264,7 @@ def test_an_overhead_is_learned_and_makes_the_plan_exact() -> None:
     ideal = BatchConstraints(200, (Limits(),) * 2).plan(costs)
     assert plans[0] == (100, 100)
     assert abs(plans[-1][0] - ideal[0]) <= 1
-    assert 0 < balancers[0]._known.shape.overhead <= 50  # X / 2N
+    assert 0 < balancers[0]._known.cost_shape.overhead <= 50  # X / 2N
 
 
 def test_every_form_of_cost_is_planned_for_exactly() -> None:
