@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lbbsp_core.types import Measurement
 
@@ -24,6 +24,9 @@ class LastValue:
         >>> predictor.predict(predictor.update(predictor.init(), Measurement(30, 0.5)))
         60.0
     """
+
+    elementwise: ClassVar[bool] = True
+    """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
     def init(self) -> LastValueState:
         """No speed yet."""

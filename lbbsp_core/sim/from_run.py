@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lbbsp_core.runtime.record import read_run
-from lbbsp_core.sim.cluster import LEAST_STEPS, ReplayedCluster
+from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
 
 
 class RecordedRun(NamedTuple):
@@ -49,9 +49,9 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
             f"{path}: records pushes of workers that were not in step: record a plain BSP run"
         )
     good = [line for line in run.steps if _whole(line)]
-    if len(good) < LEAST_STEPS:
+    if len(good) < MIN_STEPS:
         raise ValueError(
-            f"{path}: only {len(good)} of {len(run.steps)} steps are whole, at least {LEAST_STEPS} "
+            f"{path}: only {len(good)} of {len(run.steps)} steps are whole, at least {MIN_STEPS} "
             "are needed: record a longer run"
         )
     sizes = np.array([line["sizes"] for line in good], np.float64)

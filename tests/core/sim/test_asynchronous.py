@@ -63,9 +63,9 @@ def test_a_push_and_pull_is_paid_by_each() -> None:
 @pytest.mark.parametrize("policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced()])
 def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 80, noise=WILD)
-    setting = SimConfig(97, communication_seconds=0.25)
-    events = run_async(cluster, setting, BSP(), policy, Ema(0.5))
-    in_step = run_vectorised(cluster, setting, policy, Ema(0.5))
+    config = SimConfig(97, communication_seconds=0.25)
+    events = run_async(cluster, config, BSP(), policy, Ema(0.5))
+    in_step = run_vectorised(cluster, config, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
     assert events.sizes.reshape(4, 80).T.tolist() == in_step.sizes.tolist()
     assert events.schedule.updates == 80
@@ -107,9 +107,9 @@ def test_balanced_batches_end_the_wait_of_ssp() -> None:
 @pytest.mark.parametrize("cost", [Affine(2.0, 1.0), [Saturating(20.0, 0.0, 1.0)] * 4])
 def test_it_assumes_what_balancers_assume(cost: Any) -> None:
     cluster = synthetic_cluster([Saturating(2.0, 0.0, 0.1)] * 3 + [Affine(0.1, 0.05)], 30)
-    setting = SimConfig(80, cost=cost)
-    events = run_async(cluster, setting, BSP(), LoadBalanced(), LastValue())
-    in_step = run_bsp(cluster, setting, LoadBalanced(), LastValue())
+    config = SimConfig(80, cost=cost)
+    events = run_async(cluster, config, BSP(), LoadBalanced(), LastValue())
+    in_step = run_bsp(cluster, config, LoadBalanced(), LastValue())
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-6)
 
 

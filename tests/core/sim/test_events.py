@@ -118,7 +118,7 @@ def test_to_leave_twice_or_after_the_end_is_nothing() -> None:
 
 
 class Stuck(Synchroniser):
-    """Releases nobody after the first push."""
+    """Synchroniser that releases no worker after the first push."""
 
     def init(self, workers: int, now: float = 0.0) -> Any:
         return None
@@ -131,7 +131,9 @@ class Stuck(Synchroniser):
 
 
 def test_a_run_in_which_all_wait_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"workers 0, 1 wait for ever: Stuck\(\) released nobo"):
+    with pytest.raises(
+        RuntimeError, match=r"workers 0, 1 wait indefinitely: Stuck\(\) released no worker"
+    ):
         schedule(Stuck(), [[1.0], [2.0]])
 
 

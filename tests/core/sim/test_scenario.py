@@ -113,7 +113,7 @@ def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path:
         ({"noise": {"kind": "lognormall"}}, "no noise.kind 'lognormall': did you mean 'lognormal'"),
         ({"noise": {"kind": "pareto", "alfa": 2}}, "no key of noise 'alfa': did you mean 'alpha'"),
         ({"noise": {"kind": "constant", "x": 2}}, "there is no key of noise 'x'"),
-        ({"noise": {"sigma": 2}}, "noise must say its kind: one of constant"),
+        ({"noise": {"sigma": 2}}, "noise must have a kind: one of constant"),
         ({"noise": 3}, r"noise must be a table, got 3: write \[noise\]"),
         ({"communication": {"kind": "ring"}}, "communication: .*missing 2 required"),
         ({"preemption": {"mean_up": 1}}, "did you mean 'mean_up_seconds'"),
@@ -121,7 +121,7 @@ def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path:
         ({"speeds": []}, "speeds must be a list with at least one entry"),
         ({"cores": "12/x"}, "cores must be a list"),
         ({"speeds": [0.0]}, "speeds must be finite and > 0, got 0.0"),
-        ({"serial_share": 0.1}, "serial_share is about cores"),
+        ({"serial_share": 0.1}, "serial_share needs cores, and none are given"),
         ({"steps": 0}, "steps must be a whole number >= 1, got 0"),
         ({"workers": True}, "workers must be a whole number >= 0, got True"),
         ({"workers": "x"}, "the scenario|invalid literal"),
@@ -304,7 +304,7 @@ def test_a_trace_with_fewer_workers_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows) + "\n")
     few = run(tmp_path / "t.csv", "--workers", "4", "--policies", "bsp")
     assert few.exit_code == 2
-    assert "4 workers are asked for, but it holds 3: lower workers" in few.output
+    assert "4 workers are requested, but the trace has 3: lower workers" in few.output
     two = run(tmp_path / "t.csv", "--workers", "2", "--policies", "bsp", "--json", tmp_path / "o")
     assert two.exit_code == 0
     assert rows_of(tmp_path / "o")[0]["total_seconds"] == 8 * 2.0

@@ -51,12 +51,12 @@ WEATHER = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: ",".join(one) or "plain")
+@pytest.mark.parametrize("config", SETTINGS, ids=lambda one: ",".join(one) or "plain")
 @pytest.mark.parametrize("weather", WEATHER)
-def test_plans_and_times_are_those_of_real_balancers(weather: str, setting: dict[str, Any]) -> None:
+def test_plans_and_times_are_those_of_real_balancers(weather: str, config: dict[str, Any]) -> None:
     for curves in (cores([3, 1, 2], 5.0), cores([2, 5, 1, 1], 7.0, 0.8)):
         cluster = synthetic_cluster(curves, 45, noise=WEATHER[weather], seed=4)
-        own = SimConfig(120, steps_per_epoch=9, **setting)
+        own = SimConfig(120, steps_per_epoch=9, **config)
         _same(cluster, own, LoadBalanced(), LastValue())
         _same(cluster, own, LoadBalanced(min_gain=0.0, interval=3), Ema(0.3))
 
@@ -70,9 +70,9 @@ def test_policies_that_measure_only(weather: str, policy: Any) -> None:
     _same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, None)
 
 
-def _same(cluster: Any, setting: SimConfig, policy: Any, predictor: Any) -> None:
-    fast = run_vectorised(cluster, setting, policy, predictor)
-    real = run_bsp(cluster, setting, policy, predictor)
+def _same(cluster: Any, config: SimConfig, policy: Any, predictor: Any) -> None:
+    fast = run_vectorised(cluster, config, policy, predictor)
+    real = run_bsp(cluster, config, policy, predictor)
     assert fast.sizes.tolist() == real.sizes.tolist()
     assert fast.busy_seconds.tolist() == real.busy_seconds.tolist()
     assert fast.total_seconds == real.total_seconds
@@ -106,30 +106,30 @@ def test_what_does_not_fit_is_refused() -> None:
     cluster = synthetic_cluster(cores([1, 2]), 5)
     several = SimConfig(12, cost=[Affine(0.1, 0.1)] * 2)
     assert fits_vectorised(SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
-    for setting, predictor in (
+    for config, predictor in (
         (SimConfig(12), Narx()),
         (SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), LastValue()),
         (several, LastValue()),
     ):
-        assert not fits_vectorised(setting, LoadBalanced(), predictor)
+        assert not fits_vectorised(config, LoadBalanced(), predictor)
         with pytest.raises(ValueError, match="cannot be run in arrays: use LastValue or Ema"):
-            run_vectorised(cluster, setting, LoadBalanced(), predictor)
+            run_vectorised(cluster, config, LoadBalanced(), predictor)
 
 
 def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
     """Profiled shapes: after one step of constant weather, the plan is the oracle's."""
     curves = [Saturating(2.0, 0.5, 0.25), Affine(1.0, 0.125)]
     cluster = synthetic_cluster(curves, 4)
-    setting = SimConfig(24, cost=curves)
-    line = run_bsp(cluster, setting, LoadBalanced(min_gain=0.0), LastValue())
-    assert line.sizes[1:].tolist() == run_oracle(cluster, setting).sizes[1:].tolist()
+    config = SimConfig(24, cost=curves)
+    line = run_bsp(cluster, config, LoadBalanced(min_gain=0.0), LastValue())
+    assert line.sizes[1:].tolist() == run_oracle(cluster, config).sizes[1:].tolist()
 
 
 def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
     cluster = synthetic_cluster(cores([1, 2, 3, 6] * 250, 10.0), 6)
-    setting = SimConfig(64_000)
-    line = run_vectorised(cluster, setting, LoadBalanced(), LastValue())
-    best = run_oracle(cluster, setting)
+    config = SimConfig(64_000)
+    line = run_vectorised(cluster, config, LoadBalanced(), LastValue())
+    best = run_oracle(cluster, config)
     assert line.wall_seconds[1:].tolist() == best.wall_seconds[1:].tolist()
     assert (line.sizes.sum(axis=1) == 64_000).all()
 
