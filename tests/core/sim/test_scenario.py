@@ -1,4 +1,4 @@
-"""Scenarios and recorded runs, from Python and from the command line."""
+"""Scenarios and recorded runs, from Python and on the command line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_lists_repeat_and_batches_grow_with_the_workers() -> None:
     assert read_scenario(spot, "s").preemption == Preemption(9.0, 1.0)
 
 
-def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path: Path) -> None:
+def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path: Path) -> None:
     gpus = [Profile([8, 64], [0.05, 0.09], 200), Profile([8, 64], [0.1, 0.4])]
     for number, gpu in enumerate(gpus):
         gpu.save(tmp_path / f"gpu{number}.json")
@@ -167,7 +167,7 @@ def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
 
 
 def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8, 8)) -> float:
-    """A plain BSP run in the format of the record; its median step."""
+    """Writes the record of a plain BSP run; returns its median wall seconds per step."""
     random = np.random.default_rng(0)
     record = RunRecord(folder / "run.jsonl", {"workers": 3, "policy": "Even()"})
     walls = []

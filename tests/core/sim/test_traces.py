@@ -1,4 +1,4 @@
-"""Trace files: what is read, what is repaired, and what each error names."""
+"""Trace files: reading, repairs, and error messages."""
 
 from __future__ import annotations
 
