@@ -1,4 +1,4 @@
-"""`lbbsp evaluate`: predictors on recorded traces."""
+"""Command ``lbbsp evaluate``: backtest of predictors on recorded traces."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 
 def evaluate(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="CSV trace files.")],
-    horizon: Annotated[int, typer.Option(min=1, help="Iterations ahead; 1 is the next.")] = 1,
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Trace files in CSV format.")
+    ],
+    horizon: Annotated[
+        int, typer.Option(min=1, help="Iterations ahead to forecast; 1 is the next iteration.")
+    ] = 1,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures to this JSON file."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw prediction against truth here.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
     ] = None,
 ) -> None:
-    """Score predictors of speed on recorded traces: predict, score, then learn.
+    """Score speed predictors on recorded traces: in each iteration predict, score, then learn.
 
-    RMSE is that of speed / mean speed; the first fifth of each series is not scored.
+    The RMSE is that of speed / mean speed; the first fifth of each series is not scored.
     """
     out, err = Console(), Console(stderr=True)
     try:
-        read = [read_trace(path) for path in traces]
-        for trace in read:
+        loaded = [read_trace(path) for path in traces]
+        for trace in loaded:
             for note in trace.notes:
                 err.print(f"{trace.path}: {note}", style="yellow", markup=False)
-        result = _run(err, read, horizon)
+        result = _run(err, loaded, horizon)
     except TraceError as error:
         err.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
@@ -49,13 +55,17 @@ def evaluate(
         from lbbsp_core.report.forecasts import plot_forecasts
 
         plot_forecasts(result, plot)
-        out.print(f"drawn to {plot}", markup=False)
+        out.print(f"plot written to {plot}", markup=False)
 
 
 def _run(err: Console, traces: list[Trace], horizon: int) -> Evaluation:
     predictors = contenders(horizon)
     if "arima" not in predictors:
-        err.print("arima is left out: pip install 'lbbsp[arima]'", style="yellow", markup=False)
+        err.print(
+            "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'",
+            style="yellow",
+            markup=False,
+        )
     total = len(predictors) * sum(len(series) for trace in traces for series in trace.series)
     with countdown(err) as bar:
         task = bar.add_task("", total=total)
@@ -67,32 +77,36 @@ def _run(err: Console, traces: list[Trace], horizon: int) -> Evaluation:
 
 
 def _print(out: Console, result: Evaluation) -> None:
-    errors = Table(title=f"RMSE of speed / mean speed, {result.horizon} ahead", box=SIMPLE_HEAD)
+    errors = Table(title=f"RMSE of speed / mean speed, horizon {result.horizon}", box=SIMPLE_HEAD)
     errors.add_column("predictor", no_wrap=True)
     for file in result.scores:
-        words = file.removesuffix(".csv").replace("_", " ")  # where a narrow terminal may break it
-        errors.add_column(escape(words), justify="right", overflow="fold")
+        title = file.removesuffix(".csv").replace("_", " ")  # breaks at spaces in a narrow terminal
+        errors.add_column(escape(title), justify="right", overflow="fold")
     errors.add_column("geometric mean", justify="right", overflow="fold")
-    least = {file: min(s.rmse for s in scores.values()) for file, scores in result.scores.items()}
+    lowest = {file: min(s.rmse for s in scores.values()) for file, scores in result.scores.items()}
     for name in result.predictors:
         cells = [
             f"[bold]{scores[name].rmse:.4f}[/]"
-            if scores[name].rmse == least[file]
+            if scores[name].rmse == lowest[file]
             else f"{scores[name].rmse:.4f}"
             for file, scores in result.scores.items()
         ]
         errors.add_row(_label(name), *cells, f"{result.geometric_mean_rmse(name):.4f}")
     out.print(errors)
-    costs = Table(title="MAPE, and microseconds of thread CPU time: means of traces, worst tail")
+    costs = Table(
+        title="MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
+    )
     for column in ("predictor", "MAPE", "update", "predict", "99.9th percentile"):
         costs.add_column(column, justify="left" if column == "predictor" else "right")
     for name in result.predictors:
-        own = [scores[name] for scores in result.scores.values()]
+        of_traces = [scores[name] for scores in result.scores.values()]
         mape, update, predict = (
-            sum(values) / len(own)
-            for values in zip(*((s.mape, s.update_us, s.predict_us) for s in own), strict=True)
+            sum(values) / len(of_traces)
+            for values in zip(
+                *((s.mape, s.update_us, s.predict_us) for s in of_traces), strict=True
+            )
         )
-        tail = max(score.p999_us for score in own)
+        tail = max(score.p999_us for score in of_traces)
         costs.add_row(_label(name), f"{mape:.1%}", f"{update:.1f}", f"{predict:.1f}", f"{tail:.0f}")
     out.print(costs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lbbsp_core.types import Measurement, Real
 
@@ -47,6 +47,9 @@ class Ema:
     """
 
     alpha: float = 0.5
+
+    elementwise: ClassVar[bool] = True
+    """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:

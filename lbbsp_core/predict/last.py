@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lbbsp_core.types import Measurement, Real
 
@@ -37,6 +37,9 @@ class LastValue:
         Chen, Weng, Wang, Li, Li: Fast Distributed Deep Learning via Worker-adaptive Batch
         Sizing, arXiv 1806.02508, 2018.
     """
+
+    elementwise: ClassVar[bool] = True
+    """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
     def init(self) -> LastValueState:
         """Returns the state before the first measurement."""

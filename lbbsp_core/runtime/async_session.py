@@ -117,7 +117,7 @@ class AsyncSession:
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
-        cost_shape = CostShape.of(options.choose_cost(), global_batch_size, workers)
+        cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
         if cost_shape.marginal() != LINE:
             raise ValueError(
                 f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "

@@ -1,4 +1,4 @@
-"""Virtual time: recorded or invented iteration times as a stand-in for a cluster."""
+"""Simulation in virtual time, on recorded or synthetic iteration times instead of a cluster."""
 
 from lbbsp_core.registry import SCHEMES, synchroniser
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
@@ -38,10 +38,9 @@ from lbbsp_core.sim.synthetic import (
     synthetic_cluster,
 )
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace
-from lbbsp_core.sim.vectorised import ELEMENTWISE, fits_vectorised, run_vectorised
+from lbbsp_core.sim.vectorised import fits_vectorised, run_vectorised
 
 __all__ = [
-    "ELEMENTWISE",
     "MODELS",
     "OMNILEARN",
     "PRESETS",

@@ -1,4 +1,4 @@
-"""Synchronisers that let workers run ahead, with batches from a policy, in virtual time."""
+"""Asynchronous synchronisers with batch sizes from a policy, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbbsp_core.policy import BatchConstraints, Even, Policy, require_asynchrono
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import SimConfig, facts
+from lbbsp_core.sim.engine import SimConfig, batch_constraints
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
@@ -20,19 +20,20 @@ from lbbsp_core.sync.rounds import Rounds
 
 Ints = npt.NDArray[np.int64]
 
-PATIENCE = 100
-"""Changes of membership for each worker without a single update: the run gets nowhere."""
+MAX_IDLE_CHANGES = 100
+"""Membership changes per worker without a single update, after which a run is given up."""
 
 
 @dataclass(frozen=True)
 class AsyncRun:
-    """A run in which workers need not be in the same iteration.
+    """Simulated run in which workers need not be in the same iteration.
 
     Args:
-        schedule: Who computed, pushed and waited when.
-        sizes: Samples of each of its iterations.
-        workers: N.
-        total_seconds: Until as many samples had entered the model as the run asked for.
+        schedule: Start, push and release of every iteration.
+        sizes: Batch size of each iteration of `schedule`, in samples, shape ``(pushes,)``.
+        workers: Number of workers, N.
+        total_seconds: Virtual seconds until the model had received as many samples as the run
+            asked for.
     """
 
     schedule: Schedule
@@ -48,7 +49,7 @@ class AsyncRun:
 
 def run_async(
     cluster: SimulatedCluster,
-    setting: SimConfig,
+    config: SimConfig,
     synchroniser: Synchroniser,
     policy: Policy | None = None,
     predictor: Predictor | None = None,
@@ -56,29 +57,32 @@ def run_async(
     preemption: Preemption | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> AsyncRun:
-    """Runs until ``steps * X`` samples have entered the model, whoever computed them.
+    """Runs until the model has received ``steps * X`` samples, from whichever workers.
 
-    A fast worker does more iterations than a slow one; beyond the cluster's last iteration a
-    worker begins with its first again. Each iteration takes its busy seconds, then
+    A fast worker does more iterations than a slow one; after the cluster's last iteration a
+    worker continues with its first one. An iteration takes its busy seconds, then
     `SimConfig.communication_seconds` to push and pull.
 
-    A policy that predicts (LB + SSP, LB + ASP) is asked whenever every worker's gradient has
-    entered once more since it was asked last; who begins an iteration from then on draws the new
-    batch (ours: there is no common step which a plan could be keyed by). `SimConfig.lag` means
-    nothing here.
+    A policy that predicts (LB + SSP, LB + ASP) is updated whenever the model has received one
+    more gradient from every worker since the last update of the policy. A worker that starts an
+    iteration draws the batch size that is current at this moment (ours: there is no common step
+    by which a plan could be keyed). `SimConfig.lag` has no effect here.
 
     Args:
-        cluster: How long workers take.
-        setting: Batch and communication.
-        synchroniser: Who waits for whom.
-        policy: Sizes; one that does not change, or one that predicts. Default even.
-        predictor: Of each worker's speed, where the policy uses one.
-        preemption: Who leaves and comes back.
-        progress: Told of each X samples done.
+        cluster: Busy seconds of each worker's iterations.
+        config: Global batch size and communication.
+        synchroniser: Decides which workers wait for which.
+        policy: Decides batch sizes. It must be static or predict. Default: even batches.
+        predictor: Forecasts each worker's speed, if the policy uses costs.
+        preemption: Departures and returns of workers. Default: none.
+        progress: Called with the number of further global batches (X samples) done.
+
+    Returns:
+        The schedule, with the batch size of each iteration.
 
     Raises:
-        ValueError: A policy that needs common steps; preemption with changing batches; a run
-            that can never finish.
+        ValueError: The policy needs common steps, preemption is combined with changing batch
+            sizes, or the run can never finish.
 
     Example:
         >>> from lbbsp_core import ASP
@@ -88,25 +92,35 @@ def run_async(
         6.0
     """
     policy = policy or Even()
-    check_relaxed(policy, preemption)
-    shares = _Shares(facts(cluster, setting), setting, policy, predictor or LastValue())
-    run = _Relaxed(cluster, setting, shares, progress)
-    changes = iter(()) if preemption is None else run.watched(preemption)
-    played = schedule(
-        synchroniser, run.begin, workers=cluster.workers, changes=changes, on_update=run.on_update
+    check_async_policy(policy, preemption)
+    constraints = batch_constraints(cluster, config)
+    planner = _BatchPlanner(constraints, config, policy, predictor or LastValue())
+    run = _AsyncSimulation(cluster, config, planner, progress)
+    changes = iter(()) if preemption is None else run.checked_changes(preemption)
+    finished = schedule(
+        synchroniser,
+        run.start_iteration,
+        workers=cluster.workers,
+        changes=changes,
+        on_update=run.record_update,
     )
-    if run.ended is None:
+    if run.end_seconds is None:
         raise ValueError(
-            f"the scenario can never finish: all workers have left with {run.done} of {run.goal} "
-            "samples done: let them come back (preemption.mean_down_seconds), or lower steps"
+            f"the scenario can never finish: all workers have left with {run.samples_done} of "
+            f"{run.samples_needed} samples done: let them come back "
+            "(preemption.mean_down_seconds), or lower steps"
         )
-    pairs = zip(played.worker.tolist(), played.iteration.tolist(), strict=True)
-    sizes = np.array([run.drawn[pair] for pair in pairs], np.int64)
-    return AsyncRun(played, sizes, cluster.workers, run.ended)
+    pairs = zip(finished.worker.tolist(), finished.iteration.tolist(), strict=True)
+    sizes = np.array([run.batch_sizes[pair] for pair in pairs], np.int64)
+    return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
 
 
-def check_relaxed(policy: Policy, preemption: Preemption | None = None) -> None:
-    """Raises ValueError where a policy cannot work without common steps; says why."""
+def check_async_policy(policy: Policy[object], preemption: Preemption | None = None) -> None:
+    """Checks that a policy works without common steps.
+
+    Raises:
+        ValueError: It does not; the message says why.
+    """
     require_asynchronous(policy)
     if preemption is not None and not policy.is_static:
         raise ValueError(
@@ -115,84 +129,92 @@ def check_relaxed(policy: Policy, preemption: Preemption | None = None) -> None:
         )
 
 
-class _Relaxed:
-    """The clock, the counters and the batches of one run."""
+class _AsyncSimulation:
+    """Sample counts and batch sizes of one run, updated by the event loop's callbacks."""
 
     def __init__(
         self,
         cluster: SimulatedCluster,
-        setting: SimConfig,
-        shares: _Shares,
+        config: SimConfig,
+        planner: _BatchPlanner,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._cluster, self._setting, self._shares = cluster, setting, shares
+        self._cluster, self._config, self._planner = cluster, config, planner
         self._progress = progress
         self._latest: dict[int, tuple[int, float]] = {}  # samples and busy seconds, by worker
-        self._changes = 0
-        self.drawn: dict[tuple[int, int], int] = {}
-        self.goal = cluster.steps * setting.global_batch_size
-        self.done = 0
-        self.ended: float | None = None
+        self._idle_changes = 0
+        self.batch_sizes: dict[tuple[int, int], int] = {}  # by worker and iteration
+        self.samples_needed = cluster.steps * config.global_batch_size
+        self.samples_done = 0
+        self.end_seconds: float | None = None
 
-    def begin(self, worker: int, iteration: int) -> float:
-        """Draws a batch; seconds until the push."""
-        size = self._shares.sizes[worker]
+    def start_iteration(self, worker: int, iteration: int) -> float:
+        """Draws a batch and returns the seconds until its gradient is pushed."""
+        size = self._planner.sizes[worker]
         cost = self._cluster.cost(worker, iteration % self._cluster.steps)
-        busy = float(cost(size))
-        self.drawn[worker, iteration] = size
-        self._latest[worker] = size, busy
-        return busy + self._setting.communication_seconds
+        busy_seconds = float(cost(size))
+        self.batch_sizes[worker, iteration] = size
+        self._latest[worker] = size, busy_seconds
+        return busy_seconds + self._config.communication_seconds
 
-    def on_update(self, worker: int, now: float) -> bool:
-        """Counts the samples and learns; whether that is enough."""
-        size, busy = self._latest[worker]
-        before = self.done // self._setting.global_batch_size
-        self.done, self._changes = self.done + size, 0
-        if self._progress is not None and self.done // self._setting.global_batch_size > before:
-            self._progress(self.done // self._setting.global_batch_size - before)
-        self._shares.learn(worker, size, busy)
-        if self.done < self.goal:
+    def record_update(self, worker: int, now: float) -> bool:
+        """Counts a gradient's samples and returns whether the run is complete."""
+        size, busy_seconds = self._latest[worker]
+        batches_before = self.samples_done // self._config.global_batch_size
+        self.samples_done += size
+        self._idle_changes = 0
+        batches = self.samples_done // self._config.global_batch_size
+        if self._progress is not None and batches > batches_before:
+            self._progress(batches - batches_before)
+        self._planner.observe(worker, size, busy_seconds)
+        if self.samples_done < self.samples_needed:
             return False
-        self.ended = now
+        self.end_seconds = now
         return True
 
-    def watched(self, preemption: Preemption) -> Iterator[Change]:
-        """Its changes, unless they never let anything be done."""
+    def checked_changes(self, preemption: Preemption) -> Iterator[Change]:
+        """Yields the membership changes, and raises ValueError if no update occurs between them."""
         for change in preemption.changes(self._cluster.workers):
-            self._changes += 1
-            if self._changes > PATIENCE * self._cluster.workers:
+            self._idle_changes += 1
+            if self._idle_changes > MAX_IDLE_CHANGES * self._cluster.workers:
                 raise ValueError(
                     "the scenario can never finish: workers leave before they have done an "
-                    f"iteration ({self._changes} changes without an update, until second "
+                    f"iteration ({self._idle_changes} changes without an update, until second "
                     f"{change.time:.4g}): raise preemption.mean_up_seconds, or lower the batch"
                 )
             yield change
 
 
-class _Shares:
-    """Who draws how much: rounds of the policy, with a forecaster for each worker."""
+class _BatchPlanner:
+    """Batch sizes by worker: rounds of the policy, with a speed estimator for each worker."""
 
     def __init__(
-        self, cluster: BatchConstraints, setting: SimConfig, policy: Policy, predictor: Predictor
+        self,
+        constraints: BatchConstraints,
+        config: SimConfig,
+        policy: Policy,
+        predictor: Predictor,
     ) -> None:
-        self._rounds = Rounds(cluster, policy)
-        shapes = [setting.shape(worker, cluster.workers) for worker in range(cluster.workers)]
+        self._rounds = Rounds(constraints, policy)
         used = predictor if policy.uses_costs else None
-        self._forecasters = [SpeedEstimator(used, shape) for shape in shapes]
-        self._known = [forecaster.init() for forecaster in self._forecasters]
+        self._estimators = [
+            SpeedEstimator(used, config.shape(worker, constraints.workers))
+            for worker in range(constraints.workers)
+        ]
+        self._states = [estimator.init() for estimator in self._estimators]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Samples of the next batch, by worker."""
         return self._rounds.sizes
 
-    def learn(self, worker: int, samples: int, seconds: float) -> None:
-        """One iteration more of `worker`."""
+    def observe(self, worker: int, samples: int, busy_seconds: float) -> None:
+        """Learns from one finished iteration of `worker`."""
         if not self._rounds.policy.uses_costs:
             return
-        forecaster = self._forecasters[worker]
-        known, _ = forecaster.learn(self._known[worker], samples, seconds)
-        self._known[worker] = known
-        speed, overhead = forecaster.predict(known)
-        cost = forecaster.cost_shape.cost_at(speed, overhead) if speed else None
-        self._rounds.ran(worker, samples, seconds, cost)
+        estimator = self._estimators[worker]
+        state, _ = estimator.learn(self._states[worker], samples, busy_seconds)
+        self._states[worker] = state
+        speed, overhead = estimator.predict(state)
+        cost = estimator.cost_shape.cost_at(speed, overhead) if speed else None
+        self._rounds.ran(worker, samples, busy_seconds, cost)

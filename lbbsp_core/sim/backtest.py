@@ -1,4 +1,4 @@
-"""Evaluate: how well predictors forecast recorded speeds, and what they cost."""
+"""Backtest of predictors on recorded speeds: forecast errors and CPU time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +14,27 @@ import numpy.typing as npt
 from lbbsp_core.predict import Arima, Ema, LastValue, Mixture, Narx, Predictor, Recurrent
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 Progress = Callable[[str, str, int], None]
-"""Told of a file, a predictor's name and a number of iterations just done."""
+"""Called with a file's name, a predictor's name and a number of further iterations done."""
 
 DEFAULT = "mixture"
-"""The predictor of both plugins, by its name in `contenders`."""
+"""Default predictor of the plugins, by its name in `contenders`."""
 
-UNSCORED = 5
-"""The first 1 / UNSCORED of each series is learned from, but not scored."""
+WARM_UP = 5
+"""The first 1 / WARM_UP of each series is learned from, but not scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one predictor on one trace.
+    """Errors and CPU time of one predictor on one trace.
 
     Args:
-        rmse: Root of the mean squared error of speed / mean speed of a worker, mean of workers.
-        mape: Mean of abs(error) / speed of a worker, mean of workers; a fraction.
-        update_us: Mean thread CPU time of an update, microseconds.
-        predict_us: Mean thread CPU time of a forecast, microseconds.
-        p999_us: 99.9th percentile of update + forecast, microseconds.
+        rmse: Root mean squared error of a worker's speed / its mean speed, averaged over workers.
+        mape: Mean of abs(error) / speed of a worker, averaged over workers; a fraction.
+        update_us: Mean thread CPU time of an update, in microseconds.
+        predict_us: Mean thread CPU time of a forecast, in microseconds.
+        p999_us: 99.9th percentile of update + forecast, in microseconds.
     """
 
     rmse: float
@@ -47,34 +46,35 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of all predictors on all traces.
+    """Scores of all predictors on all traces.
 
     Args:
-        horizon: Iterations ahead that were forecast.
-        scores: By file and predictor.
-        speeds: Measured samples per second, by file, one array a worker.
-        forecasts: By file and predictor, aligned with `speeds`; NaN where there is none.
+        horizon: Number of iterations ahead that were forecast.
+        scores: Scores by file and predictor.
+        speeds: Measured samples per second by file, one array per worker.
+        forecasts: Forecasts by file and predictor, aligned with `speeds`; NaN where there is no
+            forecast.
     """
 
     horizon: int
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
-    speeds: dict[str, tuple[Array, ...]] = field(default_factory=dict)
-    forecasts: dict[str, dict[str, tuple[Array, ...]]] = field(default_factory=dict)
+    speeds: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
+    forecasts: dict[str, dict[str, tuple[Floats, ...]]] = field(default_factory=dict)
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """Names, in the order of evaluation."""
+        """Names of the predictors, in the order of evaluation."""
         return tuple(next(iter(self.scores.values()), {}))
 
     def geometric_mean_rmse(self, predictor: str) -> float:
-        """Over the traces."""
+        """Returns the geometric mean of a predictor's RMSE over the traces."""
         values = [scores[predictor].rmse for scores in self.scores.values()]
         if not all(value > 0 for value in values):
             return 0.0 if 0.0 in values else math.nan
         return math.exp(sum(map(math.log, values)) / len(values))
 
-    def figures(self) -> dict[str, Any]:
-        """What ``lbbsp evaluate --json`` writes."""
+    def figures(self) -> dict[str, object]:
+        """Returns the figures that ``lbbsp evaluate --json`` writes."""
         return {
             "default": DEFAULT,
             "horizon": self.horizon,
@@ -89,11 +89,14 @@ class Evaluation:
 
 
 def contenders(horizon: int = 1) -> dict[str, Predictor]:
-    """The predictors that are compared, each trained for `horizon` where it can be.
+    """Returns the predictors to compare, by name; trainable ones are trained for `horizon`.
 
-    ``arima`` is left out where statsmodels is missing: ``pip install 'lbbsp[arima]'``.
+    ``arima`` is left out if statsmodels is not installed: ``pip install 'lbbsp[arima]'``.
+
+    Args:
+        horizon: Number of iterations ahead to forecast, >= 1.
     """
-    found: dict[str, Predictor] = {
+    predictors: dict[str, Predictor] = {
         "last": LastValue(),
         "ema0.2": Ema(0.2),
         "ema0.5": Ema(0.5),
@@ -105,8 +108,8 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
         DEFAULT: Mixture(horizon=horizon),
     }
     if importlib.util.find_spec("statsmodels") is None:
-        del found["arima"]
-    return found
+        del predictors["arima"]
+    return predictors
 
 
 def evaluate(
@@ -116,20 +119,23 @@ def evaluate(
     horizon: int = 1,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Replays each worker's series: forecast, score, then learn.
+    """Replays each worker's series through each predictor: forecast, score, then learn.
 
-    Before iteration k a predictor knows the measurements of all earlier ones and the drivers of
-    k, and forecasts iteration ``k + horizon - 1``.
+    Before iteration k a predictor knows the measurements of all earlier iterations and the
+    driving factors of iteration k; it forecasts iteration ``k + horizon - 1``.
 
     Args:
-        traces: From `read_trace`.
-        predictors: By name. Default `contenders`.
-        horizon: Iterations ahead, >= 1.
+        traces: Traces from `read_trace`.
+        predictors: Predictors by name. Default: `contenders`.
+        horizon: Number of iterations ahead to forecast, >= 1.
         progress: Called after each series.
 
+    Returns:
+        Scores and forecasts of every predictor on every trace.
+
     Raises:
-        ValueError: No traces, or a horizon below 1.
-        TraceError: A series too short to score.
+        ValueError: There are no traces, or the horizon is below 1.
+        TraceError: A series is too short to score.
 
     Example:
         >>> from pathlib import Path
@@ -164,16 +170,16 @@ def evaluate(
 
 def _check_length(trace: Trace, horizon: int) -> None:
     for series in trace.series:
-        if len(series) < 2 * (UNSCORED + horizon):
+        if len(series) < 2 * (WARM_UP + horizon):
             raise TraceError(
                 f"{trace.path}: worker {series.worker} has {len(series)} steps, at least "
-                f"{2 * (UNSCORED + horizon)} are needed to score a horizon of {horizon}: record "
+                f"{2 * (WARM_UP + horizon)} are needed to score a horizon of {horizon}: record "
                 "more, or remove this worker's rows"
             )
 
 
-def _replay(predictor: Predictor, series: Series, horizon: int) -> tuple[Array, Array]:
-    """Forecasts, and nanoseconds of each update and forecast, shape ``(2, iterations)``."""
+def _replay(predictor: Predictor, series: Series, horizon: int) -> tuple[Floats, Floats]:
+    """Returns forecasts, and nanoseconds of updates and forecasts, shape ``(2, iterations)``."""
     forecasts = np.full(len(series), math.nan)
     nanoseconds = np.zeros((2, len(series)))
     clock = time.thread_time_ns
@@ -181,24 +187,28 @@ def _replay(predictor: Predictor, series: Series, horizon: int) -> tuple[Array, 
     for k, measurement in enumerate(series.measurements):
         start = clock()
         forecast = predictor.predict(state, measurement.drivers, horizon)
-        between = clock()
+        forecast_end = clock()
         state = predictor.update(state, measurement)
-        nanoseconds[:, k] = clock() - between, between - start
+        nanoseconds[:, k] = clock() - forecast_end, forecast_end - start
         if k + horizon - 1 < len(series):
             forecasts[k + horizon - 1] = forecast
     return forecasts, nanoseconds
 
 
-def _score(speeds: Sequence[Array], runs: Sequence[tuple[Array, Array]]) -> Score:
+def _score(speeds: Sequence[Floats], runs: Sequence[tuple[Floats, Floats]]) -> Score:
     rmse, mape = [], []
     for speed, (forecast, _) in zip(speeds, runs, strict=True):
-        first = len(speed) // UNSCORED
+        first = len(speed) // WARM_UP
         truth, error = speed[first:], forecast[first:] - speed[first:]
         rmse.append(math.sqrt(np.mean(error**2)) / truth.mean())
         mape.append(np.mean(np.abs(error) / truth))
-    nanoseconds = np.concatenate([spent for _, spent in runs], axis=1)
+    nanoseconds = np.concatenate([elapsed for _, elapsed in runs], axis=1)
     update_us, predict_us = nanoseconds.mean(axis=1) / 1e3
     p999_us = np.percentile(nanoseconds.sum(axis=0), 99.9) / 1e3
     return Score(
-        *(float(x) for x in (np.mean(rmse), np.mean(mape), update_us, predict_us, p999_us))
+        rmse=float(np.mean(rmse)),
+        mape=float(np.mean(mape)),
+        update_us=float(update_us),
+        predict_us=float(predict_us),
+        p999_us=float(p999_us),
     )

@@ -1,4 +1,4 @@
-"""Clusters in virtual time: how long a worker takes, and what it knows beforehand."""
+"""Clusters in virtual time: costs and driving factors of every worker's iterations."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ import numpy.typing as npt
 from lbbsp_core.cost import AffineArray, Cost, Proportional
 from lbbsp_core.sim.traces import Trace, TraceError
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
-LEAST_STEPS = 5
-"""Shorter traces cannot be replayed."""
+MIN_STEPS = 5
+"""Number of steps below which a trace is not replayed."""
 
 
 @runtime_checkable
 class SimulatedCluster(Protocol):
-    """What a simulation asks of a cluster, worker by worker: no clock, no barrier, no plan.
+    """Cost of every worker's iterations, independent of clocks, barriers and plans.
 
-    A worker's k-th iteration takes as long whenever it begins, so that several policies, or ways
-    to synchronise, meet the same weather.
+    The cost of a worker's k-th iteration does not depend on the time at which it starts, so that
+    all policies and synchronisers are compared under the same slowdowns.
     """
 
     @property
     def workers(self) -> int:
-        """N."""
+        """Number of workers, N."""
         ...
 
     @property
     def steps(self) -> int:
-        """Iterations of each worker."""
+        """Number of iterations of each worker."""
         ...
 
     def cost(self, rank: int, step: int) -> Cost:
-        """The true curve of worker `rank` in its iteration `step`: samples to busy seconds."""
+        """Returns the true cost of worker `rank` in its iteration `step`."""
         ...
 
     def costs(self, step: int) -> Sequence[Cost]:
-        """`cost` of every worker in one step."""
+        """Returns the true cost of every worker in one step."""
         ...
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Array:
-        """Busy seconds of every worker in one step, ``cost(rank, step)(sizes[rank])``."""
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+        """Returns the busy seconds of every worker in one step, shape ``(workers,)``."""
         ...
 
     def drivers(self, rank: int, step: int) -> tuple[float, ...]:
-        """Driving factors it knows before that iteration."""
+        """Returns the driving factors that worker `rank` knows before its iteration `step`."""
         ...
 
 
 @dataclass(frozen=True)
 class ReplayedCluster:
-    """Workers as fast as they were in a trace: x samples in step k take ``x / v_k`` seconds.
+    """Cluster with recorded speeds: x samples in step k take ``x / v_k`` seconds.
 
-    That is right as far as recorded seconds are proportional to recorded samples, since a trace
-    has no overhead of its own.
+    This assumes that busy seconds are proportional to samples, since a trace does not say which
+    part of them is overhead.
 
     Args:
-        speeds: v, samples per second, shape ``(steps, workers)``.
-        known: Drivers before each step, by step and rank.
-        global_batch_size: X of the recording: the median of what a step processed.
-        notes: What was left out of the trace, in words.
+        speeds: Samples per second v, shape ``(steps, workers)``.
+        known: Driving factors known before each step, by step and rank.
+        global_batch_size: X of the recording: the median of the samples per step.
+        notes: Remarks on steps that were left out.
 
     Example:
         >>> cluster = ReplayedCluster(np.array([[4.0, 2.0]]), (((), ()),), 12)
@@ -73,76 +73,78 @@ class ReplayedCluster:
         (2.0, 2.0)
     """
 
-    speeds: Array
+    speeds: Floats
     known: tuple[tuple[tuple[float, ...], ...], ...]
     global_batch_size: int
     notes: tuple[str, ...] = ()
 
     @property
     def workers(self) -> int:
-        """N."""
+        """Number of workers, N."""
         return int(self.speeds.shape[1])
 
     @property
     def steps(self) -> int:
-        """Of the trace."""
+        """Number of recorded steps."""
         return int(self.speeds.shape[0])
 
     def cost(self, rank: int, step: int) -> Proportional:
-        """``x / v``."""
+        """Returns ``x / v`` with the speed of worker `rank` in `step`."""
         return Proportional(float(self.speeds[step, rank]))
 
     def costs(self, step: int) -> AffineArray:
-        """The lines of a step."""
+        """Returns ``x / v`` for every worker in one step."""
         return AffineArray(np.zeros(self.workers), 1.0 / self.speeds[step])
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Array:
-        """``x / v``."""
-        seconds: Array = sizes / self.speeds[step]
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+        """Returns the busy seconds ``x / v`` of every worker in one step."""
+        seconds: Floats = sizes / self.speeds[step]
         return seconds
 
     def drivers(self, rank: int, step: int) -> tuple[float, ...]:
-        """As recorded."""
+        """Returns the recorded driving factors."""
         return self.known[step][rank]
 
 
 def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
-    """The cluster that a trace of several workers was recorded on; rank = order of its numbers.
+    """Returns the cluster on which a trace of several workers was recorded.
 
-    Steps are aligned by their number: one that some worker lacks is left out, and noted.
+    Ranks are in the order of the trace's worker numbers. Steps are aligned by their number; a
+    step that is missing for one of the workers is left out, and noted.
 
     Args:
-        trace: From `lbbsp_core.sim.read_trace`.
-        workers: How many of them, the first ones; None: all.
+        trace: Trace from `lbbsp_core.sim.read_trace`.
+        workers: Number of workers to keep, the first ones; None: all.
 
     Raises:
-        TraceError: One worker only, fewer than asked for, or hardly a step that every worker has.
+        TraceError: The trace has a single worker, fewer workers than requested, or too few steps
+            that all workers have in common.
     """
     if workers is not None:
         trace = _first(trace, workers)
     if len(trace.series) < 2:
         raise TraceError(
-            f"{trace.path}: a single worker (number {trace.series[0].worker}) has nobody to wait "
-            "for: record at least two workers, with rows for the same steps"
+            f"{trace.path}: a single worker (number {trace.series[0].worker}) has no other "
+            "worker to wait for: record at least two workers, with rows for the same steps"
         )
     by_step = [
         dict(zip(series.steps.tolist(), series.measurements, strict=True))
         for series in trace.series
     ]
-    every = sorted(set.union(*map(set, by_step)))
-    common = [step for step in every if all(step in own for own in by_step)]
-    if len(common) < LEAST_STEPS:
+    recorded = sorted(set.union(*map(set, by_step)))
+    common = [step for step in recorded if all(step in own for own in by_step)]
+    if len(common) < MIN_STEPS:
         raise TraceError(
-            f"{trace.path}: every one of the {len(by_step)} workers has only {len(common)} of "
-            f"{len(every)} steps, at least {LEAST_STEPS} are needed: record more, or remove "
-            "workers that lack most of them"
+            f"{trace.path}: the {len(by_step)} workers have only {len(common)} of "
+            f"{len(recorded)} steps in common, at least {MIN_STEPS} are needed: record more, or "
+            "remove workers that lack most of them"
         )
     rows = [[own[step] for own in by_step] for step in common]
-    left_out = len(every) - len(common)
+    left_out = len(recorded) - len(common)
     return ReplayedCluster(
-        np.array([[float(one.samples_per_second) for one in row] for row in rows]),
-        tuple(tuple(one.drivers for one in row) for row in rows),
-        round(statistics.median(sum(float(one.samples) for one in row) for row in rows)),
+        np.array([[float(m.samples_per_second) for m in row] for row in rows]),
+        tuple(tuple(m.drivers for m in row) for row in rows),
+        round(statistics.median(sum(float(m.samples) for m in row) for row in rows)),
         (f"steps left out because not every worker has them: {left_out}",) if left_out else (),
     )
 
@@ -150,7 +152,8 @@ def replay_trace(trace: Trace, workers: int | None = None) -> ReplayedCluster:
 def _first(trace: Trace, workers: int) -> Trace:
     if workers > len(trace.series):
         raise TraceError(
-            f"{trace.path}: {workers} workers are asked for, but it holds {len(trace.series)}: "
-            "lower workers, record more, or invent them with a scenario"
+            f"{trace.path}: {workers} workers are requested, but the trace has "
+            f"{len(trace.series)}: lower workers, record more, or simulate synthetic workers with "
+            "a scenario"
         )
     return replace(trace, series=trace.series[:workers])

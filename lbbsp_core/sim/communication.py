@@ -1,4 +1,4 @@
-"""What it costs to bring gradients together."""
+"""Communication models: seconds that an exchange of gradients takes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 class Communication(Protocol):
-    """Seconds of an exchange of gradients, after the last worker has arrived."""
+    """Seconds that an exchange of gradients takes."""
 
     asynchronous: ClassVar[bool]
-    """Whether one worker alone can push and pull."""
+    """Whether a worker can push and pull while the others compute."""
 
     def seconds(self, workers: int) -> float:
-        """Of all workers together, at a barrier."""
+        """Returns the seconds of an exchange by all workers, once the last one has arrived."""
         ...
 
     def seconds_alone(self) -> float:
-        """Of one worker that pushes and pulls while the others compute."""
+        """Returns the seconds of one worker's push and pull while the others compute."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedTime:
-    """The same, whoever takes part.
+    """Constant communication time, whatever the number of workers.
 
     Args:
-        fixed_seconds: >= 0.
+        fixed_seconds: Seconds of an exchange, >= 0.
     """
 
     fixed_seconds: float = 0.0
@@ -39,22 +39,22 @@ class FixedTime:
         require_nonnegative("communication_seconds", self.fixed_seconds)
 
     def seconds(self, workers: int) -> float:
-        """`fixed_seconds`."""
+        """Returns `fixed_seconds`."""
         return self.fixed_seconds
 
     def seconds_alone(self) -> float:
-        """`fixed_seconds`."""
+        """Returns `fixed_seconds`."""
         return self.fixed_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A message of `bytes` over a link.
+    """Links over which gradients travel.
 
     Args:
-        bytes: Of a gradient, >= 0.
-        bytes_per_second: Of each worker's link, one way, > 0.
-        latency_seconds: Of a message, >= 0.
+        bytes: Size of a gradient in bytes, >= 0.
+        bytes_per_second: Bandwidth of each worker's link, one way, > 0.
+        latency_seconds: Latency of a message in seconds, >= 0.
     """
 
     bytes: float
@@ -70,10 +70,10 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class RingAllReduce(_Link):
-    r"""``2 (N - 1) (B / (N b) + l)``: reduce-scatter, then all-gather, on a ring.
+    r"""Ring all-reduce (reduce-scatter, then all-gather): ``2 (N - 1) (B / (N b) + l)`` seconds.
 
-    B bytes of gradient, b bytes a second, l seconds of latency: every worker sends ``2 (N - 1)``
-    messages of B / N bytes (Patarasuk and Yuan, JPDC 2009).
+    With B bytes of gradient, b bytes per second and l seconds of latency, every worker sends
+    ``2 (N - 1)`` messages of B / N bytes (Patarasuk and Yuan, JPDC 2009).
 
     Example:
         >>> RingAllReduce(bytes=4e6, bytes_per_second=1e6, latency_seconds=0.5).seconds(2)
@@ -83,28 +83,28 @@ class RingAllReduce(_Link):
     asynchronous: ClassVar[bool] = False
 
     def seconds(self, workers: int) -> float:
-        """The ring."""
+        """Returns the seconds of one ring all-reduce."""
         part = self.bytes / workers / self.bytes_per_second
         return 2 * (workers - 1) * (part + self.latency_seconds)
 
     def seconds_alone(self) -> float:
-        """There is no such thing."""
+        """Raises ValueError: a worker cannot run an all-reduce alone."""
         raise ValueError(
-            "a ring all-reduce ends when its last worker has arrived, so nobody can push alone: "
+            "a ring all-reduce ends when its last worker has arrived, so no worker can push alone: "
             "use communication.kind = 'parameter-server', or sync bsp"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterServer(_Link):
-    r"""``2 (max(1, N / S) B / b + l)``: all push to S servers, then all pull.
+    r"""Parameter servers: all workers push, then all pull, in ``2 (max(1, N / S) B / b + l)`` s.
 
-    Every server holds 1 / S of the model behind a link of its own, as wide as a worker's; where
-    N > S workers come at once the servers' links are what limits. A worker alone has only its
-    own link in the way.
+    Each of S servers holds 1 / S of the model behind a link of the same bandwidth as a worker's.
+    If N > S workers communicate at once, the servers' links are the bottleneck; a single worker
+    is limited by its own link only.
 
     Args:
-        servers: S, >= 1.
+        servers: Number of servers S, >= 1.
 
     Example:
         >>> server = ParameterServer(bytes=4e6, bytes_per_second=4e6)
@@ -124,10 +124,10 @@ class ParameterServer(_Link):
             )
 
     def seconds(self, workers: int) -> float:
-        """All at once."""
-        crowd = max(1.0, workers / self.servers)
-        return 2 * (crowd * self.bytes / self.bytes_per_second + self.latency_seconds)
+        """Returns the seconds of a push and pull by all workers at once."""
+        workers_per_link = max(1.0, workers / self.servers)
+        return 2 * (workers_per_link * self.bytes / self.bytes_per_second + self.latency_seconds)
 
     def seconds_alone(self) -> float:
-        """One worker, the servers idle."""
+        """Returns the seconds of one worker's push and pull while the servers are idle."""
         return self.seconds(1)

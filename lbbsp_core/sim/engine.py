@@ -1,10 +1,10 @@
-"""Runs the loop in virtual time, with the very objects that training uses."""
+"""Synchronous training in virtual time, with the objects that training uses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +17,29 @@ from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_nonnegative
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SimConfig:
-    """What all runs on one cluster have in common.
+    """Options shared by all runs on one cluster.
 
     Args:
-        global_batch_size: X.
-        lag: A plan decided after step k serves step ``k + lag``, >= 1.
-        steps_per_epoch: For policies that plan once an epoch, >= 1.
-        communication_seconds: Of each step, after the last worker has arrived.
-        limits: One for all workers, or one each.
-        granularity: Sizes are multiples of it.
-        cost: What the balancers assume before they learn, one for all or one each; by default as
-            in training.
+        global_batch_size: X, in samples, >= 1.
+        lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
+            applies to step ``k + lag``.
+        steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
+        communication_seconds: Seconds of communication per step, after the last worker has
+            arrived, >= 0.
+        limits: Bounds of a batch: the same for all workers, or one entry per worker.
+        granularity: Batch sizes are multiples of it, in samples.
+        cost: Cost that the balancers assume before they have learned: the same for all workers,
+            or one entry per worker. Default: as in training.
 
     Raises:
-        ValueError: An option out of range; names the value.
+        ValueError: An option is out of range; the message names its value.
     """
 
     global_batch_size: int
@@ -51,45 +54,42 @@ class SimConfig:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)!r}")
-        if not 0 <= self.communication_seconds < float("inf"):
-            raise ValueError(
-                f"communication_seconds must be finite and >= 0, got {self.communication_seconds!r}"
-            )
+        require_nonnegative("communication_seconds", self.communication_seconds)
 
     def prior(self, rank: int) -> Cost | CostShape:
-        """What worker `rank` assumes of its own cost."""
+        """Returns the cost that worker `rank` assumes before it has learned."""
         if isinstance(self.cost, Sequence):
             return self.cost[rank]
         return self.cost or Proportional()
 
     def shape(self, rank: int, workers: int) -> CostShape:
-        """The same as `lbbsp_core.Balancer` makes a `CostShape` of it."""
+        """Returns that cost as a `CostShape`, made as `lbbsp_core.Balancer` makes it."""
         return CostShape.from_cost(self.prior(rank), self.global_batch_size, workers)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A synchronous run in virtual time.
+    """Synchronous run in virtual time.
 
     Args:
-        sizes: Plans, shape ``(steps, workers)``.
-        busy_seconds: Of the same shape.
-        communication_seconds: Of each step.
+        sizes: Plans, in samples, shape ``(steps, workers)``.
+        busy_seconds: Busy seconds of each worker in each step, of the same shape.
+        communication_seconds: Seconds of communication per step.
     """
 
     sizes: npt.NDArray[np.int64]
-    busy_seconds: Array
+    busy_seconds: Floats
     communication_seconds: float = 0.0
 
     @property
-    def wall_seconds(self) -> Array:
-        """From barrier to barrier: the slowest worker, then communication; ``(steps,)``."""
-        slowest: Array = self.busy_seconds.max(axis=1)
+    def wall_seconds(self) -> Floats:
+        """Seconds from barrier to barrier: slowest worker, then communication; ``(steps,)``."""
+        slowest: Floats = self.busy_seconds.max(axis=1)
         return slowest + self.communication_seconds
 
     @property
     def total_seconds(self) -> float:
-        """Of all steps."""
+        """Sum of the wall seconds of all steps."""
         return float(self.wall_seconds.sum())
 
     @property
@@ -101,25 +101,29 @@ class Timeline:
 
 def run_bsp(
     cluster: SimulatedCluster,
-    setting: SimConfig,
+    config: SimConfig,
     policy: Policy,
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Timeline:
-    """Replays BSP: a `Balancer` a worker, every iteration a barrier.
+    """Simulates BSP: one `Balancer` per worker, and a barrier in every iteration.
 
-    The balancers measure, gate, predict, exchange integers and plan as in training. Their policy
-    is asked once a step instead of N times, since it is pure and all ask the same.
+    The balancers filter outliers, predict, exchange integers and plan as in training. Their
+    policy is computed once per step instead of N times: it is pure, and its arguments are the
+    same on all workers.
 
     Args:
-        cluster: How long workers take.
-        setting: Batch, lag, epochs, communication.
-        policy: Decides sizes.
-        predictor: Of each worker's speed; for a policy that uses none, None.
-        progress: Told of each step done.
+        cluster: Busy seconds of each worker's iterations.
+        config: Global batch size, lag, epochs, communication.
+        policy: Decides batch sizes.
+        predictor: Forecasts each worker's speed, if `policy` uses costs. Default: `LastValue`.
+        progress: Called with 1 after each step.
+
+    Returns:
+        Plans and busy seconds of every step.
 
     Raises:
-        ValueError: Options that no plan can satisfy.
+        ValueError: No plan can satisfy the options.
 
     Example:
         >>> from lbbsp_core import Even
@@ -128,9 +132,8 @@ def run_bsp(
         >>> run_bsp(cluster, SimConfig(8), Even()).wall_seconds.tolist()
         [2.0, 4.0]
     """
-    balancers = _balancers(
-        cluster, setting, cast(Policy, _Shared(policy)), predictor or LastValue()
-    )
+    cached = cast(Policy, _CachedPolicy(policy))
+    balancers = _balancers(cluster, config, cached, predictor or LastValue())
     ranks = range(cluster.workers)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
@@ -138,65 +141,69 @@ def run_bsp(
         plan = balancers[0].sizes(step)
         seconds = [float(cluster.cost(rank, step)(plan[rank])) for rank in ranks]
         sizes[step], busy[step] = plan, seconds
-        after = min(step + 1, cluster.steps - 1)
+        next_step = min(step + 1, cluster.steps - 1)
         messages = [
-            balancer.report(seconds[rank], drivers=cluster.drivers(rank, after))
+            balancer.report(seconds[rank], drivers=cluster.drivers(rank, next_step))
             for rank, balancer in enumerate(balancers)
         ]
         for balancer in balancers:
-            balancer.receive(messages, max(seconds) + setting.communication_seconds)
+            balancer.receive(messages, max(seconds) + config.communication_seconds)
         if progress is not None:
             progress(1)
-    return Timeline(sizes, busy, setting.communication_seconds)
+    return Timeline(sizes, busy, config.communication_seconds)
 
 
-def run_oracle(cluster: SimulatedCluster, setting: SimConfig) -> Timeline:
-    """The best that any policy can do: the exact plan for the speeds that each step will have."""
-    known = facts(cluster, setting)
+def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
+    """Simulates the best possible policy: the exact plan for the true costs of each step."""
+    constraints = batch_constraints(cluster, config)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     for step in range(cluster.steps):
-        sizes[step] = known.plan(cluster.costs(step))
+        sizes[step] = constraints.plan(cluster.costs(step))
         busy[step] = cluster.seconds(step, sizes[step])
-    return Timeline(sizes, busy, setting.communication_seconds)
+    return Timeline(sizes, busy, config.communication_seconds)
 
 
-def facts(cluster: SimulatedCluster, setting: SimConfig) -> BatchConstraints:
-    """What policies plan for.
+def batch_constraints(cluster: SimulatedCluster, config: SimConfig) -> BatchConstraints:
+    """Returns the constraints that policies plan for.
 
     Raises:
-        ValueError: Options that no plan can satisfy.
+        ValueError: No plan can satisfy the options.
     """
-    return _balancer(cluster, setting, None, LastValue(), 0).constraints
+    return _balancer(cluster, config, None, LastValue(), 0).constraints
 
 
 @dataclass(frozen=True, eq=False)
-class _Shared:
-    """A policy that remembers its last answer, for the other balancers of the same step."""
+class _CachedPolicy:
+    """Policy that caches its last update, for the other balancers of the same step."""
 
     policy: Policy
-    last: list[Any] = field(default_factory=list)
+    cache: list[tuple[tuple[object, BatchConstraints, Observation], object]] = field(
+        default_factory=list
+    )
 
-    @property
-    def uses_costs(self) -> bool:
-        return self.policy.uses_costs
+    def __getattr__(self, name: str) -> object:
+        """Returns an attribute of the policy, such as `uses_costs`."""
+        return getattr(self.policy, name)
 
-    def init(self, cluster: BatchConstraints) -> Any:
-        return self.policy.init(cluster)
+    def init(self, constraints: BatchConstraints) -> object:
+        return self.policy.init(constraints)
 
-    def update(self, state: Any, cluster: BatchConstraints, observation: Observation) -> Any:
-        asked = (state, cluster, observation)
-        if not self.last or self.last[0] != asked:
-            self.last[:] = [asked, self.policy.update(state, cluster, observation)]
-        return self.last[1]
+    def update(
+        self, state: object, constraints: BatchConstraints, observation: Observation
+    ) -> object:
+        arguments = (state, constraints, observation)
+        if not self.cache or self.cache[0][0] != arguments:
+            self.cache[:] = [(arguments, self.policy.update(state, constraints, observation))]
+        return self.cache[0][1]
 
 
 def _balancers(
-    cluster: SimulatedCluster, setting: SimConfig, policy: Policy, predictor: Predictor
+    cluster: SimulatedCluster, config: SimConfig, policy: Policy, predictor: Predictor
 ) -> list[Balancer]:
-    x, epoch = setting.global_batch_size, setting.steps_per_epoch
+    x, epoch = config.global_batch_size, config.steps_per_epoch
     balancers = [
-        _balancer(cluster, setting, policy, predictor, rank) for rank in range(cluster.workers)
+        _balancer(cluster, config, policy, predictor, rank) for rank in range(cluster.workers)
     ]
     peer_info = [balancer.static_info() for balancer in balancers]
     for balancer in balancers:
@@ -207,7 +214,7 @@ def _balancers(
 
 def _balancer(
     cluster: SimulatedCluster,
-    setting: SimConfig,
+    config: SimConfig,
     policy: Policy | None,
     predictor: Predictor,
     rank: int,
@@ -215,11 +222,11 @@ def _balancer(
     return Balancer(
         rank=rank,
         workers=cluster.workers,
-        global_batch_size=setting.global_batch_size,
+        global_batch_size=config.global_batch_size,
         policy=policy,
         predictor=predictor,
-        cost=setting.prior(rank),
-        limits=setting.limits,
-        granularity=setting.granularity,
-        lag=setting.lag,
+        cost=config.prior(rank),
+        limits=config.limits,
+        granularity=config.granularity,
+        lag=config.lag,
     )

@@ -1,4 +1,4 @@
-"""A synchroniser in virtual time: who computes, pushes and waits when."""
+"""Event loop that runs a synchroniser in virtual time: when workers compute, push and wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +16,28 @@ from lbbsp_core.sync.base import SyncDecision, Synchroniser
 from lbbsp_core.validate import require_positive
 
 Seconds = Callable[[int, int], float] | npt.ArrayLike
-"""Busy seconds of ``(worker, iteration)``: a function, or an array ``(workers, iterations)``."""
+"""Busy seconds by worker and iteration: a function, or an array ``(workers, iterations)``."""
 
-Enters = Callable[[int, float], bool]
-"""Told of each worker whose gradient enters the model, and when; true ends the run there. Who
-then waits is released, and the iterations that run are lost."""
+OnUpdate = Callable[[int, float], bool]
+"""Called with each worker whose gradient is applied to the model, and the time in seconds.
+
+If it returns True, the run ends: waiting workers are released, and running iterations are lost.
+"""
 
 
 class Iteration(NamedTuple):
     """One iteration of one worker. Times are virtual seconds.
 
     Args:
-        worker: Its rank.
-        iteration: Its number among this worker's, from 0.
-        start: When it began, from a model that had seen `version` updates.
-        push: When its gradient reached the synchroniser.
-        release: When the worker could go on; inf if it never could, since it had left.
-        version: Updates in the model it began from.
-        staleness: Updates by others that entered the model between `start` and `push`.
-        update: Number of the update (from 0) by which its gradient entered; -1 if it never did.
+        worker: Rank of the worker.
+        iteration: Number of the iteration among this worker's, from 0.
+        start: Time at which the iteration started.
+        push: Time at which its gradient reached the synchroniser.
+        release: Time at which the worker was released to its next iteration; inf if the worker
+            had left before.
+        version: Number of updates in the model from which the iteration started.
+        staleness: Number of updates applied to the model between `start` and `push`.
+        update: Number of the update (from 0) that applied its gradient; -1 if none did.
     """
 
     worker: int
@@ -48,12 +51,12 @@ class Iteration(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A worker leaves (its running iteration is lost), or comes back or anew.
+    """Change of membership: a worker leaves, and its running iteration is lost, or joins.
 
     Args:
-        time: When, in virtual seconds; pushes of that very time come first.
-        worker: Its rank; to join, a former one or the next number.
-        joins: Whether it joins.
+        time: Time of the change in virtual seconds; pushes at the same time are handled first.
+        worker: Rank of the worker. To join: that of a worker which has left, or the next number.
+        joins: Whether the worker joins; else it leaves.
     """
 
     time: float
@@ -62,7 +65,7 @@ class Change(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """All iterations as columns, ordered by worker, then iteration: see `Iteration`.
+    """All iterations of a run as columns, ordered by worker, then iteration; see `Iteration`.
 
     Args:
         worker, iteration, version, staleness, update: Integers, shape ``(pushes,)``.
@@ -80,17 +83,17 @@ class Schedule(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """How many updates entered the model."""
+        """Number of updates applied to the model."""
         return int(self.update.max(initial=-1)) + 1
 
     @property
     def total_seconds(self) -> float:
-        """Time of the last push."""
+        """Virtual seconds until the last push."""
         return float(self.push.max(initial=0.0))
 
     @property
     def waiting_seconds(self) -> float:
-        """Of all workers together, but for the wait of one that never went on."""
+        """Sum of all workers' waits; that of a worker which was never released is left out."""
         waits = self.release - self.push
         return float(waits[np.isfinite(waits)].sum())
 
@@ -102,21 +105,22 @@ def schedule(
     workers: int | None = None,
     iterations: int | None = None,
     changes: Iterable[Change] = (),
-    on_update: Enters | None = None,
+    on_update: OnUpdate | None = None,
 ) -> Schedule:
-    """The whole schedule of a run in which each worker does `iterations` iterations.
+    """Returns the complete schedule of a run in which each worker does `iterations` iterations.
 
     Args:
-        synchroniser: Who decides.
+        synchroniser: Decides which workers wait for which.
         seconds: Busy seconds of each worker's iterations, each finite and > 0.
-        workers: At the start; where `seconds` is an array, as many as it has rows.
-        iterations: Of each worker; where `seconds` is an array, as many as it has columns.
-        changes: Who leaves and joins, and when. An iterator is read as time goes on, and must be
-            in its order; anything else is sorted.
-        on_update: May end the run, see `Enters`.
+        workers: Number of workers at the start. Default: the number of rows of `seconds`.
+        iterations: Iterations of each worker. Default: the number of columns of `seconds`.
+        changes: Workers that leave and join. An iterator is read as virtual time advances and
+            must be ordered by time; any other iterable is sorted.
+        on_update: Called after each update; it can end the run, see `OnUpdate`.
 
     Raises:
-        ValueError: Seconds out of range or not given, or a change that cannot be.
+        ValueError: Busy seconds are out of range or missing, `workers` or `iterations` is
+            missing, or a change is impossible.
 
     Example:
         >>> from lbbsp_core import BSP
@@ -148,18 +152,20 @@ def play(
     workers: int | None = None,
     iterations: int | None = None,
     changes: Iterable[Change] = (),
-    on_update: Enters | None = None,
+    on_update: OnUpdate | None = None,
 ) -> Iterator[Iteration]:
-    """Runs `synchroniser` in virtual time, O(log n) an event beside its own work.
+    """Runs `synchroniser` in virtual time.
 
-    Events of the same time come in the order of ranks. A worker that has done its `iterations`
-    and is released leaves, so that nobody waits for it.
+    An event costs O(log n) in addition to the synchroniser's own work. Events of the same time
+    are handled in the order of ranks. A worker that has done its `iterations` and is released
+    leaves, so that no worker waits for it.
 
     Args:
-        synchroniser: Who decides.
+        synchroniser: Decides which workers wait for which.
         seconds: As in `schedule`.
         workers: As in `schedule`.
-        iterations: Of each worker; None: they go on for as long as the iterator is read.
+        iterations: Iterations of each worker. None, where `seconds` is a function: without end,
+            for as long as the iterator is read.
         changes: As in `schedule`.
         on_update: As in `schedule`.
 
@@ -168,22 +174,22 @@ def play(
 
     Raises:
         ValueError: As in `schedule`.
-        RuntimeError: Somebody waits, and nobody is left who could push.
+        RuntimeError: Workers wait, and no worker is left that could push.
     """
-    look_up, rows, columns = _reading(seconds)
+    look_up, rows, columns = _as_function(seconds)
     workers = rows if workers is None else workers
     if workers is None:
         raise ValueError("workers must be given where seconds is a function")
     limit = columns if iterations is None else iterations
-    return _Run(synchroniser, look_up, workers, limit, on_update).run(changes)
+    return _EventLoop(synchroniser, look_up, workers, limit, on_update).run(changes)
 
 
 _TIMES = ("start", "push", "release")
 _PUSH, _CHANGE = 0, 1
 
 
-class _Run:
-    """The events of one run, and what they lead to."""
+class _EventLoop:
+    """Events of one run in the order of time, and the state that they change."""
 
     def __init__(
         self,
@@ -191,112 +197,124 @@ class _Run:
         seconds: Callable[[int, int], float],
         workers: int,
         iterations: int | None,
-        on_update: Enters | None = None,
+        on_update: OnUpdate | None = None,
     ) -> None:
         self._synchroniser = synchroniser
         self._state = synchroniser.init(workers, 0.0)
         self._seconds = seconds
         self._limit = math.inf if iterations is None else iterations
-        self._heap: list[tuple[float, int, int, Any]] = []
-        self._done = [0] * workers  # iterations pushed
+        self._heap: list[tuple[float, int, int, Iteration | Change]] = []
+        self._pushes = [0] * workers  # iterations pushed, by worker
         self._running: dict[int, Iteration] = {}
         self._waiting: dict[int, Iteration] = {}  # pushed, not released
-        self._left: dict[int, Iteration] = {}  # pushed, kept, and gone
+        self._departed: dict[int, Iteration] = {}  # kept pushes of workers that have left
         self._updates = 0
-        self._enters = on_update
-        self._over = False
+        self._on_update = on_update
+        self._ended = False
 
     def run(self, changes: Iterable[Change]) -> Iterator[Iteration]:
-        ahead = enumerate(
+        """Handles events until none is left, and yields iterations once they are complete."""
+        upcoming = enumerate(
             changes if isinstance(changes, Iterator) else sorted(changes, key=attrgetter("time"))
         )
-        self._expect(ahead)
-        yield from self._obey(SyncDecision((), tuple(range(len(self._done)))), 0.0)
-        while self._heap and not self._over:
-            now, kind, worker, what = heapq.heappop(self._heap)
-            if kind == _CHANGE:
-                self._expect(ahead)
-                yield from self._change(what, now)
-            elif self._running.get(worker) is what:  # else it left, and this is lost
+        self._enqueue_change(upcoming)
+        yield from self._apply(SyncDecision((), tuple(range(len(self._pushes)))), 0.0)
+        while self._heap and not self._ended:
+            now, _, worker, event = heapq.heappop(self._heap)
+            if isinstance(event, Change):
+                self._enqueue_change(upcoming)
+                yield from self._change(event, now)
+            elif self._running.get(worker) is event:  # else its worker left: the push is lost
                 yield from self._push(worker, now)
         if self._waiting:
             raise RuntimeError(
-                f"workers {', '.join(map(str, sorted(self._waiting)))} wait for ever: "
-                f"{self._synchroniser!r} released nobody who could push"
+                f"workers {', '.join(map(str, sorted(self._waiting)))} wait indefinitely: "
+                f"{self._synchroniser!r} released no worker that could push"
             )
-        yield from self._left.values()
+        yield from self._departed.values()
 
-    def _expect(self, ahead: Iterator[tuple[int, Change]]) -> None:
-        """Puts the next change, if there is one, among the events."""
-        for number, change in ahead:
+    def _enqueue_change(self, upcoming: Iterator[tuple[int, Change]]) -> None:
+        """Adds the next membership change, if any, to the events."""
+        for number, change in upcoming:
             heapq.heappush(self._heap, (change.time, _CHANGE, number, change))
             return
 
     def _push(self, worker: int, now: float) -> Iterator[Iteration]:
-        begun = self._running.pop(worker)
-        stale = self._updates - begun.version
-        self._waiting[worker] = begun._replace(push=now, staleness=stale)
-        self._done[worker] += 1
+        iteration = self._running.pop(worker)
+        staleness = self._updates - iteration.version
+        self._waiting[worker] = iteration._replace(push=now, staleness=staleness)
+        self._pushes[worker] += 1
         self._state, decision = self._synchroniser.push(self._state, worker, now)
-        yield from self._obey(decision, now)
+        yield from self._apply(decision, now)
 
     def _change(self, change: Change, now: float) -> Iterator[Iteration]:
         worker = change.worker
         if change.joins:
             self._state, decision = self._synchroniser.join(self._state, worker, now)
-            self._done += [0] * (worker == len(self._done))
-            if worker in self._left:
-                yield self._left.pop(worker)
-            yield from self._obey(decision, now)
+            self._pushes += [0] * (worker == len(self._pushes))
+            if worker in self._departed:
+                yield self._departed.pop(worker)
+            yield from self._apply(decision, now)
         elif worker in self._running or worker in self._waiting:
-            yield from self._obey(self._finish(worker, now), now)
+            yield from self._apply(self._finish(worker, now), now)
 
     def _finish(self, worker: int, now: float) -> SyncDecision:
         self._running.pop(worker, None)
         if worker in self._waiting:
-            self._left[worker] = self._waiting.pop(worker)
+            self._departed[worker] = self._waiting.pop(worker)
         self._state, decision = self._synchroniser.finish(self._state, worker, now)
         return decision
 
-    def _obey(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
-        """Updates the model, then releases; who is done leaves, which may release others."""
+    def _apply(self, decision: SyncDecision, now: float) -> Iterator[Iteration]:
+        """Updates the model, then releases workers.
+
+        A released worker that has done all its iterations leaves, which may release others.
+        """
         decisions = deque([decision])
         while decisions:
             aggregate, release = decisions.popleft()
             for worker in aggregate:
-                kept = self._waiting if worker in self._waiting else self._left
+                kept = self._waiting if worker in self._waiting else self._departed
                 kept[worker] = kept[worker]._replace(update=self._updates)
             self._updates += bool(aggregate)
-            if self._enters is not None and any([self._enters(one, now) for one in aggregate]):
+            if self._is_complete(aggregate, now):
                 yield from self._end(now)
                 return
             for worker in release:
                 if worker in self._waiting:
                     yield self._waiting.pop(worker)._replace(release=now)
-                if self._done[worker] < self._limit:
-                    self._begin(worker, now)
+                if self._pushes[worker] < self._limit:
+                    self._start(worker, now)
                 else:
                     decisions.append(self._finish(worker, now))
 
+    def _is_complete(self, aggregate: tuple[int, ...], now: float) -> bool:
+        """Reports every applied gradient to `on_update`; returns whether one ends the run."""
+        if self._on_update is None:
+            return False
+        return any([self._on_update(worker, now) for worker in aggregate])
+
     def _end(self, now: float) -> Iterator[Iteration]:
-        """Releases who waits, and no more."""
-        self._over = True
-        for waiting in self._waiting.values():
-            yield waiting._replace(release=now)
+        """Ends the run: releases waiting workers, and starts none."""
+        self._ended = True
+        for iteration in self._waiting.values():
+            yield iteration._replace(release=now)
         self._waiting.clear()
 
-    def _begin(self, worker: int, now: float) -> None:
-        number = self._done[worker]
-        took = require_positive(
+    def _start(self, worker: int, now: float) -> None:
+        number = self._pushes[worker]
+        busy_seconds = require_positive(
             f"seconds of worker {worker} in iteration {number}", self._seconds(worker, number)
         )
-        begun = Iteration(worker, number, now, math.inf, math.inf, self._updates, 0, -1)
-        self._running[worker] = begun
-        heapq.heappush(self._heap, (now + took, _PUSH, worker, begun))
+        iteration = Iteration(worker, number, now, math.inf, math.inf, self._updates, 0, -1)
+        self._running[worker] = iteration
+        heapq.heappush(self._heap, (now + busy_seconds, _PUSH, worker, iteration))
 
 
-def _reading(seconds: Any) -> tuple[Callable[[int, int], float], int | None, int | None]:
-    """Seconds as a function, and how many workers and iterations there are, if that is known."""
+def _as_function(
+    seconds: Seconds,
+) -> tuple[Callable[[int, int], float], int | None, int | None]:
+    """Returns busy seconds as a function, and the numbers of workers and iterations if known."""
     if callable(seconds):
         return seconds, None, None
     table = np.asarray(seconds, dtype=np.float64)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lbbsp_core.runtime.record import StepLine, read_run
-from lbbsp_core.sim.cluster import LEAST_STEPS, ReplayedCluster
+from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
 
 
 class RecordedRun(NamedTuple):
@@ -50,10 +50,10 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
             "run"
         )
     usable = [line for line in run.steps if _is_usable(line)]
-    if len(usable) < LEAST_STEPS:
+    if len(usable) < MIN_STEPS:
         raise ValueError(
             f"{path}: only {len(usable)} of {len(run.steps)} steps are usable, at least "
-            f"{LEAST_STEPS} are needed: record a longer run"
+            f"{MIN_STEPS} are needed: record a longer run"
         )
     sizes = np.array([line.sizes for line in usable], np.float64)
     busy = np.array([line.busy_seconds for line in usable], np.float64)

@@ -1,14 +1,15 @@
-r"""Real stochastic gradient descent in virtual time: what a schedule is worth in accuracy.
+r"""Stochastic gradient descent along a simulated schedule: accuracy over virtual time.
 
-A simulated schedule says from which version of the model each gradient was computed, and by
-which update it entered. Here that is done, with real gradients::
+A simulated schedule records from which version of the model each gradient is computed, and which
+update applies it. This module trains accordingly, with real gradients::
 
     w_{u+1} = w_u - eta sum_{i in u} (x_i / X) g_i(w_{version_i})
 
-where g_i is the mean gradient of the x_i samples of an iteration. With all of a step's workers
-in one update that is plain batch-X descent, and a push on its own moves the model by its share:
-every sample weighs the same under every scheme, so that schemes differ in staleness and in time
-alone (ours; systems that apply each push with the whole eta need another eta for each scheme).
+where g_i is the mean gradient of the x_i samples of an iteration. If an update aggregates all
+workers of a step, it is one of plain batch-X gradient descent; an update from a single push moves
+the model in proportion to its samples. Every sample has the same weight under every synchroniser,
+so that synchronisers differ in staleness and time only (ours; systems that apply each push with
+the full eta need a different eta for each synchroniser).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Data(NamedTuple):
-    """Samples as rows, and their classes.
+    """Samples of a classification task, and their classes.
 
     Args:
-        x: To learn from, shape ``(samples, features)``.
-        y: Their classes, from 0.
-        test_x: To score with.
-        test_y: Their classes.
+        x: Training samples, shape ``(samples, features)``.
+        y: Classes of the training samples, integers from 0.
+        test_x: Test samples, shape ``(test samples, features)``.
+        test_y: Classes of the test samples.
     """
 
     x: Floats
@@ -50,17 +51,17 @@ class Data(NamedTuple):
 
 @lru_cache(maxsize=1)
 def digits() -> Data:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; every fifth is for the test.
+    """Loads scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; every fifth is a test sample.
 
     Raises:
-        ModuleNotFoundError: scikit-learn is missing.
+        ModuleNotFoundError: scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "learning needs scikit-learn's digits, which are not installed: pip install "
-            "'lbbsp[demo]'"
+            "time to accuracy is measured on scikit-learn's digits, and scikit-learn is not "
+            "installed: pip install 'lbbsp[demo]'"
         ) from error
     x, y = load_digits(return_X_y=True)
     x, y = x / 16.0, y.astype(np.int64)
@@ -69,50 +70,50 @@ def digits() -> Data:
 
 
 class Model(Protocol):
-    """A classifier with all its weights in one array."""
+    """Classifier with all its weights in one array."""
 
     def init(self, features: int, classes: int, seed: int) -> Floats:
-        """Weights to begin with."""
+        """Returns the initial weights."""
         ...
 
     def logits(self, w: Floats, x: Floats, classes: int) -> Floats:
-        """Scores, shape ``(samples, classes)``."""
+        """Returns the logits, shape ``(samples, classes)``."""
         ...
 
     def gradient(self, w: Floats, x: Floats, y: Ints, classes: int) -> Floats:
-        """Of the mean cross-entropy, in the shape of `w`."""
+        """Returns the gradient of the mean cross-entropy, of the same shape as `w`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Multinomial logistic regression: convex, and quick."""
+    """Multinomial logistic regression: a convex problem, fast to train."""
 
     def init(self, features: int, classes: int, seed: int) -> Floats:
-        """Zeros."""
+        """Returns zeros."""
         return np.zeros((features + 1) * classes)
 
     def logits(self, w: Floats, x: Floats, classes: int) -> Floats:
-        """``x W + b``."""
+        """Returns ``x W + b``."""
         return _affine(w.reshape(-1, classes), x)
 
     def gradient(self, w: Floats, x: Floats, y: Ints, classes: int) -> Floats:
-        """``x^T (p - y)``."""
-        return _back(x, _error(self.logits(w, x, classes), y)).ravel()
+        """Returns ``x^T (p - y) / samples``, with p the softmax of the logits."""
+        return _layer_gradient(x, _logit_gradient(self.logits(w, x, classes), y)).ravel()
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """One hidden layer of rectified units.
+    """Multilayer perceptron with one hidden layer of rectified linear units.
 
     Args:
-        hidden: Its width, >= 1.
+        hidden: Number of hidden units, >= 1.
     """
 
     hidden: int = 32
 
     def init(self, features: int, classes: int, seed: int) -> Floats:
-        """He's normal weights, no biases."""
+        """Draws He's normal weights; the biases are zero."""
         rng = np.random.default_rng(seed)
         first, second = np.zeros((features + 1, self.hidden)), np.zeros((self.hidden + 1, classes))
         first[:-1] = rng.normal(0, (2 / features) ** 0.5, first[:-1].shape)
@@ -120,30 +121,32 @@ class Mlp:
         return np.concatenate([first.ravel(), second.ravel()])
 
     def logits(self, w: Floats, x: Floats, classes: int) -> Floats:
-        """``max(x W + b, 0) V + c``."""
+        """Returns ``max(x W + b, 0) V + c``."""
         first, second = self._layers(w, x, classes)
         return _affine(second, np.maximum(_affine(first, x), 0.0))
 
     def gradient(self, w: Floats, x: Floats, y: Ints, classes: int) -> Floats:
-        """Backward through both layers."""
+        """Computes the gradient by backpropagation through both layers."""
         first, second = self._layers(w, x, classes)
         active = np.maximum(_affine(first, x), 0.0)
-        error = _error(_affine(second, active), y)
-        below = np.where(active > 0, error @ second[:-1].T, 0.0)
-        return np.concatenate([_back(x, below).ravel(), _back(active, error).ravel()])
+        error = _logit_gradient(_affine(second, active), y)
+        hidden_error = np.where(active > 0, error @ second[:-1].T, 0.0)
+        return np.concatenate(
+            [_layer_gradient(x, hidden_error).ravel(), _layer_gradient(active, error).ravel()]
+        )
 
     def _layers(self, w: Floats, x: Floats, classes: int) -> tuple[Floats, Floats]:
-        cut = (x.shape[1] + 1) * self.hidden
-        return w[:cut].reshape(-1, self.hidden), w[cut:].reshape(-1, classes)
+        split = (x.shape[1] + 1) * self.hidden
+        return w[:split].reshape(-1, self.hidden), w[split:].reshape(-1, classes)
 
 
 def _affine(layer: Floats, x: Floats) -> Floats:
-    scores: Floats = x @ layer[:-1] + layer[-1]
-    return scores
+    output: Floats = x @ layer[:-1] + layer[-1]
+    return output
 
 
-def _error(logits: Floats, y: Ints) -> Floats:
-    """Of the mean cross-entropy by the logits."""
+def _logit_gradient(logits: Floats, y: Ints) -> Floats:
+    """Returns the gradient of the mean cross-entropy with respect to the logits."""
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     p[np.arange(len(y)), y] -= 1.0
@@ -151,7 +154,8 @@ def _error(logits: Floats, y: Ints) -> Floats:
     return error
 
 
-def _back(x: Floats, error: Floats) -> Floats:
+def _layer_gradient(x: Floats, error: Floats) -> Floats:
+    """Returns the gradient of a layer's weights and biases, from the error at its output."""
     return np.vstack([x.T @ error, error.sum(axis=0)])
 
 
@@ -160,16 +164,16 @@ MODELS: dict[str, Callable[[], Model]] = {"softmax": Softmax, "mlp": Mlp}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learned, and how.
+    """Learning task: data, model and hyper-parameters.
 
     Args:
-        data: Samples.
-        model: Classifier.
-        learning_rate: eta, > 0, of an update from X samples.
-        seed: Of the first weights and of the order of samples, >= 0.
+        data: Training and test samples.
+        model: Classifier to train.
+        learning_rate: Learning rate eta of an update from X samples, > 0.
+        seed: Seed of the initial weights and of the order of samples, >= 0.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     data: Data
@@ -182,40 +186,40 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes."""
         return int(self.data.y.max()) + 1
 
     def init(self) -> Floats:
-        """The first weights."""
+        """Returns the initial weights."""
         return self.model.init(self.data.x.shape[1], self.classes, self.seed)
 
     def gradient(self, w: Floats, samples: Ints) -> Floats:
-        """The mean gradient of these samples."""
+        """Returns the mean gradient of the training samples with these indices."""
         return self.model.gradient(w, self.data.x[samples], self.data.y[samples], self.classes)
 
     def accuracy(self, w: Floats) -> float:
-        """Share of the test set that is classified rightly."""
-        guessed = self.model.logits(w, self.data.test_x, self.classes).argmax(axis=1)
-        return float((guessed == self.data.test_y).mean())
+        """Returns the fraction of test samples that are classified correctly."""
+        predicted = self.model.logits(w, self.data.test_x, self.classes).argmax(axis=1)
+        return float((predicted == self.data.test_y).mean())
 
     def stream(self) -> Callable[[int, int], Ints]:
-        """The samples from one position to another, counted over the whole run."""
+        """Returns a function that gives the sample indices between two positions in the run."""
         return SampleStream(len(self.data.y), self.seed).take
 
 
 class Curve(NamedTuple):
-    """Accuracy on the test set as time goes by; one point about every X samples.
+    """Test accuracy over time, with about one point per X samples.
 
     Args:
-        seconds: Virtual, ascending; the first is 0.
-        accuracy: At these times.
+        seconds: Virtual seconds, ascending; the first value is 0.
+        accuracy: Accuracy at these times, a fraction, of the same shape.
     """
 
     seconds: Floats
     accuracy: Floats
 
     def time_to(self, target: float) -> float | None:
-        """Seconds until the accuracy is first `target` or more; None if it never is."""
+        """Returns the seconds until the accuracy first reaches `target`; None if it never does."""
         reached = np.flatnonzero(self.accuracy >= target)
         return float(self.seconds[reached[0]]) if len(reached) else None
 
@@ -224,9 +228,12 @@ def learn(task: Task, run: Timeline | AsyncRun, global_batch_size: int) -> Curve
     """Trains along a simulated run.
 
     Args:
-        task: What to learn.
-        run: In step, or with its own schedule.
-        global_batch_size: X.
+        task: Learning task.
+        run: Synchronous or asynchronous run.
+        global_batch_size: X, in samples.
+
+    Returns:
+        Test accuracy over virtual time.
     """
     if isinstance(run, Timeline):
         return lockstep(learned_in_step(task, global_batch_size, len(run.sizes)), run)
@@ -234,10 +241,10 @@ def learn(task: Task, run: Timeline | AsyncRun, global_batch_size: int) -> Curve
 
 
 def learned_in_step(task: Task, global_batch_size: int, steps: int) -> Floats:
-    """Accuracies before the first and after each step of batch-X descent.
+    """Returns the accuracies before the first and after each step of synchronous training.
 
-    The same for every policy that conserves the batch: weighted by ``x_i / X``, the workers'
-    gradients sum to that of the whole batch, however it is cut.
+    They are the same for every policy that conserves the global batch: weighted by ``x_i / X``,
+    the workers' gradients sum to that of the global batch, however it is divided.
     """
     w, take = task.init(), task.stream()
     accuracies = [task.accuracy(w)]
@@ -249,53 +256,62 @@ def learned_in_step(task: Task, global_batch_size: int, steps: int) -> Floats:
 
 
 def lockstep(accuracies: Floats, run: Timeline) -> Curve:
-    """The curve of a run in step: when each of its updates is made."""
+    """Returns the curve of a synchronous run: its accuracies at the times of its updates."""
     return Curve(np.concatenate([[0.0], np.cumsum(run.wall_seconds)]), accuracies)
 
 
 def learn_schedule(task: Task, run: Schedule, sizes: Ints, global_batch_size: int) -> Curve:
     """Trains in the order and with the staleness of a schedule.
 
-    Samples are dealt out in the order in which iterations begin. What never entered the model is
-    left out, its samples too.
+    Samples are assigned in the order in which iterations start. Gradients that were never
+    applied are left out, together with their samples.
+
+    Args:
+        task: Learning task.
+        run: Schedule of all iterations.
+        sizes: Batch size of each iteration of `run`, in samples, shape ``(pushes,)``.
+        global_batch_size: X, in samples.
+
+    Returns:
+        Test accuracy over virtual time.
     """
     take = task.stream()
-    dealt = _dealt(run, sizes)
-    needed = Counter(run.version[run.update >= 0].tolist())
-    w, kept = task.init(), {}
-    seconds, accuracy, done, scored = [0.0], [task.accuracy(w)], 0, 0
-    for number, members in enumerate(_updates(run)):
-        if number in needed:
-            kept[number] = w
-        change = np.zeros_like(w)
-        for one in members:
-            x, version = int(sizes[one]), int(run.version[one])
-            samples = take(int(dealt[one]), int(dealt[one]) + x)
-            change += x / global_batch_size * task.gradient(kept[version], samples)
-            done += x
-            needed[version] -= 1
-            if not needed[version] and version < number:
-                del kept[version]
-        w = w - task.learning_rate * change
-        if done // global_batch_size > scored:
-            scored = done // global_batch_size
-            seconds.append(float(run.push[members].max()))
+    first_sample = _first_samples(run, sizes)
+    remaining_uses = Counter(run.version[run.update >= 0].tolist())
+    w, versions = task.init(), {}
+    seconds, accuracy, samples_done, batches_scored = [0.0], [task.accuracy(w)], 0, 0
+    for update, iterations in enumerate(_updates(run)):
+        if update in remaining_uses:
+            versions[update] = w
+        gradient = np.zeros_like(w)
+        for iteration in iterations:
+            x, version = int(sizes[iteration]), int(run.version[iteration])
+            samples = take(int(first_sample[iteration]), int(first_sample[iteration]) + x)
+            gradient += x / global_batch_size * task.gradient(versions[version], samples)
+            samples_done += x
+            remaining_uses[version] -= 1
+            if not remaining_uses[version] and version < update:
+                del versions[version]
+        w = w - task.learning_rate * gradient
+        if samples_done // global_batch_size > batches_scored:
+            batches_scored = samples_done // global_batch_size
+            seconds.append(float(run.push[iterations].max()))
             accuracy.append(task.accuracy(w))
     return Curve(np.array(seconds), np.array(accuracy))
 
 
-def _dealt(run: Schedule, sizes: Ints) -> Ints:
-    """The position in the stream at which each iteration's samples begin."""
-    counted = np.where(run.update >= 0, sizes, 0)
+def _first_samples(run: Schedule, sizes: Ints) -> Ints:
+    """Returns the position in the sample stream of each iteration's first sample."""
+    applied = np.where(run.update >= 0, sizes, 0)
     order = np.lexsort((run.worker, run.start))
     ends = np.empty(len(order), np.int64)
-    ends[order] = np.cumsum(counted[order])
-    begins: Ints = ends - counted
-    return begins
+    ends[order] = np.cumsum(applied[order])
+    first: Ints = ends - applied
+    return first
 
 
 def _updates(run: Schedule) -> Iterator[Ints]:
-    """The iterations that enter by each update, by rank."""
-    entered = np.flatnonzero(run.update >= 0)
-    entered = entered[np.argsort(run.update[entered], kind="stable")]
-    return iter(np.split(entered, np.flatnonzero(np.diff(run.update[entered])) + 1))
+    """Returns, for each update in order, the iterations whose gradients it applies, by rank."""
+    applied = np.flatnonzero(run.update >= 0)
+    applied = applied[np.argsort(run.update[applied], kind="stable")]
+    return iter(np.split(applied, np.flatnonzero(np.diff(run.update[applied])) + 1))

@@ -1,4 +1,4 @@
-"""Scenarios: an invented cluster in a few lines of TOML."""
+"""Scenarios: descriptions of synthetic clusters in a few lines of TOML."""
 
 from __future__ import annotations
 
@@ -45,30 +45,31 @@ COMMUNICATIONS: Final[Mapping[str, Callable[..., Communication]]] = MappingProxy
 
 @dataclass(frozen=True)
 class Scenario:
-    """An invented cluster, and how long it runs.
+    """Synthetic cluster, and the length of its run.
 
-    At most one of `speeds`, `cores` and `profiles` is given; it is repeated until there are
+    At most one of `speeds`, `cores` and `profiles` is given; the list is repeated until there are
     enough workers.
 
     Args:
-        name: For tables.
-        workers: N; 0: as many as are listed, or 4.
-        steps: Global batches, >= 1.
-        seed: Of all chance, >= 0.
-        global_batch_size: X; 0: 64 samples a worker.
-        samples_per_second: Of a worker of speed 1, or of one core.
-        overhead_seconds: Of every iteration, whatever its batch.
+        name: Name of the scenario in tables.
+        workers: Number of workers, N; 0: as many as are listed, or 4.
+        steps: Number of global batches, >= 1.
+        seed: Seed of all randomness, >= 0.
+        global_batch_size: X, in samples; 0: 64 samples per worker.
+        samples_per_second: Speed of a worker of relative speed 1, or of one core, > 0.
+        overhead_seconds: Seconds of every iteration, whatever its batch, >= 0.
         speeds: Relative speeds, > 0.
-        cores: Cores of CPU workers.
-        serial_share: Of a sample's work that one core does alone, see `lbbsp_core.sim.cores`.
-        profiles: Files from ``lbbsp profile``: curves of GPUs.
-        steps_per_epoch: For policies that plan once an epoch.
-        noise: What disturbs the workers.
-        communication: What an exchange of gradients costs.
-        preemption: Who leaves and comes back; None: nobody.
+        cores: Numbers of cores of CPU workers, > 0.
+        serial_share: Share of a sample's work that only one core does, see
+            `lbbsp_core.sim.cores`.
+        profiles: Files from ``lbbsp profile`` with the cost curves of GPUs.
+        steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
+        noise: Distribution of slowdowns.
+        communication: Seconds that an exchange of gradients takes.
+        preemption: Departures and returns of workers; None: no worker leaves.
 
     Raises:
-        ValueError: An option out of range, or several that exclude each other.
+        ValueError: An option is out of range, or options exclude each other.
     """
 
     name: str
@@ -88,10 +89,10 @@ class Scenario:
     preemption: Preemption | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or value != int(value) or value < least:
-                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+            if isinstance(value, bool) or value != int(value) or value < minimum:
+                raise ValueError(f"{name} must be a whole number >= {minimum}, got {value!r}")
         require_positive("samples_per_second", self.samples_per_second)
         require_nonnegative("overhead_seconds", self.overhead_seconds)
         for name in ("speeds", "cores"):
@@ -100,50 +101,50 @@ class Scenario:
         lists = [name for name in ("speeds", "cores", "profiles") if getattr(self, name)]
         if len(lists) > 1:
             raise ValueError(
-                f"{' and '.join(lists)} exclude each other: each says how fast all workers are; "
+                f"{' and '.join(lists)} exclude each other: each gives the speeds of all workers; "
                 "keep one"
             )
         if self.serial_share and not self.cores:
-            raise ValueError("serial_share is about cores, and none are given: add cores = [...]")
+            raise ValueError("serial_share needs cores, and none are given: add cores = [...]")
 
     @property
     def size(self) -> int:
-        """N."""
+        """Number of workers, N."""
         return self.workers or len(self.speeds or self.cores or self.profiles) or 4
 
     @property
     def total(self) -> int:
-        """X."""
+        """Global batch size X, in samples."""
         return self.global_batch_size or 64 * self.size
 
     def curves(self) -> list[Cost]:
-        """Undisturbed curves by rank."""
-        listed: Sequence[Cost]
+        """Returns the undisturbed cost curves by rank."""
+        curves: Sequence[Cost]
         if self.profiles:
-            listed = self._profiles()
+            curves = self._profiles()
         elif self.cores:
-            listed = cores(
+            curves = cores(
                 self.cores, self.samples_per_second, self.overhead_seconds, self.serial_share
             )
         else:
-            listed = [
+            curves = [
                 Affine(self.overhead_seconds, 1.0 / (speed * self.samples_per_second))
                 for speed in self.speeds or (1.0,)
             ]
-        return _repeated(listed, self.size)
+        return _repeat(curves, self.size)
 
     def limits(self) -> list[Limits] | None:
-        """What the memory of profiled GPUs allows; None where there is no such end."""
+        """Returns the limits that the memory of profiled GPUs sets; None without profiles."""
         if not self.profiles:
             return None
-        return _repeated([profile.limits() for profile in self._profiles()], self.size)
+        return _repeat([profile.limits() for profile in self._profiles()], self.size)
 
     def cluster(self) -> SyntheticCluster:
-        """Draws it."""
+        """Draws the cluster."""
         return synthetic_cluster(self.curves(), self.steps, noise=self.noise, seed=self.seed)
 
     def sized(self, workers: int) -> Scenario:
-        """The same for another number of workers, with as many samples each."""
+        """Returns the scenario for another number of workers, with as many samples per worker."""
         total = self.global_batch_size and max(1, self.global_batch_size * workers // self.size)
         return replace(self, workers=workers, global_batch_size=total)
 
@@ -151,11 +152,11 @@ class Scenario:
         return [Profile.load(path) for path in self.profiles]
 
 
-_LEAST = {"workers": 0, "steps": 1, "seed": 0, "global_batch_size": 0, "steps_per_epoch": 1}
+_MINIMUM = {"workers": 0, "steps": 1, "seed": 0, "global_batch_size": 0, "steps_per_epoch": 1}
 
 
-def _repeated(listed: Sequence[T], size: int) -> list[T]:
-    return [listed[rank % len(listed)] for rank in range(size)]
+def _repeat(values: Sequence[T], size: int) -> list[T]:
+    return [values[rank % len(values)] for rank in range(size)]
 
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -179,14 +180,15 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
-"""Scenarios that need no file."""
+"""Built-in scenarios, by name."""
 
 
 def load_scenario(name_or_path: str) -> Scenario:
-    """A preset by its name, or a TOML file.
+    """Loads a built-in scenario by its name, or a TOML file by its path.
 
     Raises:
-        ValueError: Neither, or unknown keys (names the nearest), or values out of range.
+        ValueError: There is no such scenario or file, a key is unknown (the message names the
+            nearest known key), or a value is out of range.
     """
     if name_or_path in PRESETS:
         return read_scenario(PRESETS[name_or_path], name_or_path)
@@ -196,18 +198,18 @@ def load_scenario(name_or_path: str) -> Scenario:
     try:
         table = _toml(path.read_text(encoding="utf-8"))
         return read_scenario({"name": path.stem, **table}, path.stem, path.parent)
-    except (OSError, ValueError) as error:  # a TOMLDecodeError or UnicodeDecodeError is one
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ValueError(f"{path}: {error}") from None
 
 
 def read_scenario(table: Mapping[str, Any], name: str, folder: Path | None = None) -> Scenario:
-    """A scenario from what TOML gives.
+    """Builds a scenario from a parsed TOML table.
 
     Args:
-        table: Keys are the arguments of `Scenario`; `noise` and `communication` are tables with
-            a `kind` and its options, `preemption` one with its options.
-        name: Where the table has none.
-        folder: What paths of profiles are relative to.
+        table: Table with the arguments of `Scenario` as keys. `noise` and `communication` are
+            tables with a `kind` and its options; `preemption` is a table with its options.
+        name: Name of the scenario, if the table has none.
+        folder: Folder to which the paths of profiles are relative.
 
     Raises:
         ValueError: As in `load_scenario`.
@@ -216,26 +218,28 @@ def read_scenario(table: Mapping[str, Any], name: str, folder: Path | None = Non
         >>> read_scenario({"cores": [9, 12, 18], "noise": {"kind": "pareto"}}, "mine").noise
         Pareto(alpha=3.0)
     """
-    known = [one.name for one in fields(Scenario)]
+    known = [option.name for option in fields(Scenario)]
     for key in table:
         require_known("key", key, known)
     values: dict[str, Any] = {"name": name, **table}
     for key in ("speeds", "cores", "profiles"):
         if key in values:
-            values[key] = _listed(key, values[key])
+            values[key] = _as_tuple(key, values[key])
     if folder is not None and "profiles" in values:
         values["profiles"] = tuple(str(folder / path) for path in values["profiles"])
     if "noise" in values:
-        values["noise"] = _of_kind("noise", values["noise"], NOISES)
+        values["noise"] = _build_kind("noise", values["noise"], NOISES)
     if "communication" in values:
-        values["communication"] = _of_kind("communication", values["communication"], COMMUNICATIONS)
+        values["communication"] = _build_kind(
+            "communication", values["communication"], COMMUNICATIONS
+        )
     if "preemption" in values:
-        values["preemption"] = _made("preemption", Preemption, _table("preemption", values))
-    return _made("the scenario", Scenario, values)
+        values["preemption"] = _build("preemption", Preemption, _table("preemption", values))
+    return _build("the scenario", Scenario, values)
 
 
-def _listed(key: str, value: Any) -> tuple[Any, ...]:
-    """``[9, 12, 18]``, or ``"9/12/18"`` as papers write it."""
+def _as_tuple(key: str, value: object) -> tuple[Any, ...]:
+    """Reads a list such as ``[9, 12, 18]``, or ``"9/12/18"`` as papers write it."""
     if isinstance(value, str) and key != "profiles":
         try:
             return tuple(float(part) for part in value.split("/"))
@@ -249,25 +253,25 @@ def _listed(key: str, value: Any) -> tuple[Any, ...]:
 def _table(key: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(values[key], Mapping):
         raise ValueError(f"{key} must be a table, got {values[key]!r}: write [{key}] above it")
-    own: Mapping[str, Any] = values[key]
-    return own
+    table: Mapping[str, Any] = values[key]
+    return table
 
 
-def _of_kind(key: str, value: Any, kinds: Mapping[str, Callable[..., T]]) -> T:
+def _build_kind(key: str, value: object, kinds: Mapping[str, Callable[..., T]]) -> T:
     options = dict(_table(key, {key: value}))
     kind = options.pop("kind", None)
     if kind is None:
-        raise ValueError(f"{key} must say its kind: one of {', '.join(kinds)}")
-    return _made(key, kinds[require_known(f"{key}.kind", str(kind), kinds)], options)
+        raise ValueError(f"{key} must have a kind: one of {', '.join(kinds)}")
+    return _build(key, kinds[require_known(f"{key}.kind", str(kind), kinds)], options)
 
 
-def _made(where: str, build: Callable[..., T], options: Mapping[str, Any]) -> T:
-    known = [one.name for one in fields(build) if one.init]  # type: ignore[arg-type]
+def _build(where: str, build: Callable[..., T], options: Mapping[str, Any]) -> T:
+    known = [option.name for option in fields(build) if option.init]  # type: ignore[arg-type]
     for name in options:
         require_known(f"key of {where}", name, known or ["kind"])
     try:
         return build(**options)
-    except TypeError as error:  # a key is missing, or text stands where a number belongs
+    except TypeError as error:  # a key is missing, or a value is of the wrong type
         raise ValueError(f"{where}: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""How the speed of invented workers changes from iteration to iteration."""
+"""Random slowdowns of synthetic workers from iteration to iteration."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ import numpy.typing as npt
 
 from lbbsp_core.validate import require_nonnegative, require_positive
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 class Slowdowns(NamedTuple):
-    """What happens to the workers, shape ``(steps, workers)`` each.
+    """Slowdowns of all workers in a run.
 
     Args:
-        slowness: Factor on the seconds of an iteration; 1 is undisturbed.
-        delay_seconds: Added to them, whatever the batch; None: nothing.
+        slowness: Factor on the seconds of an iteration, shape ``(steps, workers)``; 1 is
+            undisturbed.
+        delay_seconds: Seconds added to an iteration, whatever its batch, of the same shape;
+            None: no delays.
     """
 
-    slowness: Array
-    delay_seconds: Array | None = None
+    slowness: Floats
+    delay_seconds: Floats | None = None
 
 
 class Noise(Protocol):
-    """A distribution of disturbances: frozen options, all chance from the generator given."""
+    """Distribution of slowdowns: frozen options; all randomness comes from the given generator."""
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """Draws the disturbances of a whole run."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Draws the slowdowns of a whole run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """None: every iteration takes its worker as long as the one before."""
+    """No slowdowns: equal batches take a worker equally long in every iteration."""
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """Ones."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Returns slowness 1 throughout."""
         return Slowdowns(np.ones((steps, workers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    r"""Slowness ``exp(sigma z - sigma^2 / 2)``, z standard normal: its mean is 1.
+    r"""Lognormal slowness ``exp(sigma z - sigma^2 / 2)`` of mean 1, with z standard normal.
 
     Args:
-        sigma: Of its logarithm, >= 0.
+        sigma: Standard deviation of the logarithm of slowness, >= 0.
         memory: Correlation of log slowness from one iteration to the next, in [0, 1).
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     sigma: float = 0.3
@@ -63,8 +65,8 @@ class Lognormal:
         if not 0 <= self.memory < 1:
             raise ValueError(f"Lognormal.memory must be in [0, 1), got {self.memory!r}")
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """A stationary autoregression, independent for every worker."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Draws a stationary autoregression, independently for every worker."""
         z = rng.standard_normal((steps, workers))
         for step in range(1, steps if self.memory else 0):
             z[step] = self.memory * z[step - 1] + (1 - self.memory**2) ** 0.5 * z[step]
@@ -73,13 +75,13 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class Pareto:
-    r"""Slowness >= 1 with ``P(slowness > s) = s^-alpha``: rare and very long iterations.
+    r"""Pareto slowness, ``P(slowness > s) = s^-alpha`` for s >= 1: rare, very long iterations.
 
     Args:
         alpha: Tail index, > 1 (else the mean is infinite).
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     alpha: float = 3.0
@@ -87,22 +89,22 @@ class Pareto:
     def __post_init__(self) -> None:
         require_positive("Pareto.alpha - 1", self.alpha - 1)
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """Independent draws."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Draws every iteration of every worker independently."""
         return Slowdowns(1.0 + rng.pareto(self.alpha, (steps, workers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Markov:
-    """Every worker is fast or slow, and changes at random.
+    """Two-state Markov chain per worker: it is fast or slow, and changes at random.
 
     Args:
-        slow: Slowness while slow, > 0; 1 while fast.
-        to_slow: Probability, each iteration, that a fast worker becomes slow, in (0, 1].
-        to_fast: That a slow one becomes fast, in (0, 1].
+        slow: Slowness in the slow state, > 0; it is 1 in the fast state.
+        to_slow: Probability per iteration that a fast worker becomes slow, in (0, 1].
+        to_fast: Probability per iteration that a slow worker becomes fast, in (0, 1].
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     slow: float = 3.0
@@ -114,32 +116,33 @@ class Markov:
         for name in ("to_slow", "to_fast"):
             _probability(f"Markov.{name}", getattr(self, name))
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """Begins in the stationary distribution."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Draws the chains, which start in their stationary distribution."""
         slow = np.empty((steps, workers), np.bool_)
-        now = rng.random(workers) < self.to_slow / (self.to_slow + self.to_fast)
+        is_slow = rng.random(workers) < self.to_slow / (self.to_slow + self.to_fast)
         for step in range(steps):
-            slow[step] = now
-            now = now ^ (rng.random(workers) < np.where(now, self.to_fast, self.to_slow))
+            slow[step] = is_slow
+            changes = rng.random(workers) < np.where(is_slow, self.to_fast, self.to_slow)
+            is_slow = is_slow ^ changes
         return Slowdowns(np.where(slow, self.slow, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """The disturbance of DBS (Ye et al., arXiv 2007.11831).
+    """Disturbance of the DBS paper (Ye et al., arXiv 2007.11831).
 
-    Paper: each epoch a healthy worker becomes slow with probability 0.1, for 4 to 20 epochs, by
-    5 to 10 s an epoch. Ours: it loses that time in equal parts in all steps of the epoch,
-    whatever its batch; both numbers are drawn uniformly.
+    Paper: in each epoch a healthy worker becomes slow with probability 0.1, for 4 to 20 epochs,
+    by 5 to 10 s per epoch. Ours: the worker loses this time in equal parts in all steps of the
+    epoch, whatever its batch; both numbers are drawn uniformly.
 
     Args:
-        probability: Of a healthy worker, each epoch, in (0, 1].
-        epochs: Least and most epochs that it lasts, whole numbers.
-        seconds: Least and most seconds an epoch.
-        steps_per_epoch: Iterations that make an epoch, >= 1.
+        probability: Probability per epoch that a healthy worker becomes slow, in (0, 1].
+        epochs: Minimum and maximum duration in epochs, integers >= 1.
+        seconds: Minimum and maximum seconds lost per epoch, >= 0.
+        steps_per_epoch: Iterations per epoch, >= 1.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     probability: float = 0.1
@@ -149,35 +152,37 @@ class Disturbance:
 
     def __post_init__(self) -> None:
         _probability("Disturbance.probability", self.probability)
-        for name, least in (("epochs", 1), ("seconds", 0)):
+        for name, bound in (("epochs", 1), ("seconds", 0)):
             pair = tuple(getattr(self, name))
-            if len(pair) != 2 or not least <= pair[0] <= pair[1] < float("inf"):
+            if len(pair) != 2 or not bound <= pair[0] <= pair[1] < float("inf"):
                 raise ValueError(
-                    f"Disturbance.{name} must be [least, most] with {least} <= least <= most, got "
-                    f"{getattr(self, name)!r}"
+                    f"Disturbance.{name} must be [minimum, maximum] with {bound} <= minimum <= "
+                    f"maximum, got {getattr(self, name)!r}"
                 )
         if self.steps_per_epoch < 1:
             raise ValueError(
                 f"Disturbance.steps_per_epoch must be >= 1, got {self.steps_per_epoch!r}"
             )
 
-    def weather(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
-        """Independent for every worker."""
+    def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
+        """Draws the disturbances, independently for every worker."""
         epochs = -(-steps // self.steps_per_epoch)
         lost = np.array(list(self._epochs(rng, epochs, workers))) / self.steps_per_epoch
         delay = np.repeat(lost, self.steps_per_epoch, axis=0)[:steps]
         return Slowdowns(np.ones((steps, workers)), delay)
 
-    def _epochs(self, rng: np.random.Generator, epochs: int, workers: int) -> Iterator[Array]:
-        """Seconds lost by every worker, epoch by epoch."""
-        left, lost = np.zeros(workers, np.int64), np.zeros(workers)
+    def _epochs(self, rng: np.random.Generator, epochs: int, workers: int) -> Iterator[Floats]:
+        """Yields the seconds that every worker loses, epoch by epoch."""
+        remaining, lost = np.zeros(workers, np.int64), np.zeros(workers)
+        min_epochs, max_epochs = self.epochs
         for _ in range(epochs):
-            falls = (left == 0) & (rng.random(workers) < self.probability)
-            least, most = self.epochs
-            left = np.where(falls, rng.integers(least, most + 1, workers), left)
-            lost = np.where(falls, rng.uniform(*self.seconds, workers), lost)
-            yield np.where(left > 0, lost, 0.0)
-            left = np.maximum(left - 1, 0)
+            starts = (remaining == 0) & (rng.random(workers) < self.probability)
+            remaining = np.where(
+                starts, rng.integers(min_epochs, max_epochs + 1, workers), remaining
+            )
+            lost = np.where(starts, rng.uniform(*self.seconds, workers), lost)
+            yield np.where(remaining > 0, lost, 0.0)
+            remaining = np.maximum(remaining - 1, 0)
 
 
 def _probability(name: str, value: float) -> None:

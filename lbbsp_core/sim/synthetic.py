@@ -1,4 +1,4 @@
-"""Invented clusters: curves of workers, and what disturbs them."""
+"""Synthetic clusters: cost curves of workers, slowed down at random."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
 from lbbsp_core.validate import require_nonnegative, require_positive
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticCluster:
-    r"""Workers with a curve each, disturbed: ``slowness[k, i] * Gamma_i(x) + delay[k, i]`` seconds.
+    r"""Cluster whose workers have a cost curve each, slowed down from iteration to iteration.
+
+    In step k, x samples take worker i ``slowness[k, i] * Gamma_i(x) + delay[k, i]`` seconds.
 
     Args:
-        curves: Gamma by rank, undisturbed: any form, `lbbsp_core.Profile.load` of a GPU included.
-        weather: Slowness and delays, ``(steps, workers)``; see `synthetic_cluster`.
+        curves: Undisturbed curves Gamma by rank, of any form, also `lbbsp_core.Profile.load`.
+        slowdowns: Slowness and delays, ``(steps, workers)``; see `synthetic_cluster`.
 
     Example:
         >>> cluster = SyntheticCluster([Affine(0.5, 0.25)], Slowdowns(np.array([[1.0], [2.0]])))
@@ -31,8 +33,8 @@ class SyntheticCluster:
     """
 
     curves: Sequence[Cost]
-    weather: Slowdowns
-    _table: tuple[Array, Array, Array] = field(init=False, repr=False)
+    slowdowns: Slowdowns
+    _table: tuple[Floats, Floats, Floats] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.curves) != self.workers:
@@ -40,28 +42,28 @@ class SyntheticCluster:
                 f"curves must be one for each of the {self.workers} workers, got {len(self.curves)}"
             )
         segments = [curve.segments() for curve in self.curves]
-        most = max(map(len, segments))
-        padded = [own + ((np.inf, 0.0, 0.0),) * (most - len(own)) for own in segments]
+        max_pieces = max(map(len, segments))
+        padded = [own + ((np.inf, 0.0, 0.0),) * (max_pieces - len(own)) for own in segments]
         start, seconds, slope = np.moveaxis(np.array(padded, dtype=np.float64), 2, 0)
         object.__setattr__(self, "_table", (start, seconds, slope))
 
     @property
     def workers(self) -> int:
-        """N."""
-        return int(self.weather.slowness.shape[1])
+        """Number of workers, N."""
+        return int(self.slowdowns.slowness.shape[1])
 
     @property
     def steps(self) -> int:
-        """Iterations that were drawn."""
-        return int(self.weather.slowness.shape[0])
+        """Number of iterations drawn for each worker."""
+        return int(self.slowdowns.slowness.shape[0])
 
     def cost(self, rank: int, step: int) -> Cost:
-        """The disturbed curve."""
-        slow, late = float(self.weather.slowness[step, rank]), 0.0
-        if self.weather.delay_seconds is not None:
-            late = float(self.weather.delay_seconds[step, rank])
+        """Returns the slowed-down curve of worker `rank` in its iteration `step`."""
+        slowness, delay = float(self.slowdowns.slowness[step, rank]), 0.0
+        if self.slowdowns.delay_seconds is not None:
+            delay = float(self.slowdowns.delay_seconds[step, rank])
         pieces: tuple[Segment, ...] = tuple(
-            (start, slow * seconds + late, slow * slope)
+            (start, slowness * seconds + delay, slowness * slope)
             for start, seconds, slope in self.curves[rank].segments()
         )
         return (
@@ -69,45 +71,45 @@ class SyntheticCluster:
         )
 
     def costs(self, step: int) -> Sequence[Cost]:
-        """As arrays, where all curves are straight."""
+        """Returns the curves of all workers in a step, in arrays if all curves are straight."""
         start, seconds, slope = self._table
         if start.shape[1] > 1:
             return [self.cost(rank, step) for rank in range(self.workers)]
-        slow = self.weather.slowness[step]
-        return AffineArray(slow * seconds[:, 0] + self._delay(step), slow * slope[:, 0])
+        slowness = self.slowdowns.slowness[step]
+        return AffineArray(slowness * seconds[:, 0] + self._delay(step), slowness * slope[:, 0])
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Array:
-        """Elementwise, by the same arithmetic as `cost`."""
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+        """Returns the busy seconds of all workers, by the same arithmetic as `cost`."""
         start, seconds, slope = self._table
         piece = (sizes[:, None] >= start).sum(axis=1) - 1
         ranks = np.arange(self.workers)
-        slow = self.weather.slowness[step]
-        begin = slow * seconds[ranks, piece] + self._delay(step)
-        busy: Array = begin + slow * slope[ranks, piece] * (sizes - start[ranks, piece])
+        slowness = self.slowdowns.slowness[step]
+        at_start = slowness * seconds[ranks, piece] + self._delay(step)
+        busy: Floats = at_start + slowness * slope[ranks, piece] * (sizes - start[ranks, piece])
         return busy
 
     def drivers(self, rank: int, step: int) -> tuple[float, ...]:
-        """Nothing is announced."""
+        """Returns no driving factors: synthetic workers have none."""
         return ()
 
-    def _delay(self, step: int) -> Array | float:
-        delay = self.weather.delay_seconds
+    def _delay(self, step: int) -> Floats | float:
+        delay = self.slowdowns.delay_seconds
         return 0.0 if delay is None else delay[step]
 
 
 def synthetic_cluster(
     curves: Sequence[Cost], steps: int, *, noise: Noise | None = None, seed: int = 0
 ) -> SyntheticCluster:
-    """Draws a cluster; the same seed gives the same one.
+    """Draws a synthetic cluster; the same seed gives the same cluster.
 
     Args:
-        curves: By rank.
+        curves: Undisturbed cost curves by rank.
         steps: Iterations of each worker, >= 1.
-        noise: What disturbs them; None: nothing.
-        seed: >= 0.
+        noise: Distribution of slowdowns; None: no slowdowns.
+        seed: Seed of all randomness, >= 0.
 
     Raises:
-        ValueError: No worker, or no step.
+        ValueError: There are no workers or no steps.
 
     Example:
         >>> from lbbsp_core.sim.slowdowns import Pareto
@@ -116,12 +118,12 @@ def synthetic_cluster(
     """
     if not curves or steps < 1:
         raise ValueError(f"a cluster needs workers and steps, got {len(curves)} and {steps}")
-    drawn = (noise or Constant()).weather(np.random.default_rng(seed), steps, len(curves))
-    return SyntheticCluster(curves, drawn)
+    slowdowns = (noise or Constant()).draw(np.random.default_rng(seed), steps, len(curves))
+    return SyntheticCluster(curves, slowdowns)
 
 
 OMNILEARN = ("12/12/12/12", "12/12/8/16", "9/9/6/24", "6/6/4/32")
-"""Core layouts of OmniLearn (Tyagi and Sharma, TPDS 2025): 48 cores, more and more unequal."""
+"""Core layouts of OmniLearn (Tyagi and Sharma, TPDS 2025): 48 cores, increasingly unequal."""
 
 
 def cores(
@@ -130,17 +132,20 @@ def cores(
     overhead_seconds: float = 0.0,
     serial_share: float = 0.0,
 ) -> list[Cost]:
-    r"""Curves of CPU workers by their cores c: speed ``v c`` by default.
+    r"""Returns the cost curves of CPU workers with c cores each: speed ``v c`` by default.
 
     .. math:: v(c) = v / (s + (1 - s) / c)
 
-    with s the share of a sample's work that only one core does (Amdahl's law).
+    with s the serial share of a sample's work (Amdahl's law).
 
     Args:
         counts: Cores by rank, > 0.
-        samples_per_second: v of one core.
-        overhead_seconds: Of an iteration, whatever the batch.
-        serial_share: s, in [0, 1).
+        samples_per_second: Speed v of one core, > 0.
+        overhead_seconds: Seconds of every iteration, whatever its batch, >= 0.
+        serial_share: Share s of a sample's work that only one core does, in [0, 1).
+
+    Raises:
+        ValueError: An option is out of range.
 
     Example:
         >>> [curve(10) for curve in cores([1, 2])]
@@ -158,15 +163,17 @@ def cores(
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Spot instances: every worker leaves, comes back, and leaves again, without end.
+    """Preemption of spot instances: every worker leaves and returns, repeatedly.
+
+    Times are exponentially distributed.
 
     Args:
-        mean_up_seconds: Of the exponential time until it leaves, > 0.
-        mean_down_seconds: Until it is back, > 0; inf: it never is.
-        seed: >= 0.
+        mean_up_seconds: Mean seconds until a worker leaves, > 0.
+        mean_down_seconds: Mean seconds until it returns, > 0; inf: it never returns.
+        seed: Seed of all randomness, >= 0.
 
     Raises:
-        ValueError: An option out of range.
+        ValueError: An option is out of range.
     """
 
     mean_up_seconds: float
@@ -181,14 +188,14 @@ class Preemption:
             )
 
     def changes(self, workers: int) -> Iterator[Change]:
-        """Who leaves and joins, in the order of time; endless unless nobody comes back."""
+        """Yields departures and returns by time, without end if workers return."""
         rng = np.random.default_rng(self.seed)
-        nexts = rng.exponential(self.mean_up_seconds, workers)
+        next_change = rng.exponential(self.mean_up_seconds, workers)
         up = np.ones(workers, np.bool_)
-        while np.isfinite(nexts.min()):
-            worker = int(nexts.argmin())
-            now, joins = float(nexts[worker]), not up[worker]
+        while np.isfinite(next_change.min()):
+            worker = int(next_change.argmin())
+            now, joins = float(next_change[worker]), not up[worker]
             yield Change(now, worker, joins)
             up[worker] = joins
             mean = self.mean_up_seconds if joins else self.mean_down_seconds
-            nexts[worker] = now + (rng.exponential(mean) if np.isfinite(mean) else np.inf)
+            next_change[worker] = now + (rng.exponential(mean) if np.isfinite(mean) else np.inf)

@@ -22,12 +22,12 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One worker's iterations, in the order of their steps.
+    """Iterations of one worker, in the order of their steps.
 
     Args:
-        worker: As the file names it.
+        worker: Number of the worker in the file.
         steps: Global steps, increasing, int64, shape ``(iterations,)``.
-        measurements: One for each step.
+        measurements: One measurement per step.
     """
 
     worker: int
@@ -45,13 +45,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace file.
+    """Content of a trace file.
 
     Args:
-        path: Where it was read from.
+        path: Path of the file.
         drivers: Names of the driver columns, in the order of `Measurement.drivers`.
-        series: By worker number.
-        notes: What was repaired, in words; empty for a clean file.
+        series: One series per worker, ordered by worker number.
+        notes: Remarks on faults that were repaired; empty for a clean file.
     """
 
     path: Path
@@ -72,16 +72,16 @@ def read_trace(path: str | Path) -> Trace:
     """Reads ``worker,step,samples,busy_seconds`` and any driver columns from a CSV file.
 
     Two faults are repaired and noted in `Trace.notes`: rows that are not in the order of their
-    steps are sorted, and steps that a worker lacks are skipped (its next row is taken for its
-    next iteration). Everything else is an error, since a guess would change the scores.
+    steps are sorted, and steps that a worker lacks are skipped (its next row counts as its next
+    iteration). Every other fault is an error, since a guess would change the scores.
 
     Args:
-        path: A text file, UTF-8, with a header line. Columns may be in any order.
+        path: Path of a UTF-8 text file with a header line. Columns may be in any order.
 
     Raises:
-        TraceError: No file, no header, no rows, a missing or doubled column, a torn line, text
-            or a non-finite value where a number belongs, samples or busy seconds that are not
-            positive, or a step that a worker has twice.
+        TraceError: The file cannot be read, or has no header or rows, a missing or duplicate
+            column, an incomplete line, text or a non-finite value in place of a number, samples
+            or busy seconds that are not positive, or two rows for the same worker and step.
     """
     path = Path(path)
     try:
@@ -99,7 +99,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def names_of(traces: Sequence[Trace]) -> list[str]:
-    """File names of traces, or whole paths where a name occurs twice."""
+    """Returns the file names of traces, or whole paths where a name occurs twice."""
     names = [trace.path.name for trace in traces]
     return [
         name if names.count(name) == 1 else str(trace.path)
@@ -110,7 +110,10 @@ def names_of(traces: Sequence[Trace]) -> list[str]:
 def _header(path: Path, header: list[str]) -> list[str]:
     names = [name.strip() for name in header]
     if not any(names):
-        raise TraceError(f"{path}, line 1: the file is empty: a header {','.join(REQUIRED)} is due")
+        raise TraceError(
+            f"{path}, line 1: the file is empty: it must start with a header such as "
+            f"{','.join(REQUIRED)}"
+        )
     if missing := [name for name in REQUIRED if name not in names]:
         raise TraceError(
             f"{path}, line 1: no column {missing[0]!r} among {', '.join(names)}: the header must "
@@ -130,7 +133,7 @@ def _rows(path: Path, names: list[str], reader: Iterator[list[str]]) -> Iterator
             column = names[min(len(cells), len(names)) - 1]
             raise TraceError(
                 f"{path}, line {line}, column {column!r}: {len(cells)} of {len(names)} columns: "
-                "the line is torn; remove it"
+                "the line does not match the header; correct or remove it"
             )
         yield _row(path, line, dict(zip(names, cells, strict=True)))
 
@@ -147,7 +150,7 @@ def _row(path: Path, line: int, cells: dict[str, str]) -> _Row:
         if values[name] <= 0:
             raise TraceError(
                 f"{path}, line {line}, column {name!r}: must be > 0, got {cells[name]!r}: remove "
-                "the row (a missing step is a gap, and allowed)"
+                "the row (a missing step is allowed)"
             )
     drivers = tuple(value for name, value in values.items() if name not in REQUIRED)
     measurement = Measurement(values["samples"], values["busy_seconds"], drivers)
@@ -184,10 +187,10 @@ def _series(rows: list[_Row]) -> tuple[Series, ...]:
     return tuple(
         Series(
             worker,
-            np.array([row.step for row in own], dtype=np.int64),
-            tuple(row.measurement for row in own),
+            np.array([row.step for row in worker_rows], dtype=np.int64),
+            tuple(row.measurement for row in worker_rows),
         )
-        for worker, own in by_worker.items()
+        for worker, worker_rows in by_worker.items()
     )
 
 
@@ -202,8 +205,8 @@ def _notes(rows: list[_Row]) -> Iterator[str]:
         yield f"worker {worker}: steps out of order from line {line}: sorted by step"
     for series in _series(rows):
         if missing := int(series.steps[-1] - series.steps[0]) + 1 - len(series):
-            at = int(series.steps[:-1][np.diff(series.steps) > 1][0]) + 1
+            first = int(series.steps[:-1][np.diff(series.steps) > 1][0]) + 1
             yield (
-                f"worker {series.worker}: {missing} steps missing, the first is {at}: its rows "
+                f"worker {series.worker}: {missing} steps missing, the first is {first}: its rows "
                 "are taken as consecutive iterations"
             )

@@ -1,4 +1,4 @@
-"""Workers that run ahead: by hand, against closed forms, and against the loop in step."""
+"""Asynchronous runs: by hand, against closed forms, and against synchronous runs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from lbbsp_core.sim import (
 )
 
 UNEQUAL = cores([1, 1, 2, 4], 8.0)
-WILD = Lognormal(0.4, 0.7)
+NOISE = Lognormal(0.4, 0.7)
 
 
 def test_asynchronous_workers_share_the_samples_by_their_speed() -> None:
-    """1 + 3 samples a second do 96 in 24 s; batches of 4 and 4 are pushed each 4 s and 4/3 s."""
+    """1 + 3 samples per second do 96 in 24 s; batches of 4 are pushed every 4 s and 4/3 s."""
     cluster = synthetic_cluster(cores([1, 3], 1.0), 12)
     run = run_async(cluster, SimConfig(8), ASP())
     assert run.total_seconds == pytest.approx(24.0)
@@ -62,10 +62,10 @@ def test_a_push_and_pull_is_paid_by_each() -> None:
 
 @pytest.mark.parametrize("policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced()])
 def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
-    cluster = synthetic_cluster(UNEQUAL, 80, noise=WILD)
-    setting = SimConfig(97, communication_seconds=0.25)
-    events = run_async(cluster, setting, BSP(), policy, Ema(0.5))
-    in_step = run_vectorised(cluster, setting, policy, Ema(0.5))
+    cluster = synthetic_cluster(UNEQUAL, 80, noise=NOISE)
+    config = SimConfig(97, communication_seconds=0.25)
+    events = run_async(cluster, config, BSP(), policy, Ema(0.5))
+    in_step = run_vectorised(cluster, config, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
     assert events.sizes.reshape(4, 80).T.tolist() == in_step.sizes.tolist()
     assert events.schedule.updates == 80
@@ -74,7 +74,7 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
 
 
 def test_ssp_0_is_bsp_and_ssp_inf_is_asp_and_elastic_1_is_bsp() -> None:
-    cluster = synthetic_cluster(UNEQUAL, 50, noise=WILD)
+    cluster = synthetic_cluster(UNEQUAL, 50, noise=NOISE)
 
     def total(sync: Synchroniser) -> float:
         return run_async(cluster, SimConfig(64), sync).total_seconds
@@ -85,7 +85,7 @@ def test_ssp_0_is_bsp_and_ssp_inf_is_asp_and_elastic_1_is_bsp() -> None:
 
 
 def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
-    cluster = synthetic_cluster(UNEQUAL, 60, noise=WILD)
+    cluster = synthetic_cluster(UNEQUAL, 60, noise=NOISE)
     run = run_async(cluster, SimConfig(64), SSP(2), LoadBalanced(), LastValue()).schedule
     for start, iteration in zip(run.start, run.iteration, strict=True):
         pushed = [int((run.push[run.worker == w] <= start).sum()) for w in range(4)]
@@ -93,7 +93,7 @@ def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
 
 
 def test_balanced_batches_end_the_wait_of_ssp() -> None:
-    """LB + SSP, and LB + ASP: after a round of even batches, all take as long."""
+    """LB + SSP, and LB + ASP: after a round of even batches, all workers take equally long."""
     cluster = synthetic_cluster(UNEQUAL, 60)
     even = run_async(cluster, SimConfig(64), SSP(3))
     for sync in (SSP(3), ASP(), DSSP(1, 4)):
@@ -107,13 +107,13 @@ def test_balanced_batches_end_the_wait_of_ssp() -> None:
 @pytest.mark.parametrize("cost", [Affine(2.0, 1.0), [Saturating(20.0, 0.0, 1.0)] * 4])
 def test_it_assumes_what_balancers_assume(cost: Any) -> None:
     cluster = synthetic_cluster([Saturating(2.0, 0.0, 0.1)] * 3 + [Affine(0.1, 0.05)], 30)
-    setting = SimConfig(80, cost=cost)
-    events = run_async(cluster, setting, BSP(), LoadBalanced(), LastValue())
-    in_step = run_bsp(cluster, setting, LoadBalanced(), LastValue())
+    config = SimConfig(80, cost=cost)
+    events = run_async(cluster, config, BSP(), LoadBalanced(), LastValue())
+    in_step = run_bsp(cluster, config, LoadBalanced(), LastValue())
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-6)
 
 
-def test_weather_begins_anew_where_a_fast_worker_does_more_than_was_drawn() -> None:
+def test_slowdowns_repeat_where_a_fast_worker_does_more_iterations_than_were_drawn() -> None:
     cluster = synthetic_cluster(cores([1, 9], 1.0), 10, noise=Lognormal(0.3))
     run = run_async(cluster, SimConfig(8), ASP()).schedule
     fast = (run.push - run.start)[run.worker == 1]
@@ -139,7 +139,9 @@ def test_who_is_preempted_loses_an_iteration_and_the_rest_goes_on() -> None:
 def test_many_changes_are_no_reason_to_give_up_while_updates_come() -> None:
     cluster = synthetic_cluster(cores([1, 1], 16.0), 500)
     run = run_async(cluster, SimConfig(32), ASP(), preemption=Preemption(2.0, 0.5))
-    assert run.total_seconds / 2.5 * 2 * 2 > 100 * 2, "more changes than PATIENCE allows in a row"
+    assert run.total_seconds / 2.5 * 2 * 2 > 100 * 2, (
+        "more changes than MAX_IDLE_CHANGES allows in a row"
+    )
 
 
 def test_a_scenario_that_can_never_finish_says_so() -> None:
@@ -159,13 +161,13 @@ def test_combinations_that_cannot_be_say_why() -> None:
 
 
 def test_progress_comes_to_the_steps_asked_for() -> None:
-    told: list[int] = []
-    run_async(synthetic_cluster(UNEQUAL, 40), SimConfig(64), ASP(), progress=told.append)
-    assert sum(told) == 40
-    assert min(told) >= 1
+    steps: list[int] = []
+    run_async(synthetic_cluster(UNEQUAL, 40), SimConfig(64), ASP(), progress=steps.append)
+    assert sum(steps) == 40
+    assert min(steps) >= 1
 
 
-# What the engine learned for it
+# Ends and changes of a run
 
 
 def test_a_run_may_end_when_enough_has_entered() -> None:
@@ -179,7 +181,7 @@ def test_a_run_may_end_when_enough_has_entered() -> None:
     assert entered == [(0, 1.0), (0, 2.0), (1, 4.0), (0, 5.0), (1, 8.0)]
     assert run.total_seconds == entered[-1][1]
     assert (run.update >= 0).all()
-    assert run.release.max() == entered[-1][1], "who waits at the end waits no longer"
+    assert run.release.max() == entered[-1][1], "waiting workers are released at the end"
 
 
 def test_a_list_of_changes_is_sorted_and_an_endless_one_is_read_as_time_goes_on() -> None:

@@ -1,4 +1,4 @@
-"""`evaluate`: the scores by hand, the command, and the figures on real traces."""
+"""`evaluate`: scores by hand, the command, and scores on recorded traces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class Spy:
-    """Forecasts how much it knew: 1000 measurements learned + the driver, + horizon / 10."""
+    """Predictor that encodes its knowledge: 1000 * updates + driver + horizon / 10."""
 
     def init(self) -> Seen:
         return Seen(0)
@@ -88,7 +88,7 @@ def test_workers_are_averaged_and_traces_geometrically() -> None:
     assert result.geometric_mean_rmse("last") == pytest.approx(math.sqrt(0.5))
 
 
-def test_files_of_one_name_are_told_apart() -> None:
+def test_files_of_one_name_are_distinguished() -> None:
     traces = [trace_of([1.0] * 20, name=name) for name in ("a/x.csv", "b/x.csv", "y.csv")]
     result = evaluate(traces, predictors={"last": LastValue()})
     assert list(result.scores) == [str(Path("a/x.csv")), str(Path("b/x.csv")), "y.csv"]

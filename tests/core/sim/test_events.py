@@ -1,4 +1,4 @@
-"""The engine in virtual time, by runs that can be followed by hand."""
+"""The event loop in virtual time, on runs that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_asynchronous_run_by_hand() -> None:
 
 
 def test_a_waiting_worker_begins_from_the_model_as_it_is_then() -> None:
-    """SSP(1): worker 0 waits from 2 to 5 with two pushes, then begins from all three."""
+    """SSP(1): worker 0 waits from 2 to 5 after two pushes, then starts from three updates."""
     run = schedule(SSP(1), [[1.0, 1.0, 1.0], [5.0, 5.0, 5.0]])
     assert run.release.tolist() == [1.0, 5.0, 10.0, 5.0, 10.0, 15.0]
     assert run.version.tolist() == [0, 1, 3, 0, 3, 5]
@@ -118,7 +118,7 @@ def test_to_leave_twice_or_after_the_end_is_nothing() -> None:
 
 
 class Stuck(Synchroniser):
-    """Releases nobody after the first push."""
+    """Synchroniser that releases no worker after the first push."""
 
     def init(self, workers: int, now: float = 0.0) -> Any:
         return None
@@ -131,7 +131,9 @@ class Stuck(Synchroniser):
 
 
 def test_a_run_in_which_all_wait_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"workers 0, 1 wait for ever: Stuck\(\) released nobo"):
+    with pytest.raises(
+        RuntimeError, match=r"workers 0, 1 wait indefinitely: Stuck\(\) released no worker"
+    ):
         schedule(Stuck(), [[1.0], [2.0]])
 
 

@@ -28,7 +28,7 @@ from lbbsp_core.sim import (
 
 
 def blobs(samples: int = 120) -> Data:
-    """Three clouds in four dimensions."""
+    """Returns three clusters of points in four dimensions."""
     random = np.random.default_rng(0)
     y = np.arange(samples) % 3
     x = random.normal(0, 0.6, (samples, 4)) + np.eye(4)[y] * 2
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_loss(model: Any) -> None:
 
 
 class Recorder:
-    """A model of one weight whose gradient tells where it was computed, and from what."""
+    """Model of one weight that records the weight and samples of each gradient."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, list[float]]] = []
@@ -88,7 +88,7 @@ def test_asynchronous_gradients_by_hand() -> None:
 
 
 def test_gradients_that_never_enter_take_no_samples() -> None:
-    """Update -1: left out, and the others learn from every sample once."""
+    """Gradients of update -1 are left out; the others use every sample once."""
     model = Recorder()
     run = schedule(ASP(), [[2.0, 2.0], [3.0, 3.0]])
     lost = run._replace(update=np.array([0, 1, -1, 2]))
@@ -99,7 +99,7 @@ def test_gradients_that_never_enter_take_no_samples() -> None:
 @pytest.mark.parametrize("policy", [Even(), LoadBalanced()])
 @pytest.mark.parametrize("model", [Softmax(), Mlp(6)])
 def test_uneven_weighted_gradients_are_those_of_the_whole_batch(policy: Any, model: Any) -> None:
-    """BSP in pieces of changing sizes learns what one process with the whole batch learns."""
+    """BSP with changing batch sizes learns what one process with the global batch learns."""
     cluster = synthetic_cluster(cores([1, 2, 5]), 40, noise=Lognormal(0.4))
     task = Task(blobs(), model, 0.3, seed=7)
     run = run_async(cluster, SimConfig(31), BSP(), policy, LastValue())

@@ -1,4 +1,4 @@
-"""Scenarios and recorded runs, from Python and from the command line."""
+"""Scenarios and recorded runs, from Python and on the command line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_lists_repeat_and_batches_grow_with_the_workers() -> None:
     assert read_scenario(spot, "s").preemption == Preemption(9.0, 1.0)
 
 
-def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path: Path) -> None:
+def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path: Path) -> None:
     gpus = [Profile([8, 64], [0.05, 0.09], 200), Profile([8, 64], [0.1, 0.4])]
     for number, gpu in enumerate(gpus):
         gpu.save(tmp_path / f"gpu{number}.json")
@@ -114,7 +114,7 @@ def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path:
         ({"noise": {"kind": "lognormall"}}, "no noise.kind 'lognormall': did you mean 'lognormal'"),
         ({"noise": {"kind": "pareto", "alfa": 2}}, "no key of noise 'alfa': did you mean 'alpha'"),
         ({"noise": {"kind": "constant", "x": 2}}, "there is no key of noise 'x'"),
-        ({"noise": {"sigma": 2}}, "noise must say its kind: one of constant"),
+        ({"noise": {"sigma": 2}}, "noise must have a kind: one of constant"),
         ({"noise": 3}, r"noise must be a table, got 3: write \[noise\]"),
         ({"communication": {"kind": "ring"}}, "communication: .*missing 2 required"),
         ({"preemption": {"mean_up": 1}}, "did you mean 'mean_up_seconds'"),
@@ -122,7 +122,7 @@ def test_profiles_give_curves_and_limits_and_are_told_to_the_balancers(tmp_path:
         ({"speeds": []}, "speeds must be a list with at least one entry"),
         ({"cores": "12/x"}, "cores must be a list"),
         ({"speeds": [0.0]}, "speeds must be finite and > 0, got 0.0"),
-        ({"serial_share": 0.1}, "serial_share is about cores"),
+        ({"serial_share": 0.1}, "serial_share needs cores, and none are given"),
         ({"steps": 0}, "steps must be a whole number >= 1, got 0"),
         ({"workers": True}, "workers must be a whole number >= 0, got True"),
         ({"workers": "x"}, "the scenario|invalid literal"),
@@ -173,7 +173,7 @@ def new_record(folder: Path, workers: int) -> RunRecord:
 
 
 def record_run(folder: Path, *, steps: int = 60, sizes: tuple[int, ...] = (8, 8, 8)) -> float:
-    """A plain BSP run in the format of the record; its median step."""
+    """Writes the record of a plain BSP run; returns its median wall seconds per step."""
     random = np.random.default_rng(0)
     record = new_record(folder, workers=3)
     walls = []
@@ -314,7 +314,7 @@ def test_a_trace_with_fewer_workers_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows) + "\n")
     few = run(tmp_path / "t.csv", "--workers", "4", "--policies", "bsp")
     assert few.exit_code == 2
-    assert "4 workers are asked for, but it holds 3: lower workers" in few.output
+    assert "4 workers are requested, but the trace has 3: lower workers" in few.output
     two = run(tmp_path / "t.csv", "--workers", "2", "--policies", "bsp", "--json", tmp_path / "o")
     assert two.exit_code == 0
     assert rows_of(tmp_path / "o")[0]["total_seconds"] == 8 * 2.0

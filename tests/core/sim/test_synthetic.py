@@ -1,4 +1,4 @@
-"""Invented clusters: distributions by their moments, curves by hand, communication by formula."""
+"""Synthetic clusters: distributions by their moments, curves by hand, communication by formula."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_arrays_and_single_curves_are_the_same_bits(noise: Noise, curves: Any) -
 
 
 def test_slowness_stretches_the_curve_and_a_delay_is_added() -> None:
-    weather = Slowdowns(np.array([[2.0, 1.0]]), np.array([[0.5, 0.0]]))
-    cluster = SyntheticCluster([Affine(1.0, 0.25)] * 2, weather)
+    slowdowns = Slowdowns(np.array([[2.0, 1.0]]), np.array([[0.5, 0.0]]))
+    cluster = SyntheticCluster([Affine(1.0, 0.25)] * 2, slowdowns)
     assert cluster.cost(0, 0)(4) == 2 * (1.0 + 4 * 0.25) + 0.5
     assert cluster.seconds(0, np.array([4, 4])).tolist() == [4.5, 2.0]
     with pytest.raises(ValueError, match="curves must be one for each of the 2 workers, got 1"):
-        SyntheticCluster([Affine(1.0, 0.25)], weather)
+        SyntheticCluster([Affine(1.0, 0.25)], slowdowns)
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
@@ -73,7 +73,7 @@ def test_the_seed_is_the_cluster(noise: Noise) -> None:
 
 
 def test_lognormal_slowness_has_mean_1_and_the_memory_asked_for() -> None:
-    slow = Lognormal(0.5, 0.8).weather(np.random.default_rng(0), 4000, 50).slowness
+    slow = Lognormal(0.5, 0.8).draw(np.random.default_rng(0), 4000, 50).slowness
     logs = np.log(slow)
     assert slow.mean() == pytest.approx(1.0, abs=0.02)
     assert logs.std() == pytest.approx(0.5, abs=0.01)
@@ -81,13 +81,13 @@ def test_lognormal_slowness_has_mean_1_and_the_memory_asked_for() -> None:
 
 
 def test_pareto_tail() -> None:
-    slow = Pareto(2.0).weather(np.random.default_rng(0), 1000, 100).slowness
+    slow = Pareto(2.0).draw(np.random.default_rng(0), 1000, 100).slowness
     assert slow.min() >= 1
     assert [(slow > s).mean() for s in (2, 4)] == pytest.approx([1 / 4, 1 / 16], rel=0.05)
 
 
 def test_markov_changes_as_often_as_asked_for_from_the_first_step() -> None:
-    slow = Markov(3.0, 0.1, 0.3).weather(np.random.default_rng(0), 1000, 200).slowness == 3.0
+    slow = Markov(3.0, 0.1, 0.3).draw(np.random.default_rng(0), 1000, 200).slowness == 3.0
     assert slow.mean() == pytest.approx(0.25, abs=0.01)
     assert slow[0].mean() == pytest.approx(0.25, abs=0.1)
     assert slow[1:][~slow[:-1]].mean() == pytest.approx(0.1, abs=0.005)
@@ -95,9 +95,9 @@ def test_markov_changes_as_often_as_asked_for_from_the_first_step() -> None:
 
 
 def test_the_disturbance_of_dbs_lasts_and_costs_what_the_paper_says() -> None:
-    weather = Disturbance(steps_per_epoch=2).weather(np.random.default_rng(0), 2000, 100)
-    assert weather.delay_seconds is not None
-    epochs = weather.delay_seconds.reshape(1000, 2, 100)
+    slowdowns = Disturbance(steps_per_epoch=2).draw(np.random.default_rng(0), 2000, 100)
+    assert slowdowns.delay_seconds is not None
+    epochs = slowdowns.delay_seconds.reshape(1000, 2, 100)
     assert (epochs[:, 0] == epochs[:, 1]).all()
     lost = epochs.sum(axis=1)
     assert ((lost == 0) | ((lost >= 5) & (lost <= 10))).all()
@@ -105,11 +105,11 @@ def test_the_disturbance_of_dbs_lasts_and_costs_what_the_paper_says() -> None:
     assert (min(spells), max(spells)) == (4, 20)
     healthy = lost[:-1] == 0
     assert (lost[1:][healthy] > 0).mean() == pytest.approx(0.1, abs=0.01)
-    assert (weather.slowness == 1).all()
+    assert (slowdowns.slowness == 1).all()
 
 
 def _spells(own: Any) -> list[int]:
-    """Lengths of the stretches of one same loss, the last one left out; a change ends one."""
+    """Returns the lengths of runs of equal losses > 0, without the last run."""
     lengths, count = [], 0
     for before, now in pairwise(own):
         count += before > 0
@@ -153,7 +153,7 @@ def test_communication_by_formula() -> None:
     assert [server.seconds(n) for n in (1, 2, 4)] == [16.5, 16.5, 32.5]
     assert server.seconds_alone() == 16.5
     assert FixedTime(0.5).seconds(9) == FixedTime(0.5).seconds_alone() == 0.5
-    with pytest.raises(ValueError, match="nobody can push alone: use"):
+    with pytest.raises(ValueError, match="no worker can push alone: use"):
         ring.seconds_alone()
 
 
@@ -190,7 +190,7 @@ def test_lines_that_make_no_sense_are_refused() -> None:
         (lambda: Markov(0.0), "Markov.slow must be finite and > 0"),
         (lambda: Markov(3.0, 0.0), r"Markov.to_slow must be in \(0, 1\], got 0.0"),
         (lambda: Disturbance(2.0), r"Disturbance.probability must be in \(0, 1\], got 2.0"),
-        (lambda: Disturbance(epochs=(5, 4)), r"epochs must be \[least, most\].*got \(5, 4\)"),
+        (lambda: Disturbance(epochs=(5, 4)), r"epochs must be \[minimum, maximum\].*got \(5, 4\)"),
         (lambda: Disturbance(steps_per_epoch=0), "steps_per_epoch must be >= 1, got 0"),
         (lambda: cores([0]), "cores must be finite and > 0, got 0"),
         (lambda: cores([1], serial_share=1.0), r"serial_share must be in \[0, 1\), got 1.0"),

@@ -1,4 +1,4 @@
-"""Trace files: what is read, what is repaired, and what each error names."""
+"""Trace files: reading, repairs, and error messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def test_skips_gaps_and_says_so(tmp_path: Path) -> None:
         ("worker,step,samples\n0,0,32\n", r"line 1: no column 'busy_seconds' among worker, step"),
         ("worker,step,step,samples,busy_seconds\n", r"line 1, column 3: 'step' .* twice"),
         ("worker,step,samples,busy_seconds,\n", r"line 1, column 5: '' is empty"),
-        (HEADER + "0,0,32,0.5,1\n0,1,32", r"line 3, column 'samples': 3 of 5 .* torn"),
+        (
+            HEADER + "0,0,32,0.5,1\n0,1,32",
+            r"line 3, column 'samples': 3 of 5 .* does not match the header",
+        ),
         (HEADER + "0,0,32,0.5,1,9\n", r"line 2, column 'load': 6 of 5 columns"),
         (HEADER + "0,0,32,fast,1\n", r"line 2, column 'busy_seconds': .* got 'fast'"),
         (HEADER + "0,0,32,0.5,\n", r"line 2, column 'load': .* got ''"),

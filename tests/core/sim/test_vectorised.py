@@ -1,9 +1,9 @@
-"""The loop in arrays: every plan and every second of real balancers, to the last bit."""
+"""The vectorised loop: plans and times equal those of real balancers bit for bit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from lbbsp_core import (
     LeaderStraggler,
     Limits,
     LoadBalanced,
+    Measurement,
     Narx,
     ProportionalControl,
     Saturating,
@@ -36,118 +37,143 @@ from lbbsp_core.sim import (
     synthetic_cluster,
 )
 
-SETTINGS: list[dict[str, Any]] = [
+CONFIGS: list[dict[str, Any]] = [
     {},
     {"lag": 3},
     {"cost": Affine(3.0, 1.0)},
     {"cost": CostShape(Affine(3.0, 2.0), max_overhead=9.0), "communication_seconds": 0.5},
     {"limits": Limits(2, 70), "granularity": 4},
 ]
-WEATHER = {
+NOISES = {
     "lognormal": Lognormal(0.5),
-    "pareto": Pareto(1.1),  # far outliers, which the gate holds
-    "markov": Markov(9.0, 0.1, 0.3),  # new levels beyond the gate's factor
+    "pareto": Pareto(1.1),  # far outliers, which the filter rejects
+    "markov": Markov(9.0, 0.1, 0.3),  # new levels beyond the filter's factor
     "dbs": Disturbance(0.3, (1, 3), (1, 3), 10),  # delays, which bend the shape
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: ",".join(one) or "plain")
-@pytest.mark.parametrize("weather", WEATHER)
-def test_plans_and_times_are_those_of_real_balancers(weather: str, setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda one: ",".join(one) or "plain")
+@pytest.mark.parametrize("noise", NOISES)
+def test_plans_and_times_are_those_of_real_balancers(noise: str, config: dict[str, Any]) -> None:
     for curves in (cores([3, 1, 2], 5.0), cores([2, 5, 1, 1], 7.0, 0.8)):
-        cluster = synthetic_cluster(curves, 45, noise=WEATHER[weather], seed=4)
-        own = SimConfig(120, steps_per_epoch=9, **setting)
-        _same(cluster, own, LoadBalanced(), LastValue())
-        _same(cluster, own, LoadBalanced(min_gain=0.0, interval=3), Ema(0.3))
+        cluster = synthetic_cluster(curves, 45, noise=NOISES[noise], seed=4)
+        sim_config = SimConfig(120, steps_per_epoch=9, **config)
+        _check_same(cluster, sim_config, LoadBalanced(), LastValue())
+        _check_same(cluster, sim_config, LoadBalanced(min_gain=0.0, interval=3), Ema(0.3))
 
 
 @pytest.mark.parametrize(
     "policy", [Even(), EpochBalanced(), ProportionalControl(), LeaderStraggler()]
 )
-@pytest.mark.parametrize("weather", ["pareto", "dbs"])
-def test_policies_that_measure_only(weather: str, policy: Any) -> None:
-    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 80, noise=WEATHER[weather], seed=1)
-    _same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, None)
+@pytest.mark.parametrize("noise", ["pareto", "dbs"])
+def test_policies_that_measure_only(noise: str, policy: Any) -> None:
+    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 80, noise=NOISES[noise], seed=1)
+    _check_same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, None)
 
 
-def _same(cluster: Any, setting: SimConfig, policy: Any, predictor: Any) -> None:
-    fast = run_vectorised(cluster, setting, policy, predictor)
-    real = run_bsp(cluster, setting, policy, predictor)
+def _check_same(cluster: Any, config: SimConfig, policy: Any, predictor: Any) -> None:
+    fast = run_vectorised(cluster, config, policy, predictor)
+    real = run_bsp(cluster, config, policy, predictor)
     assert fast.sizes.tolist() == real.sizes.tolist()
     assert fast.busy_seconds.tolist() == real.busy_seconds.tolist()
     assert fast.total_seconds == real.total_seconds
 
 
+class Fixed(NamedTuple):
+    speed: Any
+
+
+class Slower:
+    """Predictor defined outside the package: half of the last speed."""
+
+    elementwise = True
+
+    def init(self) -> Fixed:
+        return Fixed(np.nan)
+
+    def update(self, state: Fixed, measurement: Measurement) -> Fixed:
+        return Fixed(0.5 * measurement.samples_per_second)
+
+    def predict(self, state: Fixed, drivers: tuple[float, ...] = (), horizon: int = 1) -> Any:
+        return state.speed
+
+
+def test_any_predictor_that_declares_itself_elementwise_runs_in_arrays() -> None:
+    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 40, noise=NOISES["markov"], seed=1)
+    config = SimConfig(120)
+    assert fits_vectorised(config, LoadBalanced(), Slower())
+    _check_same(cluster, config, LoadBalanced(), Slower())
+
+
 class Spy(LoadBalanced):
-    """Notes all that the policy is told."""
+    """Records all observations that the policy is given."""
 
     def update(self, state: Any, cluster: Any, observation: Any) -> Any:
         curves = [None if cost is None else cost.segments() for cost in observation.costs]
-        told = replace(observation, costs=tuple(curves))
-        TOLD.append(told)
+        OBSERVATIONS.append(replace(observation, costs=tuple(curves)))
         return super().update(state, cluster, observation)
 
 
-TOLD: list[Any] = []
+OBSERVATIONS: list[Any] = []
 
 
-def test_the_policy_is_told_the_same_integers() -> None:
-    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 30, noise=WEATHER["markov"], seed=1)
-    told = []
+def test_the_policy_is_given_the_same_integers() -> None:
+    cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 30, noise=NOISES["markov"], seed=1)
+    observed = []
     for run in (run_vectorised, run_bsp):
-        TOLD.clear()
+        OBSERVATIONS.clear()
         run(cluster, SimConfig(120, lag=2, steps_per_epoch=9), Spy(), Ema(0.3))
-        told.append([one for number, one in enumerate(TOLD) if one not in TOLD[:number]])
-    assert told[0] == told[1]
-    assert len(told[0]) == 30
+        observed.append([o for k, o in enumerate(OBSERVATIONS) if o not in OBSERVATIONS[:k]])
+    assert observed[0] == observed[1]
+    assert len(observed[0]) == 30
 
 
 def test_what_does_not_fit_is_refused() -> None:
     cluster = synthetic_cluster(cores([1, 2]), 5)
     several = SimConfig(12, cost=[Affine(0.1, 0.1)] * 2)
     assert fits_vectorised(SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
-    for setting, predictor in (
+    for config, predictor in (
         (SimConfig(12), Narx()),
         (SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), LastValue()),
         (several, LastValue()),
     ):
-        assert not fits_vectorised(setting, LoadBalanced(), predictor)
+        assert not fits_vectorised(config, LoadBalanced(), predictor)
         with pytest.raises(ValueError, match="cannot be run in arrays: use LastValue or Ema"):
-            run_vectorised(cluster, setting, LoadBalanced(), predictor)
+            run_vectorised(cluster, config, LoadBalanced(), predictor)
 
 
 def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
-    """Profiled shapes: after one step of constant weather, the plan is the oracle's."""
+    """With profiled shapes and constant speeds, the plan is the oracle's after one step."""
     curves = [Saturating(2.0, 0.5, 0.25), Affine(1.0, 0.125)]
     cluster = synthetic_cluster(curves, 4)
-    setting = SimConfig(24, cost=curves)
-    line = run_bsp(cluster, setting, LoadBalanced(min_gain=0.0), LastValue())
-    assert line.sizes[1:].tolist() == run_oracle(cluster, setting).sizes[1:].tolist()
+    config = SimConfig(24, cost=curves)
+    line = run_bsp(cluster, config, LoadBalanced(min_gain=0.0), LastValue())
+    assert line.sizes[1:].tolist() == run_oracle(cluster, config).sizes[1:].tolist()
 
 
 def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
     cluster = synthetic_cluster(cores([1, 2, 3, 6] * 250, 10.0), 6)
-    setting = SimConfig(64_000)
-    line = run_vectorised(cluster, setting, LoadBalanced(), LastValue())
-    best = run_oracle(cluster, setting)
+    config = SimConfig(64_000)
+    line = run_vectorised(cluster, config, LoadBalanced(), LastValue())
+    best = run_oracle(cluster, config)
     assert line.wall_seconds[1:].tolist() == best.wall_seconds[1:].tolist()
     assert (line.sizes.sum(axis=1) == 64_000).all()
 
 
-def test_progress_is_told_of_every_step() -> None:
-    told: list[int] = []
-    run_vectorised(synthetic_cluster(cores([1, 2]), 5), SimConfig(12), Even(), progress=told.append)
-    assert told == [1] * 5
+def test_progress_is_called_after_every_step() -> None:
+    cluster, steps = synthetic_cluster(cores([1, 2]), 5), []
+    run_vectorised(cluster, SimConfig(12), Even(), progress=steps.append)
+    assert steps == [1] * 5
 
 
 @pytest.mark.parametrize("limits", [Limits(0, 9), [Limits()] * 3])
-def test_settings_that_balancers_refuse_are_refused(limits: Any) -> None:
+def test_options_that_balancers_refuse_are_refused(limits: Any) -> None:
     with pytest.raises(ValueError, match=r"minimum must be >= 1|limits must be one for each"):
         run_vectorised(synthetic_cluster(cores([1, 2]), 5), SimConfig(12, limits=limits), Even())
 
 
 def test_the_closed_form_of_bsp_and_the_bound() -> None:
-    """BSP takes the sum of maxima; an oracle's plan attains what no plan can beat."""
+    """BSP takes the sum of maxima; the oracle's plan reaches the lower bound of all plans."""
     random = np.random.default_rng(0)
     for seed in range(20):
         curves = cores(random.uniform(1, 4, 5).tolist(), 10.0)
