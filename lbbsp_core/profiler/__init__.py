@@ -19,7 +19,7 @@ from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
 from lbbsp_core.cost.profile_file import make_document, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
-from lbbsp_core.profiler.search import BatchSweep, Found, Progress
+from lbbsp_core.profiler.sweep import BatchSweep, Found, Progress
 
 __all__ = ["BatchSweep", "Point", "ProfileError", "ProfileResult", "profile_step"]
 
