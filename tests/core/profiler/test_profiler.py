@@ -248,7 +248,10 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death",
+    [pytest.param(death, marks=[pytest.mark.slow] * (death == "limit")) for death in DEATHS],
+)
 def test_the_end_of_memory_in_a_process_that_may_die(tmp_path: Path, death: str) -> None:
     guard = "" if death == "limit" else "if batch_size > 5: "
     path = script(
@@ -298,7 +301,11 @@ def test_noise_arguments_main_guard_and_another_name(tmp_path: Path) -> None:
         ("os._exit(3)", "the script ended with status 3 before its step was called"),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL before its step was called"),
         ("def step(): pass", r"step\(1\) failed: TypeError: .*positional"),
-        ("def step(b):\n  os.closerange(3, 256)\n  time.sleep(30)", "process closed its pipe"),
+        pytest.param(
+            "def step(b):\n  os.closerange(3, 256)\n  time.sleep(30)",
+            "process closed its pipe",
+            marks=pytest.mark.slow,
+        ),
         ("def step(n):\n  raise OSError('no data')", r"step\(1\) failed: OSError: no data .*:6\)"),
         ("def step(n):\n  sys.exit()", r"step\(1\) failed: it ended itself: exit\(None\)"),
         ("def step(n):\n  os._exit(0)", r"step\(1\): the process ended with status 0"),
@@ -317,6 +324,7 @@ def test_a_bad_script_is_an_error_that_says_why(tmp_path: Path, text: str, words
         profile_step(script(tmp_path, text), search=QUICK, timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["time.sleep(99)", "def step(n):\n  time.sleep(99)"])
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, text: str) -> None:
     helper = (

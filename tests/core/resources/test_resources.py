@@ -673,6 +673,7 @@ sampler.close()
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("budget", ["1", "0"])
 def test_a_forked_child_samples_itself(budget: str) -> None:
@@ -735,6 +736,7 @@ burner.stdin.close(); burner.wait()
 """
 
 
+@pytest.mark.slow
 @linux
 @measured
 def test_a_neighbour_on_our_core_is_seen() -> None:
@@ -765,6 +767,7 @@ with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as s
 """
 
 
+@pytest.mark.slow
 @linux
 @measured
 def test_a_quota_is_seen() -> None:
