@@ -11,8 +11,10 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     processes    child processes                                     <- foundation
     launch       worker processes                                    <- processes, stages
     profiler     seconds by batch size                               <- processes, stages
-    report       figures of runs                                     <- stages, runtime.record, sim
-    demo         what the demos of both frameworks share             <- stages, runtime
+    report       figures and pictures                                <- stages, runtime.record, sim,
+                                                                        profiler
+    demo         the comparison that `lbbsp demo` runs               <- stages, runtime, launch,
+                                                                        report
     testing      contracts and fakes                                 <- stages, runtime, sim
     cli          commands                                            <- everything in the core
     lbbsp_tf, lbbsp_mx   plugins                                     <- stages, runtime
@@ -64,11 +66,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "launch": STAGES | {"processes"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "sim", "profiler"},
-    "demo": STAGES | {"runtime"},
+    "demo": STAGES | {"runtime", "launch", "report"},
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES
     | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo"},
-    # The facade `lbbsp_core` re-exports the stages, the loop and, on first use, the profiler.
+    # The package itself re-exports the stages, the loop and, on first use, the profiler.
     "__init__": STAGES | {"runtime", "profiler"},
     "lbbsp_tf": STAGES | {"runtime"},
     "lbbsp_mx": STAGES | {"runtime"},
