@@ -1,4 +1,4 @@
-"""How long a Keras training step on handwritten digits takes, by its batch size.
+"""Defines a Keras training step on handwritten digits, for ``lbbsp profile``.
 
 lbbsp profile examples/profile_keras.py -o profile.json --plot profile.png
 """
@@ -30,6 +30,6 @@ model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy")
 
 
 def step(batch_size):
-    """What a worker does alone in one iteration: draw a batch, forward, backward, update."""
+    """Runs one iteration of a worker: draws a batch, computes gradients, updates the model."""
     drawn = rng.integers(len(images), size=batch_size)
     model.train_on_batch(images[drawn], labels[drawn])

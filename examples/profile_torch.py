@@ -1,4 +1,4 @@
-"""How long a PyTorch training step takes by its batch size, on a GPU if there is one.
+"""Defines a PyTorch training step for ``lbbsp profile``, on a GPU if one is available.
 
 lbbsp profile examples/profile_torch.py --max-batch 65536 -o profile.json --plot profile.png
 """
@@ -9,10 +9,12 @@ from torch import nn
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def block(narrow, wide):
-    """Halves the image, and widens it."""
+def block(in_channels, out_channels):
+    """Makes a block that halves the image size and changes the number of channels."""
     return nn.Sequential(
-        nn.Conv2d(narrow, wide, 3, stride=2, padding=1), nn.BatchNorm2d(wide), nn.ReLU()
+        nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(),
     )
 
 
@@ -26,7 +28,7 @@ loss_of = nn.CrossEntropyLoss()
 
 
 def step(batch_size):
-    """One iteration; lbbsp waits for the GPU before it looks at the clock."""
+    """Runs one iteration; lbbsp waits for the GPU before it reads the clock."""
     images = torch.randn(batch_size, 3, 64, 64, device=device)
     labels = torch.randint(10, (batch_size,), device=device)
     optimizer.zero_grad(set_to_none=True)
