@@ -1,4 +1,4 @@
-"""Defines a Keras training step on handwritten digits, for ``lbbsp profile``.
+"""Training step of a small Keras CNN on handwritten digits, for ``lbbsp profile``.
 
 lbbsp profile examples/profile_keras.py -o profile.json --plot profile.png
 """
@@ -30,6 +30,6 @@ model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy")
 
 
 def step(batch_size):
-    """Runs one iteration of a worker: draws a batch, computes gradients, updates the model."""
+    """Runs the local work of a worker in one iteration: draw a batch, forward, backward, update."""
     drawn = rng.integers(len(images), size=batch_size)
     model.train_on_batch(images[drawn], labels[drawn])

@@ -1,4 +1,4 @@
-"""Defines a PyTorch training step for ``lbbsp profile``, on a GPU if one is available.
+"""Training step of a small PyTorch CNN, on a GPU if there is one, for ``lbbsp profile``.
 
 lbbsp profile examples/profile_torch.py --max-batch 65536 -o profile.json --plot profile.png
 """
@@ -9,11 +9,11 @@ from torch import nn
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def block(in_channels, out_channels):
-    """Makes a block that halves the image size and changes the number of channels."""
+def block(channels_in, channels_out):
+    """Halves the image size and changes the number of channels."""
     return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1),
-        nn.BatchNorm2d(out_channels),
+        nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1),
+        nn.BatchNorm2d(channels_out),
         nn.ReLU(),
     )
 
