@@ -1,4 +1,4 @@
-"""``lbbsp launch``: a script as a job of local worker processes."""
+"""Command ``lbbsp launch``: runs a script as a job of local worker processes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from lbbsp_core.launch import launch as launch_job
 def launch(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT.py [ARGS]...", help="The script, and all that follows it."),
+        typer.Argument(
+            metavar="SCRIPT.py [ARGS]...", help="Script to run, followed by its own arguments."
+        ),
     ],
-    workers: Annotated[int, typer.Option("-n", "--workers", metavar="N", help="How many workers.")],
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", metavar="N", help="Number of workers.")
+    ],
     framework: Annotated[
-        str, typer.Option(help="tensorflow or mxnet: whose cluster the workers form.")
+        str, typer.Option(help="Framework of the script: tensorflow or mxnet.")
     ] = "tensorflow",
     servers: Annotated[
         int | None,
         typer.Option(
             metavar="S",
-            help="Parameter servers. mxnet: 1 by default. tensorflow: none by default; with them "
-            "the script runs once, as the chief of a ParameterServerStrategy.",
+            help="Number of parameter servers. mxnet: 1 by default. tensorflow: none by default; "
+            "with servers the script runs once, as the chief of a ParameterServerStrategy.",
         ),
     ] = None,
     speeds: Annotated[
         str | None,
-        typer.Option(metavar="1,1,0.5", help="Emulate unequal workers by CPU quotas."),
+        typer.Option(
+            metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
+        ),
     ] = None,
     speeds_at: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SECONDS:0.5,1,1", help="Change the speeds during the run; may be repeated."
+            metavar="SECONDS:0.5,1,1",
+            help="Change the speeds after these seconds; may be repeated.",
         ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run's record.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run record.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="End the job after so long.")
+        float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
     ] = None,
 ) -> None:
-    """Run a script on N local workers, on request as unequal as a real cluster's."""
+    """Run a script on N local workers, optionally with emulated unequal speeds."""
     try:
         status = launch_job(
             command,

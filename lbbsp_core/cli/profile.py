@@ -1,4 +1,4 @@
-"""``lbbsp profile``: batch size -> seconds of a script's step, and where memory ends."""
+"""Command ``lbbsp profile``: measures seconds per step by batch size, and the memory limit."""
 
 from __future__ import annotations
 
@@ -20,42 +20,55 @@ def profile(
         list[str],
         typer.Argument(
             metavar="SCRIPT.py[:FUNCTION] [-- ARGS]...",
-            help="The script that defines step(batch_size), or a FUNCTION of another name.",
+            help="Script that defines step(batch_size), or FUNCTION(batch_size) if given.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the profile here: profile.json."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the profile to this file. Defaults to profile.json.",
+        ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curve here.")] = None,
-    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch to try.")] = 8192,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the curve to this file.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch size to try.")] = 8192,
     repeats: Annotated[
-        int, typer.Option(metavar="N", help="Steps of each batch at least; their median counts.")
+        int,
+        typer.Option(
+            metavar="N", help="Minimum number of timed steps per batch; their median counts."
+        ),
     ] = 5,
     rounds: Annotated[
-        int, typer.Option(metavar="N", help="Measure all batches so often; the least time counts.")
+        int,
+        typer.Option(metavar="N", help="Measure all batches N times; the smallest time counts."),
     ] = 3,
     longest_step: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Try no larger batch after such a step.")
+        float,
+        typer.Option(metavar="SECONDS", help="Try no larger batch after a step that takes longer."),
     ] = 5.0,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For loading the script, and for one step.")
+        float,
+        typer.Option(metavar="SECONDS", help="Limit for loading the script, and for each step."),
     ] = 120.0,
 ) -> None:
-    """Measure seconds by batch size, find the end of memory, and fit all forms of cost.
+    """Measure seconds per step by batch size, find the memory limit, and fit all cost forms.
 
-    The script's step(batch_size) does what a worker does alone in one iteration. It runs in a
-    process of its own, which may die of too large a batch.
+    The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
+    child process, which may be killed when a batch is too large for the memory.
     """
     out_console, err = Console(), Console(stderr=True)
     try:
-        search = BatchSweep(
+        sweep = BatchSweep(
             max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
         )
-        result = _run(err, command, search, timeout)
+        result = _run(err, command, sweep, timeout)
     except ValueError as error:
         err.print(f"lbbsp profile: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
@@ -65,15 +78,15 @@ def profile(
     for path in {json_file, out} - {None} or {DEFAULT_OUT}:
         assert path is not None
         result.save(path)
-        out_console.print(f"profile in {path}", markup=False, highlight=False)
+        out_console.print(f"profile written to {path}", markup=False, highlight=False)
     if plot is not None:
         from lbbsp_core.report.curve import plot_curve
 
         plot_curve(result, plot)
-        out_console.print(f"drawn to {plot}", markup=False, highlight=False)
+        out_console.print(f"plot written to {plot}", markup=False, highlight=False)
 
 
-def _run(err: Console, command: list[str], search: BatchSweep, timeout: float) -> ProfileResult:
+def _run(err: Console, command: list[str], sweep: BatchSweep, timeout: float) -> ProfileResult:
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -83,14 +96,14 @@ def _run(err: Console, command: list[str], search: BatchSweep, timeout: float) -
         transient=True,
     )
     with bar:
-        task = bar.add_task("loading the script", total=search.rounds * len(list(search.batches())))
+        task = bar.add_task("loading the script", total=sweep.rounds * len(list(sweep.batches())))
 
-        def advance(done: str, batch: int, seconds: float | None) -> None:
-            took = "out of memory" if seconds is None else f"{1e3 * seconds:.3g} ms"
-            bar.update(task, advance=done != "probed", description=f"{batch} samples: {took}")
+        def advance(activity: str, batch: int, seconds: float | None) -> None:
+            result = "out of memory" if seconds is None else f"{1e3 * seconds:.3g} ms"
+            bar.update(task, advance=activity != "probed", description=f"{batch} samples: {result}")
 
         return profile_step(
-            command[0], search=search, timeout=timeout, arguments=command[1:], progress=advance
+            command[0], sweep=sweep, timeout=timeout, arguments=command[1:], progress=advance
         )
 
 
@@ -101,13 +114,13 @@ def _print(out: Console, result: ProfileResult) -> None:
         f"{len(points)} batches: {points[0].batch} samples in {1e3 * points[0].seconds:.3g} ms to "
         f"{points[-1].batch} in {1e3 * points[-1].seconds:.3g} ms; "
         + (
-            "memory did not end"
+            "all batches fit in memory"
             if result.out_of_memory_at is None
             else f"out of memory at {result.out_of_memory_at}"
         ),
         highlight=False,
     )
-    table = Table(title="Fits, and their mean relative error on batches left out")
+    table = Table(title="Fitted cost forms, and their mean relative error on left-out batches")
     table.add_column("form")
     table.add_column("parameters", overflow="fold")
     table.add_column("error", justify="right")

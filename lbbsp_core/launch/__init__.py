@@ -1,6 +1,6 @@
-"""Local worker processes, on request as unequal as the machines of a real cluster.
+"""Launcher of local worker processes, optionally with emulated unequal speeds.
 
-command, speeds ──> environments, shares ──> processes held to quotas ──> one exit status
+command, speeds ──> environments, CPU shares ──> processes under CPU quotas ──> one exit status
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 
-from lbbsp_core.launch.cluster import Cluster, environments
+from lbbsp_core.launch.cluster import JobSpec, job_spec
 from lbbsp_core.launch.cpu_shares import Schedule, schedule
-from lbbsp_core.launch.supervise import Outcome, Supervisor, handlers
-from lbbsp_core.launch.throttle import Emulation, Throttle, Unthrottled, available_cores, choose
+from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
+from lbbsp_core.launch.throttle import (
+    Emulation,
+    Throttle,
+    Unthrottled,
+    available_cores,
+    create_throttle,
+)
 from lbbsp_core.processes.child import Event, Output
-from lbbsp_core.processes.reaper import Guard
+from lbbsp_core.processes.reaper import Reaper
 
 __all__ = ["launch"]
 
@@ -36,77 +42,76 @@ def launch(
     output: Callable[[int, str], None] | None = None,
     emulation: Emulation = "auto",
 ) -> int:
-    """Run a script as a job of local worker processes, and wait for its end.
+    """Runs a script as a job of local worker processes and waits for its end.
 
-    The first worker that fails ends the job. Nothing outlives the call: no process, no cgroup.
-    With ``speeds``, worker i gets ``speeds[i] / speeds[j]`` times the CPU time of worker j, and
-    never more than the machine has for all together.
+    The first worker that fails ends the job. No process and no cgroup outlives the call. With
+    ``speeds``, worker i gets ``speeds[i] / speeds[j]`` times the CPU time of worker j, and all
+    workers together get no more than the machine has.
 
     Args:
-        command: the script and its arguments, run by this Python: in every worker, or once where
+        command: The script and its arguments. This Python runs it in every worker, or once where
             tensorflow has servers.
-        workers: how many, >= 1.
-        speeds: relative speeds, one per worker, > 0; None holds nobody back.
-        speeds_at: pairs of seconds since the start and the speeds from then on.
-        run_dir: where the run's files go; created, and handed to the workers as LBBSP_RUN_DIR.
-        timeout: seconds, for the whole job.
-        framework: whose cluster description the workers are given.
-        servers: parameter servers. mxnet has one by default. tensorflow has none by default, and
-            trains in step; with servers the script runs once, as the chief of a
-            ``ParameterServerStrategy``, and the workers serve it.
-        output: called with the rank (a chief's is 0) and each line of a script's output, one call
-            at a time, from threads; by default the line is printed as ``[rank] line``, or
+        workers: Number of workers, >= 1.
+        speeds: Relative speeds, one per worker, > 0. None emulates no speeds.
+        speeds_at: Pairs of seconds since the start and the speeds from then on.
+        run_dir: Folder of the run's files. It is created, and passed to the workers as
+            LBBSP_RUN_DIR.
+        timeout: Seconds for the whole job, > 0. None sets no limit.
+        framework: Framework whose cluster description the workers get: "tensorflow" or "mxnet".
+        servers: Number of parameter servers, >= 1. The default is 1 for mxnet. For tensorflow the
+            default is none, with synchronous training; with servers the script runs once, as the
+            chief of a ``ParameterServerStrategy``, and the workers execute its requests.
+        output: Called with the rank (a chief's is 0) and each line of a script's output, from
+            threads, one call at a time. By default the line is printed as ``[rank] line``, or
             ``[chief] line``.
-        emulation: by what means workers are held back: "cgroup" quotas, a "duty-cycle" of
-            stopping and continuing them, or the best there is ("auto").
+        emulation: Mechanism that slows workers down: "cgroup" (CPU quotas), "duty-cycle"
+            (stopping and continuing them), or "auto" (quotas where they are permitted).
 
     Returns:
-        0 if all workers ended well; the exit status of the first that did not, or 128 + the signal
+        0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
         that ended it; 124 after a timeout; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
-        ValueError: for arguments that make no sense; no process has been started then.
+        ValueError: An argument is invalid; then no process has been started.
     """
     started = time.monotonic()
     _check(command, workers, timeout)
     plan = _plan(speeds, speeds_at, workers)
-    cluster = environments(
-        framework, workers, emulated=plan is not None, run_dir=run_dir, servers=servers
-    )
+    job = job_spec(framework, workers, emulated=plan is not None, run_dir=run_dir, servers=servers)
     if run_dir is not None:
         run_dir.mkdir(parents=True, exist_ok=True)
     if output is None:
-        output = print_line if cluster.coordinator is None else _print_line_of_chief
-    outcome, last_words = _run(command, cluster, plan, emulation, output, started, timeout)
-    for line in last_words:
-        print(f"[{outcome.culprit_name}] {line}", file=sys.stderr)
+        output = print_line if job.coordinator is None else _print_line_of_chief
+    outcome, output_tail = _run(command, job, plan, emulation, output, started, timeout)
+    for line in output_tail:
+        print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
     if outcome.message is not None:
-        say(outcome.message)
+        notify(outcome.message)
     return outcome.status
 
 
 def _run(
     command: Sequence[str],
-    cluster: Cluster,
+    job: JobSpec,
     plan: Schedule | None,
     emulation: Emulation,
     output: Output,
     started: float,
     timeout: float | None,
 ) -> tuple[Outcome, list[str]]:
-    """Run the job; return how it went, and the last words of the worker at fault."""
+    """Runs the job. Returns its outcome and the last output of the process that failed first."""
     events: SimpleQueue[Event] = SimpleQueue()
-    with handlers(events), closing(Guard()) as guard:
-        supervisor = Supervisor(_throttle(plan, emulation), guard, output, events)
+    with signal_handlers(events), closing(Reaper()) as reaper:
+        supervisor = Supervisor(_create_throttle(plan, emulation), reaper, output, events)
         outcome = None
         try:
-            supervisor.start(command, cluster)
+            supervisor.start(command, job)
             changes = plan.stages[1:] if plan is not None else ()
             outcome = supervisor.watch(changes, started, timeout)
         finally:
-            supervisor.end(patient=outcome is not None and outcome.status == 0)
-        if outcome.culprit is not None:
-            return outcome, supervisor.last_words(outcome.culprit)
+            supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
+        if outcome.failed_index is not None:
+            return outcome, supervisor.output_tail(outcome.failed_index)
         if outcome.status == 0:
             supervisor.check_output()
         return outcome, []
@@ -123,7 +128,7 @@ def _check(command: Sequence[str], workers: int, timeout: float | None) -> None:
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "
-            "give one, or None to wait for as long as it takes"
+            "give one, or None for no limit"
         )
 
 
@@ -132,7 +137,7 @@ def _plan(
     speeds_at: Sequence[tuple[float, Sequence[float]]],
     workers: int,
 ) -> Schedule | None:
-    """The shares of all stages; None where the workers run free."""
+    """Returns the CPU shares of all stages, or None if no speeds are emulated."""
     if speeds is not None:
         return schedule(speeds, speeds_at, workers=workers, cores=available_cores())
     if speeds_at:
@@ -143,16 +148,16 @@ def _plan(
     return None
 
 
-def _throttle(plan: Schedule | None, emulation: Emulation) -> Throttle:
+def _create_throttle(plan: Schedule | None, emulation: Emulation) -> Throttle:
     if plan is None:
         return Unthrottled()
-    return choose(emulation, plan.stages[0].shares, plan.period_us, say)
+    return create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
 
 
-def print_line(rank: int | str, line: str) -> None:
-    """Print a worker's line in one piece, whatever the encoding of our own output."""
+def print_line(source: int | str, line: str) -> None:
+    """Prints a line of a rank or of "chief" in one write, whatever the encoding of our output."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"[{rank}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.write(f"[{source}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 
@@ -160,6 +165,6 @@ def _print_line_of_chief(_rank: int, line: str) -> None:
     print_line("chief", line)
 
 
-def say(text: str) -> None:
-    """Tell the user something that no worker said."""
+def notify(text: str) -> None:
+    """Prints a message of the launcher itself to standard error."""
     print(f"lbbsp launch: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""CPU-time quotas by cgroups, version 1 or 2, wherever the kernel lets us set them."""
+"""CPU quotas by cgroups of version 1 or 2, where this process may create them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from lbbsp_core.launch.cpu_shares import quota_us
-from lbbsp_core.processes import _exec, _reaper
+from lbbsp_core.processes import _reaper
+from lbbsp_core.processes.spawn import exec_command
 
 PREFIX: Final = "lbbsp"
 
 
 class Controller(NamedTuple):
-    """Where the cpu controller is mounted, and our own place in it."""
+    """Mounted cpu controller.
+
+    Args:
+        version: Version of the cgroup interface, 1 or 2.
+        mount: Mount point.
+        own: Directory of this process's cgroup, the mount point or below.
+    """
 
     version: int
     mount: Path
@@ -27,20 +34,28 @@ class Controller(NamedTuple):
 
 
 def controllers(mounts: str, memberships: str) -> list[Controller]:
-    """Find the cpu controller in the texts of /proc/mounts and /proc/self/cgroup."""
+    """Finds the cpu controllers.
+
+    Args:
+        mounts: Text of ``/proc/mounts``.
+        memberships: Text of ``/proc/self/cgroup``.
+    """
     found = []
     for line in mounts.splitlines():
-        _, where, kind, options, *_ = line.split()
-        mount = Path(where.replace("\\040", " "))
+        _, mount_point, kind, options, *_ = line.split()
+        mount = Path(mount_point.replace("\\040", " "))
         if kind == "cgroup" and "cpu" in options.split(","):
-            found.append(Controller(1, mount, _place(mount, memberships, "cpu")))
+            found.append(Controller(1, mount, _own_cgroup(mount, memberships, "cpu")))
         elif kind == "cgroup2":
-            found.append(Controller(2, mount, _place(mount, memberships, "")))
+            found.append(Controller(2, mount, _own_cgroup(mount, memberships, "")))
     return found
 
 
-def _place(mount: Path, memberships: str, controller: str) -> Path:
-    """Our own cgroup below a mount; the mount itself where our path is out of sight (Docker)."""
+def _own_cgroup(mount: Path, memberships: str, controller: str) -> Path:
+    """Returns this process's cgroup below a mount point.
+
+    In a container (Docker) the path may lie outside the mount; the mount point then stands for it.
+    """
     for line in memberships.splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(",") and (mount / path.lstrip("/")).is_dir():
@@ -59,18 +74,18 @@ def _controllers_here() -> list[Controller]:
 
 
 def own_quotas() -> list[float]:
-    """The quotas, in cores, that we are under ourselves: our cgroup's and its ancestors'."""
+    """Returns the quotas, in cores, of this process's cgroup and its ancestors."""
     return [
         quota
         for controller in _controllers_here()
-        for group in _upwards(controller)
+        for group in _self_and_ancestors(controller)
         for quota in [_quota(group)]
         if quota is not None
     ]
 
 
-def _upwards(controller: Controller) -> Iterator[Path]:
-    """Our own cgroup, then its ancestors, up to the mount."""
+def _self_and_ancestors(controller: Controller) -> Iterator[Path]:
+    """Yields this process's cgroup, then its ancestors, up to the mount point."""
     for group in (controller.own, *controller.own.parents):
         yield group
         if group == controller.mount:
@@ -78,7 +93,7 @@ def _upwards(controller: Controller) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    """The quota of one cgroup in cores, None where it has none."""
+    """Returns the quota of a cgroup in cores, or None if it has none."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
@@ -91,7 +106,15 @@ def _quota(group: Path) -> float | None:
 
 
 class CgroupThrottle(ABC):
-    """One cgroup per worker, named after our process, so that no two launches share any."""
+    """Limits each worker by the CPU quota of its own cgroup.
+
+    The cgroups are named after this process and a random token: no two launches share any.
+
+    Args:
+        base: Directory of the parent cgroup.
+        workers: Number of workers.
+        period_us: Period of the quotas, in microseconds.
+    """
 
     def __init__(self, base: Path, workers: int, period_us: int) -> None:
         token = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -100,61 +123,73 @@ class CgroupThrottle(ABC):
         self._released: set[int] = set()
 
     def create(self, shares: Sequence[float]) -> None:
-        """Make the cgroups with their first quotas. Raises OSError where we may not."""
+        """Creates the cgroups with their first quotas.
+
+        Raises:
+            OSError: This process may not create them.
+        """
         for group, share in zip(self._groups, shares, strict=True):
             group.mkdir()
             self.write_quota(group, quota_us(share, self._period_us), self._period_us)
 
     @abstractmethod
     def write_quota(self, group: Path, quota: int | None, period: int) -> None:
-        """Allow a cgroup ``quota`` microseconds of CPU time in every ``period``; None: all."""
+        """Sets the microseconds of CPU time per period; None lifts the limit."""
 
     def cgroups(self) -> Sequence[Path]:
-        """The cgroup of each worker."""
+        """Returns the cgroup of each worker."""
         return self._groups
 
     def attach(self, rank: int, pid: int) -> None:  # noqa: B027
-        """Nothing to do: the worker has entered its cgroup by itself (see ``_exec``)."""
+        """Does nothing: the worker enters its cgroup before it starts (see ``_exec``)."""
 
     def apply(self, shares: Sequence[float]) -> None:
-        """Change the quotas of the workers that have not been released."""
+        """Changes the quotas of the workers that have not been released."""
         for rank, (group, share) in enumerate(zip(self._groups, shares, strict=True)):
             if rank not in self._released:
                 self.write_quota(group, quota_us(share, self._period_us), self._period_us)
 
     def release(self, rank: int) -> None:
-        """Lift the quota of one worker."""
+        """Lifts the quota of one worker."""
         self._released.add(rank)
         self.write_quota(self._groups[rank], None, self._period_us)
 
     def close(self) -> None:
-        """Remove the cgroups, with what may still be in them."""
+        """Removes the cgroups, and kills the processes left in them."""
         for group in self._groups:
-            _reaper.remove(str(group))
+            _reaper.remove_cgroup(str(group))
 
 
 @final
 class CgroupV1(CgroupThrottle):
-    """Quotas in ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``."""
+    """Writes quotas to ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``."""
 
     def write_quota(self, group: Path, quota: int | None, period: int) -> None:
-        """Write the period first: the kernel checks every quota against it."""
+        """Writes the period first, because the kernel checks every quota against it."""
         (group / "cpu.cfs_period_us").write_text(str(period), encoding="ascii")
         (group / "cpu.cfs_quota_us").write_text(str(quota or -1), encoding="ascii")
 
 
 @final
 class CgroupV2(CgroupThrottle):
-    """Quotas in ``cpu.max``."""
+    """Writes quotas to ``cpu.max``."""
 
     def write_quota(self, group: Path, quota: int | None, period: int) -> None:
-        """Write both figures at once, as this file wants it."""
+        """Writes quota and period in one line."""
         (group / "cpu.max").write_text(f"{quota or 'max'} {period}", encoding="ascii")
 
 
 def open_groups(shares: Sequence[float], period_us: int) -> CgroupThrottle | None:
-    """Make one cgroup per worker at the first place that lets us; None where none does."""
-    for version, base in _places():
+    """Creates one cgroup per worker under the nearest parent that permits it.
+
+    Args:
+        shares: First shares of a core, one per worker.
+        period_us: Period of the quotas, in microseconds.
+
+    Returns:
+        The throttle, or None where no parent permits it.
+    """
+    for version, base in _parent_cgroups():
         remove_leftovers(base)
         kind = CgroupV1 if version == 1 else CgroupV2
         groups = kind(base, len(shares), period_us)
@@ -168,32 +203,31 @@ def open_groups(shares: Sequence[float], period_us: int) -> CgroupThrottle | Non
     return None
 
 
-def _places() -> Iterator[tuple[int, Path]]:
-    """Cgroups that may take ours as children, the nearest to our own first."""
+def _parent_cgroups() -> Iterator[tuple[int, Path]]:
+    """Yields version and directory of possible parents of new cgroups, the nearest first."""
     for controller in _controllers_here():
         if controller.version == 1:
             yield 1, controller.own
         else:
-            yield from ((2, group) for group in _upwards(controller) if _hands_on_cpu(group))
+            groups = filter(_enable_cpu_quotas, _self_and_ancestors(controller))
+            yield from ((2, group) for group in groups)
 
 
-def _hands_on_cpu(group: Path) -> bool:
-    """Whether children of a version 2 cgroup have cpu quotas, after asking for it."""
+def _enable_cpu_quotas(group: Path) -> bool:
+    """Returns whether the children of a version 2 cgroup have CPU quotas, after enabling them."""
     control = group / "cgroup.subtree_control"
     try:
         if "cpu" not in control.read_text(encoding="ascii").split():
             control.write_text("+cpu", encoding="ascii")
-    except OSError:  # no such controller, not ours to write, or processes of its own in the way
+    except OSError:  # no such controller, not writable, or the cgroup contains processes
         return False
     return True
 
 
 def _can_enter(group: Path) -> bool:
-    """Try it with a process that ends at once: rights to move differ from rights to create."""
-    python = [sys.executable, "-I", "-S"]
-    command = [*python, _exec.__file__, str(os.getpid()), str(group / "cgroup.procs")]
+    """Returns whether a child may enter a cgroup, which needs other rights than creating one."""
     probe = subprocess.run(
-        [*command, *python, "-c", ""],
+        exec_command([sys.executable, "-I", "-S", "-c", ""], group / "cgroup.procs"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -203,10 +237,10 @@ def _can_enter(group: Path) -> bool:
 
 
 def remove_leftovers(base: Path) -> None:
-    """Remove the empty cgroups of launches whose process is gone, where their guard died too.
+    """Removes the empty cgroups of launches that were killed together with their reaper.
 
-    What is still populated is left alone: it may belong to a container that numbers its processes
-    differently from us.
+    Populated cgroups are kept: they may belong to a container with its own PID namespace, where
+    the process ID in the name means another process.
     """
     for group in base.glob(f"{PREFIX}-*-*-*"):
         pid = group.name.split("-")[1]

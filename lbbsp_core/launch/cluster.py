@@ -1,4 +1,4 @@
-"""Where the workers listen, and the environment each of them starts with."""
+"""Cluster descriptions of the frameworks: addresses, roles and the environment of each process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ HOST: Final = "127.0.0.1"
 
 
 class Helper(NamedTuple):
-    """A process that a framework needs beside its workers, such as a parameter server.
+    """Process that a framework needs beside its workers, such as a parameter server.
 
     Args:
-        name: what it is called in messages.
-        command: Python's arguments.
-        environment: all of it; of a `Cluster` as made, what is its own.
+        name: Name of the process in messages.
+        command: Arguments of Python.
+        environment: Complete environment; as returned by `cluster_variables`, only the variables
+            that describe the cluster.
     """
 
     name: str
@@ -28,50 +29,54 @@ class Helper(NamedTuple):
     environment: Mapping[str, str]
 
 
-class Cluster(NamedTuple):
-    """The environment of each worker, by rank, and the processes to start beside them.
+class JobSpec(NamedTuple):
+    """Environments of a job's processes, and what they run.
 
     Args:
-        workers: an environment each. Every worker runs the script, unless there is a coordinator.
-        helpers: what runs beside them; it is not held back when speeds are emulated.
-        coordinator: the environment of the one process that runs the script where the workers
-            only serve it, in which case `serve` is what they run: Python's arguments.
-        serve: see there.
+        workers: Environment of each worker, by rank. Every worker runs the script, unless there
+            is a coordinator.
+        helpers: Processes beside the workers, which are not slowed down by emulated speeds.
+        coordinator: Environment of the only process that runs the script, or None if all workers
+            run it.
+        worker_command: Arguments of Python in the workers if there is a coordinator.
     """
 
     workers: list[dict[str, str]]
     helpers: list[Helper]
     coordinator: dict[str, str] | None = None
-    serve: tuple[str, ...] = ()
+    worker_command: tuple[str, ...] = ()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; all are held until all are found, so none comes twice."""
+    """Returns different free ports; all sockets stay open until the last port is known."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        for bound in sockets:
+            bound.bind((HOST, 0))
+        return [int(bound.getsockname()[1]) for bound in sockets]
 
 
-def environments(
+def job_spec(
     framework: str,
     workers: int,
     *,
     emulated: bool,
     run_dir: Path | None,
     servers: int | None = None,
-) -> Cluster:
-    """The environment of each worker, by rank, and of the processes beside them.
+) -> JobSpec:
+    """Returns the environments of the workers and of the processes beside them.
 
-    What the user has set already is kept, except for what says who the workers are.
+    Variables that the user has set are kept, except for those that describe the cluster.
 
     Args:
-        framework: whose way of describing a cluster to follow.
-        workers: how many workers there are.
-        emulated: True where the workers' speeds are emulated, by holding back their CPU time.
-        run_dir: where the run's files go, handed on as LBBSP_RUN_DIR.
-        servers: parameter servers; None for what the framework does by default.
+        framework: "tensorflow" or "mxnet".
+        workers: Number of workers, >= 1.
+        emulated: Whether the workers' speeds are emulated by limiting their CPU time.
+        run_dir: Folder of the run's files, passed on as LBBSP_RUN_DIR.
+        servers: Number of parameter servers, or None for the framework's default.
+
+    Raises:
+        ValueError: The framework is unknown, or the number of servers is invalid.
     """
     own = cluster_variables(framework, workers, servers)
     shared = {"LBBSP_RUN_DIR": str(run_dir.absolute())} if run_dir is not None else {}
@@ -84,25 +89,25 @@ def environments(
     )
 
 
-def cluster_variables(framework: str, workers: int, servers: int | None = None) -> Cluster:
-    """What tells each process its place and its peers, in the words of its framework."""
+def cluster_variables(framework: str, workers: int, servers: int | None = None) -> JobSpec:
+    """Returns the variables by which the framework tells each process its role and its peers."""
     if framework not in FRAMEWORKS:
         raise ValueError(
             f"framework must be one of {', '.join(sorted(FRAMEWORKS))}, got {framework!r}: "
-            "choose one of these, or leave it out"
+            "choose one of these, or omit it"
         )
     return FRAMEWORKS[framework](workers, servers)
 
 
-def tensorflow_cluster(workers: int, servers: int | None) -> Cluster:
-    """One TF_CONFIG per process, as the strategies of tf.distribute read it.
+def tensorflow_cluster(workers: int, servers: int | None) -> JobSpec:
+    """Returns one TF_CONFIG per process, as the strategies of tf.distribute read it.
 
-    Workers alone are for MultiWorkerMirroredStrategy. With servers it is ParameterServerStrategy's
-    cluster: a chief, which runs the script, has the workers and the servers at its command.
+    Without servers, the workers form a MultiWorkerMirroredStrategy. With servers, the chief runs
+    the script under a ParameterServerStrategy, and workers and servers execute its requests.
     """
     counts = {"worker": workers}
     if servers is not None:
-        _check_servers(servers, ", or leave it out to train in step, without any")
+        _check_servers(servers, ", or omit it for synchronous training without servers")
         counts |= {"ps": servers, "chief": 1}
     ports = iter(free_ports(sum(counts.values())))
     cluster = {kind: [f"{HOST}:{next(ports)}" for _ in range(n)] for kind, n in counts.items()}
@@ -112,17 +117,18 @@ def tensorflow_cluster(workers: int, servers: int | None) -> Cluster:
         return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
     if servers is None:
-        return Cluster(configs("worker"), [])
+        return JobSpec(configs("worker"), [])
     serve = ("-m", "lbbsp_tf.server")
     helpers = [Helper(f"server {i}", serve, config) for i, config in enumerate(configs("ps"))]
     (chief,) = configs("chief")
-    return Cluster(configs("worker"), helpers, chief, serve)
+    return JobSpec(configs("worker"), helpers, chief, serve)
 
 
-def mxnet_cluster(workers: int, servers: int | None) -> Cluster:
-    """The DMLC_* variables of a scheduler, of parameter servers and of workers.
+def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
+    """Returns the DMLC_* variables of a scheduler, of parameter servers and of workers.
 
-    MXNet's scheduler counts workers in the order of their ports: PORT makes that ours.
+    MXNet's scheduler assigns ranks in the order of the workers' ports; ascending values of PORT
+    make these ranks ours.
     """
     servers = 1 if servers is None else servers
     _check_servers(servers)
@@ -136,33 +142,34 @@ def mxnet_cluster(workers: int, servers: int | None) -> Cluster:
     }
     roles = [("scheduler", "scheduler"), *((f"server {i}", "server") for i in range(servers))]
     command = ("-m", "lbbsp_mx.server")
-    return Cluster(
+    return JobSpec(
         [{**common, "DMLC_ROLE": "worker", "PORT": str(port)} for port in sorted(ports)],
         [Helper(name, command, {**common, "DMLC_ROLE": role}) for name, role in roles],
     )
 
 
-def _check_servers(servers: int, or_else: str = "") -> None:
+def _check_servers(servers: int, alternative: str = "") -> None:
     if servers != int(servers) or servers < 1:
         raise ValueError(
-            f"servers must be an integer >= 1, got {servers!r}: start at least one{or_else}"
+            f"servers must be an integer >= 1, got {servers!r}: start at least one{alternative}"
         )
 
 
-FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None], Cluster]]] = MappingProxyType(
+FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None], JobSpec]]] = MappingProxyType(
     {"tensorflow": tensorflow_cluster, "mxnet": mxnet_cluster}
 )
 
 
 def quiet_defaults() -> dict[str, str]:
-    """Keep the frameworks' start-up chatter out of the workers' output."""
+    """Returns variables that keep the frameworks' start-up messages out of the output."""
     return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"}
 
 
 def emulation_defaults() -> dict[str, str]:
-    """One computing thread per worker, no GPU: a CPU quota can slow nothing else down.
+    """Returns variables that give a worker one compute thread and no GPU.
 
-    Two inter-op threads, not one: a collective that waits must not keep its own peer from running.
+    A CPU quota slows down nothing else. There are two inter-op threads, since with a single one a
+    waiting collective could block the operation that its peer waits for.
     """
     one_thread = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     threads = {name: "1" for name in (*one_thread, "MKL_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")}

@@ -1,8 +1,7 @@
-"""Slowness where there are no quotas: stop and continue each worker on a short cycle."""
+"""Emulated slowness without CPU quotas: stops and continues each worker on a short cycle."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -12,32 +11,32 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lbbsp_core.processes.spawn import signal_group
+
 CYCLE_SECONDS: Final = 0.02
-SHORTEST_PAUSE: Final = (
-    0.01  # cycles: an edge that rounding puts just ahead costs no more than this
-)
+MIN_PAUSE_CYCLES: Final = 0.01  # bounds the cost of an edge that rounding puts just ahead
 
 
 class Window(NamedTuple):
-    """The part of the cycle in which a worker runs: from ``start`` on, for ``share`` of it."""
+    """Part of the cycle in which a worker runs: from ``start`` on, for ``share`` of the cycle."""
 
     start: float
     share: float
 
     def contains(self, phase: float) -> bool:
-        """Whether the worker runs at this phase of the cycle, in [0, 1)."""
+        """Returns whether the worker runs at this phase of the cycle, in [0, 1)."""
         return (phase - self.start) % 1.0 < self.share
 
     def next_edge(self, phase: float) -> float:
-        """How much of a cycle passes until the worker is stopped or continued."""
+        """Returns the fraction of a cycle until the worker is next stopped or continued."""
         since = (phase - self.start) % 1.0
         return (self.share if since < self.share else 1.0) - since
 
 
 def windows(shares: Sequence[float]) -> tuple[Window, ...]:
-    """Lay the windows end to end around the cycle (McNaughton's wrap-around rule).
+    """Places the windows end to end around the cycle (McNaughton's wrap-around rule).
 
-    As many workers run at once as shares add up to, rounded up: never more than there are cores.
+    At most ``ceil(sum(shares))`` workers run at once, so never more than there are cores.
     """
     starts = accumulate(shares, initial=0.0)
     return tuple(Window(start % 1.0, share) for start, share in zip(starts, shares, strict=False))
@@ -45,61 +44,67 @@ def windows(shares: Sequence[float]) -> tuple[Window, ...]:
 
 @dataclass
 class _Worker:
-    """A worker in the cycle: its process group, and how its running time stands to its share."""
+    """Worker in the cycle.
+
+    Args:
+        group: Process group.
+        runs: Whether it runs, as opposed to being stopped.
+        debt: Running time that it has missed, in cycles; negative where it ran too long.
+    """
 
     group: int
     runs: bool = True
-    owed: float = 0.0  # cycles
+    debt: float = 0.0
 
 
 class DutyCycle:
     """Lets worker i run for ``share_i`` of the time, by SIGSTOP and SIGCONT to its group.
 
-    On a busy machine a signal goes out late; what a worker ran too long by that, or too little,
-    comes off its next window, or on to it. A worker with one busy thread gets its share of a core;
-    one with more threads gets more.
+    On a busy machine a signal is sent late; the difference between a worker's running time and its
+    share is added to its next window. A worker with one busy thread gets its share of a core; one
+    with more threads gets more.
     """
 
     def __init__(self, shares: Sequence[float]) -> None:
         self._shares = tuple(shares)
         self._windows = windows(shares)
         self._workers: dict[int, _Worker] = {}
-        self._clock: float | None = None  # of the last look, in cycles
+        self._clock: float | None = None  # at the last switch, in cycles
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="duty-cycle", daemon=True)
 
     def start(self) -> DutyCycle:
-        """Begin to switch."""
+        """Starts the thread that stops and continues the workers."""
         self._thread.start()
         return self
 
     def cgroups(self) -> Sequence[Path]:
-        """None."""
+        """Returns an empty sequence: the duty cycle uses no cgroups."""
         return ()
 
     def attach(self, rank: int, pid: int) -> None:
-        """Take a worker into the cycle."""
+        """Adds a worker to the cycle."""
         with self._lock:
             self._workers[rank] = _Worker(pid)
 
     def apply(self, shares: Sequence[float]) -> None:
-        """Change the shares; the thread sees it within a cycle."""
+        """Changes the shares, with effect within a cycle."""
         with self._lock:
             self._shares = tuple(shares)
             self._windows = windows(shares)
             for worker in self._workers.values():
-                worker.owed = 0.0
+                worker.debt = 0.0
 
     def release(self, rank: int) -> None:
-        """Take a worker out of the cycle, running."""
+        """Removes a worker from the cycle and continues it."""
         with self._lock:
             worker = self._workers.pop(rank, None)
         if worker is not None:
-            _send(worker.group, signal.SIGCONT)
+            signal_group(worker.group, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop the cycle, with every worker running."""
+        """Ends the cycle and continues every worker."""
         self._closed.set()
         self._thread.join()
         for rank in list(self._workers):
@@ -111,38 +116,31 @@ class DutyCycle:
             pause = self.switch(time.monotonic() / CYCLE_SECONDS)
 
     def switch(self, clock: float) -> float:
-        """Stop whose window is over, continue whose window has begun.
+        """Stops the workers whose window has ended and continues those whose window has started.
 
         Args:
-            clock: in cycles since any moment; whole numbers begin a cycle.
+            clock: Time in cycles since any moment; a cycle starts at each whole number.
 
         Returns:
-            How many cycles may pass until the next call.
+            Number of cycles until the next call is due.
         """
         with self._lock:
             last, self._clock = clock if self._clock is None else self._clock, clock
             for rank, worker in self._workers.items():
-                owed = worker.owed + (clock - last) * (self._shares[rank] - worker.runs)
-                worker.owed = min(max(owed, -1.0), 1.0)  # a long stall is not made good
+                debt = worker.debt + (clock - last) * (self._shares[rank] - worker.runs)
+                worker.debt = min(max(debt, -1.0), 1.0)  # a long stall is not compensated
             if clock // 1.0 > last // 1.0:
-                self._windows = windows([self._due(rank) for rank in range(len(self._shares))])
+                ranks = range(len(self._shares))
+                self._windows = windows([self._next_share(rank) for rank in ranks])
             phase = clock % 1.0
             for rank, worker in self._workers.items():
                 if self._windows[rank].contains(phase) != worker.runs:
                     worker.runs = not worker.runs
-                    _send(worker.group, signal.SIGCONT if worker.runs else signal.SIGSTOP)
+                    signal_group(worker.group, signal.SIGCONT if worker.runs else signal.SIGSTOP)
             edges = [self._windows[rank].next_edge(phase) for rank in self._workers]
-            return max(min([*edges, 1.0 - phase]), SHORTEST_PAUSE)
+            return max(min([*edges, 1.0 - phase]), MIN_PAUSE_CYCLES)
 
-    def _due(self, rank: int) -> float:
-        """The part of the coming cycle in which a worker should run."""
+    def _next_share(self, rank: int) -> float:
+        """Returns the fraction of the next cycle in which a worker should run."""
         worker = self._workers.get(rank)
-        return min(max(self._shares[rank] + (worker.owed if worker else 0.0), 0.0), 1.0)
-
-
-def _send(group: int, signum: signal.Signals) -> None:
-    """Signal a process group that may have ended."""
-    try:
-        os.killpg(group, signum)
-    except (ProcessLookupError, PermissionError):
-        return
+        return min(max(self._shares[rank] + (worker.debt if worker else 0.0), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Starts the workers, watches over them, and leaves nothing behind."""
+"""Starts the processes of a job, watches them, and ends all of them."""
 
 from __future__ import annotations
 
@@ -16,146 +16,166 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from lbbsp_core.launch.cluster import Cluster
+from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
-from lbbsp_core.processes.child import Broken, Event, Exited, Output, Signalled, Worker, signal_name
-from lbbsp_core.processes.reaper import Guard
+from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
+from lbbsp_core.processes.reaper import Reaper
+from lbbsp_core.processes.spawn import signal_name
 
-GRACE_SECONDS: Final = 0.2  # others that fail in the wake of the first do so within moments
-FAREWELL_SECONDS: Final = 0.5  # for what well-behaved workers' helpers still have to tidy up
+GRACE_SECONDS: Final = 0.2  # within which workers fail as a consequence of the first failure
+CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
 TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 0.05
-TIMED_OUT: Final = 124  # as timeout(1) has it
+TIMED_OUT: Final = 124  # as for timeout(1)
 
 
 class Outcome(NamedTuple):
-    """The exit status of the job, whose last words to repeat, and what there is to say.
+    """Result of a job.
 
-    The culprit is a place in the list of processes: a worker's is its rank.
+    Args:
+        status: Exit status.
+        failed_index: Index of the process that failed first, or None; a worker's is its rank.
+        message: Message to the user, or None.
+        failed_name: Name of the process that failed first, in front of its output.
     """
 
     status: int
-    culprit: int | None = None
+    failed_index: int | None = None
     message: str | None = None
-    culprit_name: str = ""
+    failed_name: str = ""
 
 
 class Supervisor:
-    """The workers of one job.
+    """Runs the processes of one job.
 
     Args:
-        throttle: what holds them back.
-        guard: ends them if we are killed.
-        output: given the rank and each line, one call at a time.
-        events: where signals arrive, and the ends of workers.
+        throttle: Slows down the workers.
+        reaper: Kills the processes if this process is killed.
+        output: Called with the rank and each line of output; one call at a time.
+        events: Receives signals to this process and the exits of its children.
     """
 
     def __init__(
-        self, throttle: Throttle, guard: Guard, output: Output, events: SimpleQueue[Event]
+        self, throttle: Throttle, reaper: Reaper, output: Output, events: SimpleQueue[Event]
     ) -> None:
-        self._throttle, self._guard, self._output = throttle, guard, output
+        self._throttle, self._reaper, self._output = throttle, reaper, output
         self._events = events
         self._lock = threading.Lock()
-        self._workers: list[Worker] = []
-        self._helpers: list[Worker] = []
-        self._scripts: list[Worker] = []
+        self._workers: list[ChildProcess] = []
+        self._helpers: list[ChildProcess] = []
+        self._scripts: list[ChildProcess] = []
 
-    def start(self, command: Sequence[str], cluster: Cluster) -> None:
-        """Start one worker per environment, and what runs beside them, which is not held back.
+    def start(self, command: Sequence[str], job: JobSpec) -> None:
+        """Starts the workers, and the processes beside them, which are not slowed down.
 
-        A coordinator's script is the only one: its output counts as that of rank 0.
+        Output of a coordinator, whose script is the only one, is reported as that of rank 0.
         """
         cgroups = self._throttle.cgroups()
         for cgroup in cgroups:
-            self._guard.watch_cgroup(cgroup)
-        for helper in cluster.helpers:
-            place = len(cluster.workers) + len(self._helpers)
-            self._helpers.append(self._start(place, *helper, None, _say_nothing))
-        alike = cluster.coordinator is None
-        role = (command, self._output) if alike else (cluster.serve, _say_nothing)
-        for rank, environment in enumerate(cluster.workers):
+            self._reaper.watch_cgroup(cgroup)
+        for helper in job.helpers:
+            index = len(job.workers) + len(self._helpers)
+            self._helpers.append(self._start(index, *helper, None, _discard_output))
+        if job.coordinator is None:
+            worker_command, worker_output = command, self._output
+        else:
+            worker_command, worker_output = job.worker_command, _discard_output
+        for rank, environment in enumerate(job.workers):
             procs = cgroups[rank] / "cgroup.procs" if cgroups else None
-            worker = self._start(rank, f"worker {rank}", role[0], environment, procs, role[1])
+            worker = self._start(
+                rank, f"worker {rank}", worker_command, environment, procs, worker_output
+            )
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
-        if cluster.coordinator is None:
+        if job.coordinator is None:
             self._scripts = self._workers
         else:
-            place, say = len(self._all()), lambda _, line: self._output(0, line)
-            chief = self._start(place, "chief", command, cluster.coordinator, None, say)
+            index = len(self._processes())
+            chief = self._start(
+                index, "chief", command, job.coordinator, None, self._output_as_rank_0
+            )
             self._helpers.append(chief)
             self._scripts = [chief]
 
     def _start(
         self,
-        place: int,
+        index: int,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
         procs: Path | None,
         output: Output,
-    ) -> Worker:
-        worker = Worker(place, name, command, environment, procs, output, self._events, self._lock)
-        self._guard.watch_group(worker.pid)
-        return worker
+    ) -> ChildProcess:
+        process = ChildProcess(
+            index, name, command, environment, procs, output, self._events, self._lock
+        )
+        self._reaper.watch_group(process.pid)
+        return process
 
     def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:
-        """Wait for the end, whatever comes first, and change the speeds when it is time.
+        """Waits for the end of the job, and changes the speeds at the scheduled times.
+
+        The job ends when all scripts have ended, a process fails, a signal arrives, or the
+        timeout has passed.
 
         Args:
-            changes: in time order; their seconds count from ``started``.
-            started: a reading of the monotonic clock.
-            timeout: seconds from ``started`` on; None waits for as long as it takes.
+            changes: Stages in time order; their seconds count from ``started``.
+            started: Start of the job on the monotonic clock, in seconds.
+            timeout: Seconds from ``started`` on, or None for no limit.
         """
         deadline = started + timeout if timeout is not None else None
-        due = deque(changes)
+        pending = deque(changes)
         while any(script.running for script in self._scripts):
-            alarm = started + due[0].seconds if due else None
-            event = self._next_event(_earliest(deadline, alarm))
+            next_change = started + pending[0].seconds if pending else None
+            event = self._next_event(_earliest(deadline, next_change))
             if event is not None:
-                outcome = self._judge(event)
+                outcome = self._handle_event(event)
                 if outcome is not None:
                     return outcome
             elif deadline is not None and time.monotonic() >= deadline:
-                return Outcome(TIMED_OUT, None, self._overdue(timeout))
-            elif alarm is not None and time.monotonic() >= alarm:
-                self._throttle.apply(due.popleft().shares)
+                return Outcome(TIMED_OUT, None, self._timeout_message(timeout))
+            elif next_change is not None and time.monotonic() >= next_change:
+                self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
 
-    def end(self, *, patient: bool) -> None:
-        """End every process that is left, the gentle way first, and read the last of the output.
+    def stop(self, *, succeeded: bool) -> None:
+        """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
 
         Args:
-            patient: the job went well: let what the workers started end by itself.
+            succeeded: Whether the job succeeded: then processes that the workers have started
+                get a moment to end without a signal.
         """
         for worker in self._workers:
-            with suppress(OSError):  # whatever happens here, what follows must
-                self._throttle.release(worker.rank)
-        if not (patient and self._gone_within(FAREWELL_SECONDS)):
+            with suppress(OSError):  # a failure here must not prevent the steps below
+                self._throttle.release(worker.index)
+        if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
             self._signal_all(signal.SIGTERM)
-            if not self._gone_within(TERM_SECONDS):
+            if not self._wait_until_gone(TERM_SECONDS):
                 self._signal_all(signal.SIGKILL)
-                self._gone_within(KILL_SECONDS)
-        for process in self._all():
+                self._wait_until_gone(KILL_SECONDS)
+        for process in self._processes():
             process.reap()
         self._throttle.close()
-        for process in self._all():
+        for process in self._processes():
             process.close()
 
     def check_output(self) -> None:
-        """Raise what the output raised after the last worker had ended."""
+        """Raises the error, if any, that the output callback raised after the last exit."""
         while (event := self._next_event(0.0)) is not None:
-            if isinstance(event, Broken):
+            if isinstance(event, OutputFailed):
                 raise event.error
 
-    def last_words(self, place: int) -> list[str]:
-        """The end of a process's output."""
-        return self._all()[place].last_words()
+    def output_tail(self, process_index: int) -> list[str]:
+        """Returns the last lines of a process's output."""
+        return self._processes()[process_index].output_tail()
 
-    def _all(self) -> list[Worker]:
-        """Every process by its place: workers by rank, then what runs beside them."""
+    def _output_as_rank_0(self, _index: int, line: str) -> None:
+        self._output(0, line)
+
+    def _processes(self) -> list[ChildProcess]:
+        """Returns all processes by index: workers by rank, then the processes beside them."""
         return [*self._workers, *self._helpers]
 
     def _next_event(self, until: float | None) -> Event | None:
@@ -164,43 +184,43 @@ class Supervisor:
         except Empty:
             return None
 
-    def _judge(self, event: Event) -> Outcome | None:
-        """What an event means for the job; None: go on."""
-        if isinstance(event, Broken):
+    def _handle_event(self, event: Event) -> Outcome | None:
+        """Returns the outcome that an event causes, or None if the job continues."""
+        if isinstance(event, OutputFailed):
             raise event.error
         if isinstance(event, Signalled):
             return Outcome(128 + event.signum, None, f"ended by {signal_name(event.signum)}")
-        self._note(event)
+        self._mark_exited(event)
         if event.code == 0:
             return None
-        others = self._failing_within(GRACE_SECONDS)
-        after = f" (then also: {'; '.join(map(str, others))})" if others else ""
-        return Outcome(event.status, event.rank, f"{event}{after}", _short(event.name))
+        later = self._failures_within(GRACE_SECONDS)
+        message = f"{event} (then also: {'; '.join(map(str, later))})" if later else str(event)
+        return Outcome(event.status, event.process_index, message, _short(event.name))
 
-    def _note(self, event: Exited) -> None:
-        self._all()[event.rank].running = False
-        if event.rank < len(self._workers):
-            self._throttle.release(event.rank)
+    def _mark_exited(self, event: Exited) -> None:
+        self._processes()[event.process_index].running = False
+        if event.process_index < len(self._workers):
+            self._throttle.release(event.process_index)
 
-    def _failing_within(self, seconds: float) -> list[Exited]:
-        """The workers that fail in the wake of the first one."""
-        until, others = time.monotonic() + seconds, []
+    def _failures_within(self, seconds: float) -> list[Exited]:
+        """Returns the processes that fail shortly after the first failure, as its consequence."""
+        until, failures = time.monotonic() + seconds, []
         while isinstance(event := self._next_event(until), Exited):
-            self._note(event)
+            self._mark_exited(event)
             if event.code != 0:
-                others.append(event)
-        return others
+                failures.append(event)
+        return failures
 
-    def _overdue(self, timeout: float | None) -> str:
+    def _timeout_message(self, timeout: float | None) -> str:
         names = ", ".join(_short(script.name) for script in self._scripts if script.running)
         return f"timed out after {timeout:g} s; still running: {names}"
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        for process in self._all():
+        for process in self._processes():
             process.signal_group(signum)
 
-    def _gone_within(self, seconds: float) -> bool:
-        """Whether all processes end in time; a second Ctrl-C cuts the waiting short."""
+    def _wait_until_gone(self, seconds: float) -> bool:
+        """Returns whether all processes end in time; a second signal ends the wait."""
         until = time.monotonic() + seconds
         while self._alive():
             event = self._next_event(min(until, time.monotonic() + POLL_SECONDS))
@@ -209,21 +229,21 @@ class Supervisor:
         return True
 
     def _alive(self) -> bool:
-        """Whether any process of the workers' groups still lives. The dead but unreaped do not."""
-        groups = {process.pid for process in self._all()}
-        return any(_group(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
+        """Returns whether any process of the children's groups is alive; zombies are not."""
+        groups = {process.pid for process in self._processes()}
+        return any(_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
 
 
-def _say_nothing(place: int, line: str) -> None:
-    """What helpers say is only told as the last words of one that failed."""
+def _discard_output(_index: int, _line: str) -> None:
+    """Discards a line: the output of a helper is only printed, from its tail, if it fails."""
 
 
 def _short(name: str) -> str:
-    """A worker's rank, another process's name."""
+    """Returns the rank of a worker, or the name of another process."""
     return name.removeprefix("worker ")
 
 
-def _group(pid: int) -> int | None:
+def _group_of(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
     except (ProcessLookupError, PermissionError):
@@ -238,7 +258,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _earliest(*times: float | None) -> float | None:
-    return min((each for each in times if each is not None), default=None)
+    return min((moment for moment in times if moment is not None), default=None)
 
 
 def _remaining(until: float | None) -> float | None:
@@ -246,10 +266,11 @@ def _remaining(until: float | None) -> float | None:
 
 
 @contextmanager
-def handlers(events: SimpleQueue[Event]) -> Iterator[None]:
-    """Turn signals that ask us to end into events, then restore what there was. Main thread only.
+def signal_handlers(events: SimpleQueue[Event]) -> Iterator[None]:
+    """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
-    The queue is one that a handler may put into, even in the middle of another put.
+    Outside the main thread it does nothing, since Python installs handlers only there. A handler
+    may put into a `SimpleQueue` even if it interrupts another put.
     """
 
     def handle(signum: int, _frame: FrameType | None) -> None:
@@ -258,13 +279,13 @@ def handlers(events: SimpleQueue[Event]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: nohup(1) asked for it
-        wanted.append(signal.SIGHUP)
-    previous = {signum: signal.signal(signum, handle) for signum in wanted}
+    signums = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
+        signums.append(signal.SIGHUP)
+    previous = {signum: signal.signal(signum, handle) for signum in signums}
     try:
         yield
     finally:
         for signum, handler in previous.items():
-            if handler is not None:  # None: not installed from Python, out of our reach
+            if handler is not None:  # None: not installed by Python, cannot be restored
                 signal.signal(signum, handler)

@@ -1,1 +1,11 @@
-"""Child processes: started, watched and reaped, for the launcher and the profiler alike."""
+"""Child processes, shared by the launcher and the profiler.
+
+``spawn`` starts a child in its own session, through ``_exec``, which makes the kernel kill the
+child when its parent dies. ``child`` adds threads that read the child's output and report its
+exit. ``reaper`` runs a helper that kills the children's own descendants, and removes their
+cgroups, when the parent is killed.
+
+Imports point one way: the launcher and the profiler import this package, which imports neither.
+``_exec`` and ``_reaper`` are programs that are started by their paths: they import only the
+standard library.
+"""

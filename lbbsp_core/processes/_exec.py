@@ -1,7 +1,8 @@
-"""Run in a worker's process before the worker itself: tie it to the launcher, put it in its cgroup.
+"""Program that ties a child process to its parent, moves it into its cgroup and runs its command.
 
-This is a program of its own, started by its path, and not a ``preexec_fn``: that would run Python
-between fork and exec in a process whose other threads (and the locks they held) are gone.
+It is started by its path and replaces itself by the command, so that the process ID stays the
+same. A ``preexec_fn`` would instead run Python between fork and exec, in a copy of the parent
+whose other threads are gone while the locks that they held stay locked.
 """
 
 import ctypes
@@ -13,21 +14,25 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Replace this process by a command: ``launcher_pid cgroup_procs_or_empty command...``."""
-    launcher, procs, *command = arguments
-    die_with(int(launcher))
-    if procs:
-        with open(procs, "w", encoding="ascii") as stream:
+    """Replaces this process by a command.
+
+    Args:
+        arguments: ``parent_pid cgroup_procs_or_empty command...``.
+    """
+    parent, cgroup_procs, *command = arguments
+    kill_on_parent_death(int(parent))
+    if cgroup_procs:
+        with open(cgroup_procs, "w", encoding="ascii") as stream:
             stream.write(str(os.getpid()))
     os.execv(command[0], command)
 
 
-def die_with(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher dies, by whatever signal."""
+def kill_on_parent_death(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent dies from any cause (Linux only)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != launcher:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the request took effect
         sys.exit(1)
 
 

@@ -1,8 +1,9 @@
-"""Ends what a killed launcher leaves behind: its workers' children, and its cgroups.
+"""Program that cleans up after a killed parent: kills process groups and removes cgroups.
 
-The kernel ends the workers themselves (see ``_exec``), but not the processes that they started.
-Standard input is a pipe from the launcher: it names process groups and cgroups, one a line, and
-ends with the launcher, even when that is killed. A launcher that ends well ends this one first.
+The kernel kills the parent's children themselves (see ``_exec``), but not the processes that
+these have started. The parent writes the names of process groups and cgroups to this program's
+standard input, one per line. The input ends when the parent dies, even by SIGKILL; then this
+program kills and removes what was named. A parent that exits normally kills this program first.
 """
 
 import os
@@ -12,38 +13,38 @@ import time
 
 
 def main() -> None:
-    """Read until the launcher is gone, then end every process group and remove every cgroup."""
+    """Reads until the parent has died, then kills every process group and removes every cgroup."""
     lines = [line.split(maxsplit=1) for line in sys.stdin.read().splitlines()]
     for kind, name in lines:
         if kind == "group":
             kill_group(int(name))
     for kind, name in lines:
         if kind == "cgroup":
-            remove(name)
+            remove_cgroup(name)
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group that may be gone already."""
+    """Kills a process group that may have ended already."""
     try:
         os.killpg(group, signal.SIGKILL)
     except OSError:
         return
 
 
-def remove(cgroup: str) -> None:
-    """Kill what has left its process group, and remove the cgroup once the kernel lets go of it."""
+def remove_cgroup(cgroup: str) -> None:
+    """Kills the processes of a cgroup, then removes it as soon as the kernel permits."""
     for _ in range(100):
-        if removed(cgroup):
+        if try_remove_cgroup(cgroup):
             return
         time.sleep(0.02)
 
 
-def removed(cgroup: str) -> bool:
-    """Try it once. Returns whether the cgroup is gone."""
+def try_remove_cgroup(cgroup: str) -> bool:
+    """Returns whether the cgroup is removed after one attempt."""
     try:
         with open(os.path.join(cgroup, "cgroup.procs"), encoding="ascii") as stream:
             for pid in map(int, stream.read().split()):
-                if pid > 0:  # 0 stands for a process that is out of our sight
+                if pid > 0:  # 0 stands for a process of another PID namespace
                     os.kill(pid, signal.SIGKILL)
         os.rmdir(cgroup)
     except FileNotFoundError:

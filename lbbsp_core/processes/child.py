@@ -1,184 +1,153 @@
-"""One worker process: how it starts, what it prints, how it ended."""
+"""Child process whose output and exit are reported by threads."""
 
 from __future__ import annotations
 
-import os
+import io
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from lbbsp_core.processes import _exec
+from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python, wait_unreaped
 
-TAIL_LINES: Final = 80  # long enough for a traceback through a framework
-TAIL_WITHOUT_TRACEBACK: Final = 20
-LONGEST_LINE: Final = 65_536  # a worker that never ends its line must not fill our memory
-STUCK_SECONDS: Final = 2.0
+TAIL_LINES: Final = 80  # enough for a traceback through a framework
+TAIL_LINES_WITHOUT_TRACEBACK: Final = 20
+MAX_LINE_LENGTH: Final = 65_536  # bounds the memory used by a child that never ends its line
+JOIN_SECONDS: Final = 2.0
 
-Output = Callable[[int, str], None]
+Output: TypeAlias = Callable[[int, str], None]
+"""Called with the index of a process and a line of its output."""
 
 
 class Exited(NamedTuple):
-    """The process at a place has ended: its exit status, or minus the signal's number.
+    """Event: a process has ended.
 
-    The place of a worker is its rank; that of what runs beside the workers comes after these.
+    Args:
+        process_index: Index in the launcher's list of processes. A worker's index is its rank;
+            the processes beside the workers follow.
+        code: Exit status, or minus the signal's number.
+        name: Name of the process in messages.
     """
 
-    rank: int
+    process_index: int
     code: int
     name: str
 
     def __str__(self) -> str:
-        """Name the process, and how it ended."""
+        """Names the process and the cause of its end."""
         if self.code >= 0:
             return f"{self.name} failed with exit status {self.code}"
         return f"{self.name} was ended by {signal_name(-self.code)}"
 
     @property
     def status(self) -> int:
-        """The exit status as a shell gives it: 128 + the signal's number for a signal."""
+        """Exit status as a shell reports it: 128 + the signal's number for a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 class Signalled(NamedTuple):
-    """The launcher was asked to stop."""
+    """Event: the launcher received a signal that asks it to stop."""
 
     signum: int
 
 
-class Broken(NamedTuple):
-    """The output could not be handed on, such as when whoever reads it has gone."""
+class OutputFailed(NamedTuple):
+    """Event: the output callback raised, for example because the reader of a pipe has exited."""
 
     error: Exception
 
 
-Event = Exited | Signalled | Broken
+Event: TypeAlias = Exited | Signalled | OutputFailed
 
 
-def signal_name(signum: int) -> str:
-    """Such as SIGKILL; real-time signals have no name of their own."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+class ChildProcess:
+    """Process in its own session, with one thread that reads its output and one that awaits it.
 
-
-class Worker:
-    """A process in a session of its own, and the threads that read it and wait for it.
-
-    The process is not reaped before ``reap``: until then its number, which is also that of its
-    process group, cannot come to mean another process.
+    The process is not reaped before `reap`: until then its process ID, which is also its process
+    group's, cannot be assigned to another process.
 
     Args:
-        rank: of the worker.
-        name: what it is called in messages.
-        command: Python's arguments.
-        environment: all of it.
-        procs: the file of the cgroup to enter, None for none.
-        output: given each line; one call at a time.
-        events: given its end, or the output's failure.
-        lock: held while ``output`` runs.
+        index: Index of the process; a worker's is its rank.
+        name: Name of the process in messages.
+        arguments: Arguments of Python: a script and its arguments, or ``-m module ...``.
+        environment: Complete environment.
+        cgroup_procs: File ``cgroup.procs`` of the cgroup to enter, or None.
+        output: Called with each line; one call at a time.
+        events: Receives the `Exited` event, and `OutputFailed` if ``output`` raises.
+        lock: Serialises the calls of ``output``.
     """
 
     def __init__(
         self,
-        rank: int,
+        index: int,
         name: str,
-        command: Sequence[str],
+        arguments: Sequence[str],
         environment: Mapping[str, str],
-        procs: Path | None,
+        cgroup_procs: Path | None,
         output: Output,
         events: SimpleQueue[Event],
         lock: threading.Lock,
     ) -> None:
-        self.rank, self.name = rank, name
+        self.index, self.name = index, name
         self.running = True
         self._output, self._events, self._lock = output, events, lock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._process = _start(command, environment, procs)
-        self._reader = threading.Thread(target=self._read, name=f"output-{rank}", daemon=True)
-        self._waiter = threading.Thread(target=self._wait, name=f"exit-{rank}", daemon=True)
+        self._process = spawn_python(arguments, environment=environment, cgroup_procs=cgroup_procs)
+        self._reader = threading.Thread(target=self._read, name=f"output-{index}", daemon=True)
+        self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)
         self._reader.start()
         self._waiter.start()
 
     @property
     def pid(self) -> int:
-        """The process, and its process group."""
+        """Process ID, which is also the ID of the process group."""
         return self._process.pid
 
     def signal_group(self, signum: signal.Signals) -> None:
-        """Signal the worker and what it has started."""
-        try:
-            os.killpg(self.pid, signum)
-        except (ProcessLookupError, PermissionError):
-            return
+        """Signals the process and the processes that it has started."""
+        signal_group(self.pid, signum)
 
     def reap(self) -> None:
-        """Let the kernel forget the process. It has ended, unless the kernel cannot end it."""
-        self._waiter.join(STUCK_SECONDS)
+        """Reaps the process, which has ended unless the kernel was unable to kill it."""
+        self._waiter.join(JOIN_SECONDS)
         self._process.poll()
 
     def close(self) -> None:
-        """Wait for the last of the output, unless something that got away still holds it open."""
-        self._reader.join(STUCK_SECONDS)
+        """Waits for the end of the output, but not long: a descendant may keep the pipe open."""
+        self._reader.join(JOIN_SECONDS)
 
-    def last_words(self) -> list[str]:
-        """The end of its output, from its traceback on where there is one."""
+    def output_tail(self) -> list[str]:
+        """Returns the last lines of the output, from the traceback on if there is one."""
         tail = list(self._tail)
         starts = [i for i, line in enumerate(tail) if line.startswith("Traceback (most recent")]
-        return tail[starts[0] :] if starts else tail[-TAIL_WITHOUT_TRACEBACK:]
+        return tail[starts[0] :] if starts else tail[-TAIL_LINES_WITHOUT_TRACEBACK:]
 
     def _read(self) -> None:
-        """Hand on every line, and keep draining when that fails: a full pipe stops the worker."""
-        stream = self._process.stdout
-        assert stream is not None
+        """Forwards every line, and still drains the pipe after a failure: a full one blocks."""
+        assert self._process.stdout is not None
         failed = False
-        with stream:
-            for line in iter(lambda: stream.readline(LONGEST_LINE), ""):
+        with io.TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace") as stream:
+            for line in iter(lambda: stream.readline(MAX_LINE_LENGTH), ""):
                 text = line.rstrip("\n")
                 self._tail.append(text)
-                failed = failed or not self._hand_on(text)
+                failed = failed or not self._forward(text)
 
-    def _hand_on(self, text: str) -> bool:
+    def _forward(self, text: str) -> bool:
         try:
             with self._lock:
-                self._output(self.rank, text)
+                self._output(self.index, text)
         except Exception as error:
-            self._events.put(Broken(error))
+            self._events.put(OutputFailed(error))
             return False
         return True
 
     def _wait(self) -> None:
-        """Wait in a thread of its own, so that ends are seen at once and in their order."""
+        """Waits on a separate thread, so that exits are reported at once and in order."""
         try:
-            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # our process ignores SIGCHLD: the kernel tells nobody how it was
-            end = None
-        if end is None:
-            self._events.put(Exited(self.rank, 1, self.name))
-        else:
-            by_itself = end.si_code == os.CLD_EXITED
-            code = end.si_status if by_itself else -end.si_status
-            self._events.put(Exited(self.rank, code, self.name))
-
-
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], procs: Path | None
-) -> subprocess.Popen[str]:
-    """Start Python by way of ``_exec``, which stays the same process."""
-    enter = [sys.executable, "-I", "-S", _exec.__file__, str(os.getpid()), str(procs or "")]
-    return subprocess.Popen(
-        [*enter, sys.executable, "-u", *command],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        encoding="utf-8",
-        errors="replace",
-    )
+            code = wait_unreaped(self.pid)
+        except ChildProcessError:  # this process ignores SIGCHLD, so the exit status is lost
+            code = None
+        self._events.put(Exited(self.index, 1 if code is None else code, self.name))

@@ -1,4 +1,4 @@
-"""The process that tidies up when the launcher is killed (see ``_reaper``)."""
+"""Handle of the process that cleans up when this process is killed (see ``_reaper``)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 from lbbsp_core.processes import _reaper
 
 
-class Guard:
-    """A small process at the other end of a pipe; it acts when the pipe ends with us."""
+class Reaper:
+    """Helper process that kills process groups and removes cgroups if this process is killed.
+
+    It reads their names from a pipe and acts when the pipe closes.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -19,25 +22,25 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C at the terminal is not for it
+            start_new_session=True,  # so that a Ctrl-C at the terminal does not end it
             text=True,
         )
 
     def watch_group(self, group: int) -> None:
-        """Kill this process group if we are killed."""
-        self._tell(f"group {group}")
+        """Adds a process group to kill if this process is killed."""
+        self._send(f"group {group}")
 
     def watch_cgroup(self, path: Path) -> None:
-        """Remove this cgroup if we are killed."""
-        self._tell(f"cgroup {path}")
+        """Adds a cgroup to remove if this process is killed."""
+        self._send(f"cgroup {path}")
 
     def close(self) -> None:
-        """End it: there is nothing left to guard. Killed, it cannot act on what it was told."""
+        """Kills the helper, so that it does not act on the names that it has received."""
         self._process.kill()
         self._process.communicate()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed it: the job can do without
+        with suppress(BrokenPipeError):  # the helper was killed: the job can do without it
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()

@@ -1,6 +1,6 @@
-"""Profile: how long a step takes by its batch size, and where memory ends.
+"""Profiler: measures seconds per step by batch size, and the largest batch that fits in memory.
 
-step ──> search (grow, bisect) ──> points ──> repair ──> fits ──> a file that `Profile.load` reads
+step ──> sweep (grow, bisect) ──> points ──> repair ──> fits ──> a file that `Profile.load` reads
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
 from lbbsp_core.cost.profile_file import make_document, write_document
 from lbbsp_core.profiler import _step
 from lbbsp_core.profiler.process import ProfileError, StepProcess
-from lbbsp_core.profiler.search import BatchSweep, Found, Progress
+from lbbsp_core.profiler.sweep import BatchSweep, Progress, SweepResult
 
 __all__ = ["BatchSweep", "Point", "ProfileError", "ProfileResult", "profile_step"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """What was measured, and what fits it.
+    """Measured points of a step, and the cost forms fitted to them.
 
     Args:
-        device: What the step ran on.
-        points: By ascending batch, their seconds not falling.
-        out_of_memory_at: The smallest batch that does not fit, or None.
-        fits: By form, the simplest first.
-        notes: What was repaired, or cut short, in words.
+        device: Name of the device that the step ran on.
+        points: By ascending batch, with non-decreasing seconds.
+        out_of_memory_at: Smallest batch that does not fit in memory, or None.
+        fits: By name of the form, the simplest first.
+        notes: Messages about repaired points and a sweep that ended early.
     """
 
     device: str
@@ -44,22 +44,22 @@ class ProfileResult:
 
     @property
     def best(self) -> str:
-        """The form of the least cross-validated error."""
+        """Name of the form with the smallest cross-validated error."""
         return best(self.fits)
 
     @property
     def cost(self) -> Cost:
-        """The fit of the best form."""
+        """Fitted cost of the best form."""
         return self.fits[self.best].cost
 
     @property
     def profile(self) -> Profile:
-        """The points themselves as a cost, with the memory cap."""
+        """Piecewise cost through the points, with the memory limit."""
         batches, seconds = [p.batch for p in self.points], [p.seconds for p in self.points]
         return Profile(batches, seconds, self.out_of_memory_at)
 
-    def figures(self) -> dict[str, Any]:
-        """All of it, as its file holds it."""
+    def figures(self) -> dict[str, object]:
+        """Returns the content of the profile file."""
         return make_document(
             device=self.device,
             points=[
@@ -81,67 +81,72 @@ class ProfileResult:
 def profile_step(
     step: Callable[[int], object] | str | Path,
     *,
-    search: BatchSweep | None = None,
+    sweep: BatchSweep | None = None,
     timeout: float = 60.0,
     arguments: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ProfileResult:
-    """Measures batch size -> seconds of any function ``step(batch_size)`` of any framework.
+    """Measures the seconds of a function ``step(batch_size)`` of any framework by batch size.
 
-    The step should do what a worker does alone in one iteration: draw a batch, forward, backward,
-    update. It must return when the work is done; PyTorch's GPU is waited for, and arrays of JAX
-    and TensorFlow that the step returns.
+    The step should do the local work of a worker in one iteration: draw a batch, forward,
+    backward, update. It must return when the work is done; for PyTorch the profiler synchronises
+    the GPU, and it waits for arrays of JAX and TensorFlow that the step returns.
 
     Args:
-        step: ``"script.py"`` (its function ``step``) or ``"script.py:function"``: called in a
-            process of its own, which may die; a fresh one after every time memory ran out. Or a
-            function: called in this process, so that memory may end in exceptions only.
-        search: Which batches to measure, and how often. Defaults to ``BatchSweep()``.
-        timeout: Seconds for loading the script, and for one step in it.
-        arguments: What the script finds in ``sys.argv[1:]``.
-        progress: Called after each batch.
+        step: ``"script.py"`` (its function ``step``) or ``"script.py:function"``: runs in a child
+            process, which may be killed; a new one is started each time memory runs out. Or a
+            function: runs in this process, so that memory may only run out by an exception.
+        sweep: Batch sizes to measure, and number of repeats. Defaults to ``BatchSweep()``.
+        timeout: Seconds for loading the script, and for each of its steps, > 0.
+        arguments: The script's ``sys.argv[1:]``.
+        progress: Called after each batch with an activity, the batch size and the seconds.
+
+    Returns:
+        The measured points, the memory limit and the fitted cost forms.
 
     Raises:
-        ProfileError: The step cannot be loaded, fails, hangs, or not even one sample fits.
-        ValueError: An argument makes no sense.
+        ProfileError: The step cannot be loaded, fails or hangs, or a single sample does not fit.
+        ValueError: An argument is invalid.
 
     Example:
         >>> import time
-        >>> few = BatchSweep(max_batch=4, repeats=1, point_seconds=0, rounds=1)
-        >>> found = profile_step(lambda batch_size: time.sleep(0.004 * batch_size), search=few)
+        >>> sweep = BatchSweep(max_batch=4, repeats=1, point_seconds=0, rounds=1)
+        >>> found = profile_step(lambda batch_size: time.sleep(0.004 * batch_size), sweep=sweep)
         >>> [point.batch for point in found.points], found.out_of_memory_at
         ([1, 2, 3, 4], None)
     """
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    search = search or BatchSweep()
+    sweep = sweep or BatchSweep()
     runner: _Runner = (
-        _Here(step) if callable(step) else _Isolated(*_target(step), arguments, timeout)
+        _InProcess(step)
+        if callable(step)
+        else _InChildProcess(*_split_target(step), arguments, timeout)
     )
     with closing(runner):
-        found = search.run(runner.step, progress or _silent)
+        found = sweep.run(runner.step, progress or _ignore_progress)
         if not found.points:
             raise ProfileError(
                 f"step(1) already runs out of memory ({runner.failure}): profile on a larger "
-                "device, or see whether the failure is of another kind"
+                "device, or check whether the failure has another cause"
             )
-        return _conclude(found, runner.device, search)
+        return _make_result(found, runner.device, sweep)
 
 
-def _conclude(found: Found, device: str, search: BatchSweep) -> ProfileResult:
+def _make_result(found: SweepResult, device: str, sweep: BatchSweep) -> ProfileResult:
     points, notes = repair(found.points)
     if found.slow:
         notes.append(
             f"no batch above {points[-1].batch} was tried: a step took longer than "
-            f"{search.longest_step:g} s"
+            f"{sweep.longest_step:g} s"
         )
     return ProfileResult(
         device, tuple(points), found.out_of_memory_at, fit_costs(points), tuple(notes)
     )
 
 
-def _target(step: str | Path) -> tuple[str, str]:
-    """``script.py:function`` in two; the function is ``step`` where none is named."""
+def _split_target(step: str | Path) -> tuple[str, str]:
+    """Splits ``script.py:function``; without a name, the function is ``step``."""
     script, colon, function = str(step).rpartition(":")
     if not colon or os.path.exists(step):
         script, function = str(step), "step"
@@ -150,12 +155,12 @@ def _target(step: str | Path) -> tuple[str, str]:
     return script, function
 
 
-def _silent(_done: str, _batch: int, _seconds: float | None) -> None:
+def _ignore_progress(_activity: str, _batch: int, _seconds: float | None) -> None:
     return None
 
 
 class _Runner(Protocol):
-    """Runs steps, and knows what on."""
+    """Runs steps, and names the device that they run on."""
 
     failure: str
 
@@ -165,7 +170,7 @@ class _Runner(Protocol):
     def close(self) -> None: ...
 
 
-class _Here:
+class _InProcess:
     """Calls a function in this process."""
 
     def __init__(self, function: Callable[[int], object]) -> None:
@@ -181,26 +186,26 @@ class _Here:
         except Exception as error:
             if not _step.is_out_of_memory(error):
                 raise
-            self.failure = _step.story(error)
-        gc.collect()  # what the failed step held
+            self.failure = _step.describe_error(error)
+        gc.collect()  # frees the memory of the failed step
         return None
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: no process was started."""
 
 
-class _Isolated:
-    """Calls a script's function in a process, and in a fresh one after a failure."""
+class _InChildProcess:
+    """Calls a script's function in a child process, and in a new one after a failure."""
 
     def __init__(
         self, script: str, function: str, arguments: Sequence[str], timeout: float
     ) -> None:
-        self._start = script, function, arguments, timeout
+        self._arguments = script, function, arguments, timeout
         self._process: StepProcess | None = None
         self.device, self.failure = "", ""
 
     def step(self, batch: int) -> float | None:
-        process = self._process or self._begin()
+        process = self._process or self._start()
         seconds, failure = process.step(batch)
         if seconds is None:
             self.failure = failure
@@ -214,7 +219,7 @@ class _Isolated:
             self._process.close()
             self._process = None
 
-    def _begin(self) -> StepProcess:
-        self._process = StepProcess(*self._start)
+    def _start(self) -> StepProcess:
+        self._process = StepProcess(*self._arguments)
         self._process.load()
         return self._process

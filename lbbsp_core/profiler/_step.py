@@ -1,7 +1,8 @@
-"""The process that calls the step, and may die of it. A program of its own, started by its path.
+"""Program that runs the steps of a script in a process that may be killed when memory runs out.
 
-Requests and answers are JSON lines on two pipes of their own, so that a script may print what it
-likes. The first answer says that the script is loaded; every request then is one step:
+It is started by its path. Requests and answers are JSON lines on two separate pipes, so that the
+script may print anything. The first answer reports that the script is loaded; every request after
+that runs one step or asks for the device:
 
     {"batch": 32}  ->  {"seconds": 0.04} | {"out_of_memory": TEXT} | {"error": TEXT}
     {"device": 1}  ->  {"device": TEXT}
@@ -15,15 +16,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
 
 Step = Callable[[int], object]
 
 MODULE = "__lbbsp_profile__"
-"""The script's ``__name__``: what is under ``if __name__ == "__main__"`` does not run."""
+"""Name of the script as a module: code under ``if __name__ == "__main__"`` does not run."""
 
 OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
-OUT_OF_MEMORY_WORDS = (
+OUT_OF_MEMORY_PHRASES = (
     "out of memory",
     "out_of_memory",
     "resource_exhausted",
@@ -37,35 +37,41 @@ OUT_OF_MEMORY_WORDS = (
 
 
 def main(arguments: list[str]) -> None:
-    """Serve steps until the requests end: ``script function requests_fd answers_fd args...``."""
-    script, function, requests_fd, answers_fd, *own = arguments
+    """Runs steps until the requests end.
+
+    Args:
+        arguments: ``script function requests_fd answers_fd script_arguments...``.
+    """
+    script, function, requests_fd, answers_fd, *script_arguments = arguments
     for fd in (int(requests_fd), int(answers_fd)):
-        os.set_inheritable(fd, False)  # what the script starts must not keep them open
-    die_first()
-    sys.argv[:] = [script, *own]
+        os.set_inheritable(fd, False)  # processes started by the script must not keep them open
+    prefer_oom_kill()
+    sys.argv[:] = [script, *script_arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     with os.fdopen(int(requests_fd)) as requests, os.fdopen(int(answers_fd), "w") as answers:
 
-        def answer(message: dict[str, Any]) -> None:
+        def answer(message: dict[str, object]) -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
         try:
             step = load(script, function)
         except BaseException as error:
-            answer({"error": story(error)})
+            answer({"error": describe_error(error)})
             return
         answer({"ready": True})
         for line in requests:
             request = json.loads(line)
-            answer({"device": device()} if "device" in request else attempt(step, request["batch"]))
+            answer(
+                {"device": device()} if "device" in request else run_step(step, request["batch"])
+            )
 
 
 def load(script: str, function: str) -> Step:
-    """The script's function, once the script has run as a module."""
+    """Runs the script as a module and returns its step function."""
     spec = importlib.util.spec_from_file_location(MODULE, script)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{script} is no Python script: its name must end in .py")
+        raise ImportError(f"{script} is not a Python script: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     spec.loader.exec_module(module)
@@ -75,24 +81,24 @@ def load(script: str, function: str) -> Step:
     return step
 
 
-def attempt(step: Step, batch: int) -> dict[str, Any]:
-    """One timed step, as an answer."""
+def run_step(step: Step, batch: int) -> dict[str, object]:
+    """Runs a timed step and returns the answer to send."""
     try:
         return {"seconds": timed(step, batch)}
     except BaseException as error:
         kind = "out_of_memory" if is_out_of_memory(error) else "error"
-        return {kind: story(error)}
+        return {kind: describe_error(error)}
 
 
 def timed(step: Step, batch: int) -> float:
-    """Seconds of one step, until what it has started on a GPU is done as well."""
-    began = time.perf_counter()
-    settle(step(batch))
-    return max(time.perf_counter() - began, 1e-9)
+    """Returns the seconds of one step, including the work that it has started on a GPU."""
+    start = time.perf_counter()
+    synchronize(step(batch))
+    return max(time.perf_counter() - start, 1e-9)
 
 
-def settle(result: object) -> None:
-    """Wait for asynchronous work, where we know how."""
+def synchronize(result: object) -> None:
+    """Waits for asynchronous work of the frameworks that are loaded."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -107,7 +113,7 @@ def settle(result: object) -> None:
 
 
 def _arrays(result: object) -> Iterator[object]:
-    """What a nest of tuples, lists and dictionaries holds."""
+    """Yields the leaves of nested tuples, lists and dictionaries."""
     if isinstance(result, (tuple, list)):
         for part in result:
             yield from _arrays(part)
@@ -118,30 +124,30 @@ def _arrays(result: object) -> Iterator[object]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or what it came from, tells of missing memory, in any framework."""
+    """Returns whether an exception or one of its causes reports that memory ran out."""
     while error is not None:
         if any(kind.__name__ in OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
             return True
         if isinstance(error, (RuntimeError, OSError)) or "XlaRuntimeError" in type(error).__name__:
             text = str(error).lower()
-            if any(words in text for words in OUT_OF_MEMORY_WORDS):
+            if any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES):
                 return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def story(error: BaseException) -> str:
-    """What happened and where, in a few lines."""
+def describe_error(error: BaseException) -> str:
+    """Returns the error message and the file and line that raised it."""
     if isinstance(error, SystemExit):
-        return f"it ended itself: exit({error.code!r})"
+        return f"the script called exit({error.code!r})"
     frames = traceback.extract_tb(error.__traceback__)
-    where = [f" ({frames[-1].filename}:{frames[-1].lineno})"] if frames else [""]
+    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return (text[:1500] or type(error).__name__) + where[0]
+    return (text[:1500] or type(error).__name__) + location
 
 
 def device() -> str:
-    """What the step runs on: the GPU that a framework has taken, else the processor."""
+    """Returns the name of the GPU that a framework uses, or else of the processor."""
     torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
     try:
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -150,13 +156,13 @@ def device() -> str:
             for gpu in tensorflow.config.list_physical_devices("GPU"):
                 details = tensorflow.config.experimental.get_device_details(gpu)
                 return str(details.get("device_name", gpu.name))
-    except Exception as error:  # a name is no reason to fail
-        print(f"no name of a GPU: {error}", file=sys.stderr)
+    except Exception as error:  # the name is only informative
+        print(f"the name of the GPU is unavailable: {error}", file=sys.stderr)
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def processor() -> str:
-    """The name of the processor's model."""
+    """Returns the model name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
             names = [line.split(":", 1)[1].strip() for line in stream if "model name" in line]
@@ -165,12 +171,12 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def die_first() -> None:
-    """When memory ends, have the kernel kill this process and not its neighbours."""
+def prefer_oom_kill() -> None:
+    """Makes the kernel kill this process first when the machine runs out of memory."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
             stream.write("1000")
-    except OSError:  # not this kernel's way
+    except OSError:  # not Linux
         return
 
 

@@ -316,7 +316,7 @@ def test_profile_writes_what_it_prints(tmp_path, step_script):
     out, figures, picture = (tmp_path / name for name in ("gpu.json", "copy.json", "curve.png"))
     done = run(
         "profile", step_script, "--json", figures, "-o", out, "--plot", picture,
-        "--max-batch", 64, "--repeats", 2, "--", "--own",
+        "--max-batch", 64, "--repeats", 2, "--rounds", 1, "--", "--own",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text())
@@ -332,7 +332,7 @@ def test_profile_writes_what_it_prints(tmp_path, step_script):
 @pytest.mark.slow
 def test_profile_writes_to_profile_json_where_nothing_is_said(tmp_path, step_script, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("profile", step_script, "--max-batch", 2).exit_code == 0
+    assert run("profile", step_script, "--max-batch", 2, "--rounds", 1).exit_code == 0
     assert json.loads((tmp_path / "profile.json").read_text())["out_of_memory_at"] is None
 
 

@@ -1,4 +1,4 @@
-"""The launcher's pure parts: no process is started here."""
+"""Parts of the launcher that start no process."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core.launch import dutycycle, launch
 from lbbsp_core.launch.cgroup import CgroupV1, CgroupV2, controllers, remove_leftovers
-from lbbsp_core.launch.cluster import environments, free_ports
+from lbbsp_core.launch.cluster import free_ports, job_spec
 from lbbsp_core.launch.cpu_shares import MAX_LOAD, MAX_SHARE, period_us, quota_us, schedule
 from lbbsp_core.launch.dutycycle import windows
 from lbbsp_core.processes.child import Exited
@@ -32,7 +32,7 @@ def test_quotas_are_proportional_to_speeds_and_leave_the_machine_air(speeds, cor
     assert max(quotas) <= MAX_SHARE * 1.001
     assert sum(quotas) <= MAX_LOAD * cores * 1.001
     busiest = max(max(quotas) / MAX_SHARE, sum(quotas) / (MAX_LOAD * cores))
-    assert busiest == pytest.approx(1.0, rel=2e-3)  # and no slower than that
+    assert busiest == pytest.approx(1.0, rel=2e-3)  # and no slower than necessary
 
 
 @steady
@@ -44,7 +44,7 @@ def test_period_is_short_and_every_quota_one_the_kernel_takes(speeds, cores):
     assert quota_us(smallest, plan.period_us) >= 1_000
     if smallest >= 0.1:
         assert plan.period_us <= 10_000
-    if plan.period_us > 10_000:  # grown only as far as it must
+    if plan.period_us > 10_000:  # no longer than necessary
         assert smallest * (plan.period_us - 1) < 1_000
 
 
@@ -78,7 +78,7 @@ def test_duty_cycle_runs_no_more_workers_at_once_than_there_are_cores(speeds, co
     for window in windows(shares):
         edge = window.next_edge(phase)
         assert 0 <= edge <= 1
-        if edge > 1e-9:  # else it depends on rounding
+        if edge > 1e-9:  # otherwise the result depends on rounding
             assert window.contains(phase + edge / 2) == window.contains(phase)
             assert window.contains(phase + edge + 1e-9) != window.contains(phase)
 
@@ -94,9 +94,11 @@ def test_duty_cycle_windows_have_the_shares_as_lengths(speeds):
 
 @pytest.mark.parametrize("late", [0.0, 0.15, 0.4])
 def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, late):
-    """Three workers on two cores; each look at the clock comes up to ``late`` cycles too late."""
+    """Runs three workers on two cores; every switch is up to ``late`` cycles late."""
     random, ran, runs = Random(7), [0.0] * 3, dict.fromkeys(range(3), True)
-    monkeypatch.setattr(dutycycle, "_send", lambda rank, what: runs.update({rank: what == SIGCONT}))
+    monkeypatch.setattr(
+        dutycycle, "signal_group", lambda rank, what: runs.update({rank: what == SIGCONT})
+    )
     cycle, clock = dutycycle.DutyCycle([0.475, 0.19, 0.95]), 100.0
     for rank in range(3):
         cycle.attach(rank, rank)
@@ -110,7 +112,7 @@ def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, lat
             for rank in runs:
                 ran[rank] += passed * runs[rank] / cycles
 
-    run(1)  # nothing is owed at first
+    run(1)  # the debt starts at 0
     for shares in [0.475, 0.19, 0.95], [0.2375, 0.475, 0.9]:
         cycle.apply(shares)
         run(400)
@@ -119,7 +121,7 @@ def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, lat
 
 def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
     sent = []
-    monkeypatch.setattr(dutycycle, "_send", lambda rank, what: sent.append(what == SIGCONT))
+    monkeypatch.setattr(dutycycle, "signal_group", lambda rank, what: sent.append(what == SIGCONT))
     cycle = dutycycle.DutyCycle([0.5])
     cycle.attach(0, 0)
     cycle.switch(10.0)
@@ -128,12 +130,12 @@ def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
     pauses = [cycle.switch(30.0 + quarter / 4) for quarter in range(1, 8)]
     assert sent == [False]
     cycle.switch(32.0)
-    assert sent == [False, True], "one cycle is all that it owed, half a cycle is its share"
+    assert sent == [False, True], "its debt is limited to one cycle, and its share is half a cycle"
     assert all(0 < pause <= 1 for pause in pauses)
 
 
 @pytest.mark.parametrize(
-    ("speeds", "said"),
+    ("speeds", "message"),
     [
         ([1, 1], r"one value per worker = 3, got 2 .*give 3 speeds"),
         ([1, 1, 0], r"got 0.0 for worker 2: give"),
@@ -143,15 +145,15 @@ def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
         ([1, 1, 1e-5], r"bring the speeds closer together"),
     ],
 )
-def test_impossible_speeds(speeds, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_speeds(speeds, message):
+    with pytest.raises(ValueError, match=message):
         launch(["x.py"], workers=3, speeds=speeds)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         launch(["x.py"], workers=3, speeds=[1, 1, 1], speeds_at=[(3, speeds)])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"workers": 0}, r"workers must be an integer >= 1, got 0"),
         ({"timeout": 0}, r"timeout must be a positive .* got 0"),
@@ -163,8 +165,8 @@ def test_impossible_speeds(speeds, said):
         ({"speeds": [1, 1], "emulation": "magic"}, r"one of auto, .* got 'magic'"),
     ],
 )
-def test_impossible_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
         launch(["x.py"], **{"workers": 2, **arguments})
 
 
@@ -182,8 +184,8 @@ def test_ports_differ_and_are_free():
 
 def test_each_worker_has_its_tf_config():
     configs = [
-        json.loads(each["TF_CONFIG"])
-        for each in environments("tensorflow", 3, emulated=False, run_dir=None).workers
+        json.loads(environment["TF_CONFIG"])
+        for environment in job_spec("tensorflow", 3, emulated=False, run_dir=None).workers
     ]
     assert [config["task"] for config in configs] == [
         {"type": "worker", "index": rank} for rank in range(3)
@@ -196,12 +198,14 @@ def test_each_worker_has_its_tf_config():
 
 def test_tensorflow_with_servers_gets_a_chief_that_workers_and_servers_serve(monkeypatch):
     monkeypatch.setenv("HERE", "kept")
-    made = environments("tensorflow", 3, emulated=False, run_dir=Path("there"), servers=2)
+    made = job_spec("tensorflow", 3, emulated=False, run_dir=Path("there"), servers=2)
     assert [helper.name for helper in made.helpers] == ["server 0", "server 1"]
-    assert {made.serve, *(helper.command for helper in made.helpers)} == {("-m", "lbbsp_tf.server")}
+    assert {made.worker_command, *(helper.command for helper in made.helpers)} == {
+        ("-m", "lbbsp_tf.server")
+    }
     servers = [helper.environment for helper in made.helpers]
-    everybody = [*made.workers, *servers, made.coordinator]
-    configs = [json.loads(each["TF_CONFIG"]) for each in everybody]
+    environments = [*made.workers, *servers, made.coordinator]
+    configs = [json.loads(environment["TF_CONFIG"]) for environment in environments]
     assert [tuple(config["task"].values()) for config in configs] == [
         ("worker", 0),
         ("worker", 1),
@@ -218,20 +222,20 @@ def test_tensorflow_with_servers_gets_a_chief_that_workers_and_servers_serve(mon
         "chief": 1,
     }
     assert len({host for hosts in cluster.values() for host in hosts}) == 6
-    assert {(each["HERE"], Path(each["LBBSP_RUN_DIR"]).name) for each in everybody} == {
+    assert {(own["HERE"], Path(own["LBBSP_RUN_DIR"]).name) for own in environments} == {
         ("kept", "there")
     }
 
 
 def test_without_servers_every_worker_runs_the_script():
     for framework in ("tensorflow", "mxnet"):
-        made = environments(framework, 2, emulated=False, run_dir=None)
-        assert (made.coordinator, made.serve) == (None, ())
-    assert environments("tensorflow", 2, emulated=False, run_dir=None).helpers == []
+        made = job_spec(framework, 2, emulated=False, run_dir=None)
+        assert (made.coordinator, made.worker_command) == (None, ())
+    assert job_spec("tensorflow", 2, emulated=False, run_dir=None).helpers == []
 
 
 def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports():
-    made = environments("mxnet", 3, emulated=False, run_dir=None, servers=2)
+    made = job_spec("mxnet", 3, emulated=False, run_dir=None, servers=2)
     assert [helper.name for helper in made.helpers] == ["scheduler", "server 0", "server 1"]
     assert all(helper.command == ("-m", "lbbsp_mx.server") for helper in made.helpers)
     roles = [helper.environment["DMLC_ROLE"] for helper in made.helpers]
@@ -239,26 +243,30 @@ def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports(
     assert [worker["DMLC_ROLE"] for worker in made.workers] == ["worker"] * 3
     ports = [int(worker["PORT"]) for worker in made.workers]
     assert ports == sorted(set(ports))
-    everybody = [*made.workers, *(helper.environment for helper in made.helpers)]
+    environments = [*made.workers, *(helper.environment for helper in made.helpers)]
     for name, value in (("NUM_WORKER", "3"), ("NUM_SERVER", "2"), ("PS_ROOT_URI", "127.0.0.1")):
-        assert {each[f"DMLC_{name}"] for each in everybody} == {value}
-    assert len({each["DMLC_PS_ROOT_PORT"] for each in everybody}) == 1
+        assert {own[f"DMLC_{name}"] for own in environments} == {value}
+    assert len({own["DMLC_PS_ROOT_PORT"] for own in environments}) == 1
     assert not any("PORT" in helper.environment for helper in made.helpers)
-    one = environments("mxnet", 1, emulated=False, run_dir=None)
+    one = job_spec("mxnet", 1, emulated=False, run_dir=None)
     assert [helper.name for helper in one.helpers] == ["scheduler", "server 0"]
 
 
 @pytest.mark.parametrize(
-    ("framework", "servers", "said"),
+    ("framework", "servers", "message"),
     [
         ("mxnet", 0, "servers must be an integer >= 1, got 0: start at least one$"),
         ("mxnet", 1.5, "servers must be an integer >= 1, got 1.5"),
-        ("tensorflow", 0, "integer >= 1, got 0: start at least one, or leave it out to train in"),
+        (
+            "tensorflow",
+            0,
+            "got 0: start at least one, or omit it for synchronous training",
+        ),
         ("tensorflow", -1, "servers must be an integer >= 1, got -1"),
     ],
 )
-def test_impossible_servers(framework, servers, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_servers(framework, servers, message):
+    with pytest.raises(ValueError, match=message):
         launch(["x.py"], workers=2, framework=framework, servers=servers)
 
 
@@ -267,8 +275,8 @@ def test_emulated_workers_compute_in_one_thread_and_without_gpu(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("TF_CONFIG", "of another cluster")
-    (slow,) = environments("tensorflow", 1, emulated=True, run_dir=Path("here")).workers
-    (free,) = environments("tensorflow", 1, emulated=False, run_dir=None).workers
+    (slow,) = job_spec("tensorflow", 1, emulated=True, run_dir=Path("here")).workers
+    (free,) = job_spec("tensorflow", 1, emulated=False, run_dir=None).workers
     assert slow["CUDA_VISIBLE_DEVICES"] == "-1"
     assert slow["TF_NUM_INTRAOP_THREADS"] == slow["MKL_NUM_THREADS"] == "1"
     assert slow["OMP_NUM_THREADS"] == "7"  # the user's own setting stays
@@ -280,7 +288,7 @@ def test_emulated_workers_compute_in_one_thread_and_without_gpu(monkeypatch):
 
 def test_the_users_choice_of_gpus_stays(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    (slow,) = environments("tensorflow", 1, emulated=True, run_dir=None).workers
+    (slow,) = job_spec("tensorflow", 1, emulated=True, run_dir=None).workers
     assert slow["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -292,7 +300,7 @@ def test_finding_the_cpu_controller(tmp_path):
         f"cgroup {tmp_path}/v1 cgroup rw,relatime,cpu,cpuacct 0 0\n"
         f"cgroup2 {tmp_path}/v2 cgroup2 rw 0 0\n"
     )
-    found = controllers(mounts, "4:cpuset:/other\n3:cpu,cpuacct:/job\n0::/out/of/sight\n")
+    found = controllers(mounts, "4:cpuset:/other\n3:cpu,cpuacct:/job\n0::/outside/the/mount\n")
     assert found == [
         (1, tmp_path / "v1", tmp_path / "v1" / "job"),
         (2, tmp_path / "v2", tmp_path / "v2"),

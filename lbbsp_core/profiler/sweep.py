@@ -1,0 +1,151 @@
+"""Selection of the batch sizes to measure: growth up to a limit, then bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+from lbbsp_core.cost.fitting import Point
+
+MAX_REPEATS = 100
+
+Step: TypeAlias = Callable[[int], float | None]
+"""Runs a step on a batch and returns its seconds, or None if memory ran out."""
+
+Progress: TypeAlias = Callable[[str, int, float | None], None]
+"""Called with an activity ("measured", "probed" or "measured again"), a batch size, and the step's
+seconds, or None if memory ran out."""
+
+
+class SweepResult(NamedTuple):
+    """Measurements of a sweep.
+
+    Args:
+        points: By ascending batch.
+        out_of_memory_at: Smallest batch that does not fit in memory, or None if all fit.
+        slow: Whether the sweep ended early because a step took longer than `longest_step`.
+    """
+
+    points: list[Point]
+    out_of_memory_at: int | None
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSweep:
+    """Measures the step's seconds for growing batch sizes, and the largest batch that fits.
+
+    Args:
+        max_batch: Largest batch to try, in samples, >= 1.
+        repeats: Minimum number of timed steps per batch, >= 1, after one warm-up step.
+        point_seconds: Minimum total seconds of the timed steps per batch (100 steps at most).
+        longest_step: Seconds of a step after which no larger batch is tried.
+        rounds: Number of times that every batch is measured, with all others in between, >= 1.
+            Other load on the machine only adds time, and in bursts: the smallest median counts.
+    """
+
+    max_batch: int = 8192
+    repeats: int = 5
+    point_seconds: float = 0.3
+    longest_step: float = 5.0
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "repeats", "rounds"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        for name in ("point_seconds", "longest_step"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name} must be >= 0 seconds, got {value!r}")
+
+    def run(self, step: Step, progress: Progress) -> SweepResult:
+        """Measures 1, 2, 3, 4, 6, 8, 12, ... samples, and finds the exact memory limit.
+
+        Args:
+            step: Runs one step.
+            progress: Called after each batch.
+
+        Returns:
+            The measurements, without points if a single sample does not fit.
+        """
+        found = self._grow(step, progress)
+        points = found.points
+        for _ in range(1, self.rounds):
+            points = [self._measure_again(step, progress, point) for point in points]
+        return found._replace(points=points)
+
+    def _grow(self, step: Step, progress: Progress) -> SweepResult:
+        points: list[Point] = []
+        for batch in self.batches():
+            point = self.measure(step, batch)
+            progress("measured", batch, None if point is None else point.seconds)
+            if point is None:
+                return self._find_memory_limit(step, progress, points, batch)
+            points.append(point)
+            if point.seconds > self.longest_step:
+                return SweepResult(points, None, slow=batch < self.max_batch)
+        return SweepResult(points, None, slow=False)
+
+    def batches(self) -> Iterator[int]:
+        """Yields powers of two, the midpoints between them, and the largest batch."""
+        batch = 1
+        while batch < self.max_batch:
+            yield batch
+            midpoint = batch + batch // 2
+            if batch < midpoint < self.max_batch:
+                yield midpoint
+            batch *= 2
+        yield self.max_batch
+
+    def measure(self, step: Step, batch: int) -> Point | None:
+        """Returns the median of repeated steps, or None if memory ran out."""
+        if step(batch) is None:  # warm-up: tracing, allocation
+            return None
+        times: list[float] = []
+        while len(times) < self.repeats or (
+            sum(times) < self.point_seconds and len(times) < MAX_REPEATS
+        ):
+            seconds = step(batch)
+            if seconds is None:
+                return None
+            times.append(seconds)
+        return Point(batch, median(times), len(times))
+
+    def _measure_again(self, step: Step, progress: Progress, point: Point) -> Point:
+        """Returns the point with the smaller of its seconds and those of another measurement."""
+        other = self.measure(step, point.batch)
+        if other is None:  # less memory is free than before: keep the earlier measurement
+            return point
+        progress("measured again", point.batch, other.seconds)
+        repeats = point.repeats + other.repeats
+        return Point(point.batch, min(point.seconds, other.seconds), repeats)
+
+    def _find_memory_limit(
+        self, step: Step, progress: Progress, points: list[Point], bad: int
+    ) -> SweepResult:
+        """Bisects between the last point and a batch that did not fit, and measures the limit."""
+        while points and bad - points[-1].batch > 1:
+            good = points[-1].batch
+            while bad - good > 1:
+                midpoint = (good + bad) // 2
+                seconds = _probe(step, midpoint)
+                progress("probed", midpoint, seconds)
+                good, bad = (good, midpoint) if seconds is None else (midpoint, bad)
+            if good == points[-1].batch:
+                break
+            point = self.measure(step, good)
+            progress("measured", good, None if point is None else point.seconds)
+            if point is None:
+                bad = good
+            else:
+                points.append(point)
+        return SweepResult(points, bad, slow=False)
+
+
+def _probe(step: Step, batch: int) -> float | None:
+    """Runs a batch twice, because the first step may leave less memory for the second."""
+    return None if step(batch) is None else step(batch)
