@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine with Python 3.10 to 3.12:
 #   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
 #   make test   sets up, checks style and types, runs every test
-.PHONY: demo test lint setup bench clean
+# While working, `make test-fast` runs ruff and the unit tests of the core in less than a minute.
+.PHONY: demo test test-fast lint setup bench clean
 
 PYTHON ?= $(shell for v in 3.11 3.12 3.10; do \
 	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
@@ -15,6 +16,12 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/pytest
+
+# tests/*.py are checks of the sources themselves: docstrings and imports.
+test-fast: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -q -m "not slow" tests/core tests/test_docstrings.py tests/test_layout.py lbbsp_core
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -36,7 +43,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || \
-		{ echo "lbbsp needs Python 3.10 to 3.12; say which: make PYTHON=python3.11 ..."; exit 1; }
+		{ echo "lbbsp needs Python 3.10 to 3.12; choose one: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[tf-cpu,mx,dev]'

@@ -1,6 +1,6 @@
-"""Handwritten digits by gluon on several workers: faster ones get larger batches.
+"""Trains on handwritten digits with gluon: faster workers get larger batches.
 
-Start it on any cluster of parameter servers, or here on three unequal workers:
+Run it on any cluster of parameter servers, or on this machine with three unequal workers:
 lbbsp launch -n 3 --framework mxnet --speeds 1,1,0.4 examples/gluon_digits_balanced.py
 """
 

@@ -1,6 +1,6 @@
-"""Handwritten digits by gluon on several workers: every worker gets the same batch.
+"""Trains on handwritten digits with gluon: all workers get batches of the same size.
 
-Start it on any cluster of parameter servers, or here on three unequal workers:
+Run it on any cluster of parameter servers, or on this machine with three unequal workers:
 lbbsp launch -n 3 --framework mxnet --speeds 1,1,0.4 examples/gluon_digits_plain.py
 """
 
@@ -8,7 +8,7 @@ import time
 
 from lbbsp_mx.compat import restore_numpy_names
 
-restore_numpy_names()  # without it MXNet 1.9.1 cannot be imported: apache/mxnet#21165
+restore_numpy_names()  # MXNet 1.9.1 cannot be imported without it: apache/mxnet#21165
 import mxnet as mx  # isort: skip
 import numpy as np
 from mxnet import autograd, gluon
@@ -43,7 +43,7 @@ for _ in range(EPOCHS):
             loss = loss_of(net(x), y)
         loss.backward()
         trainer.step(GLOBAL_BATCH_SIZE)
-mx.nd.waitall()  # MXNet drops what is queued when a process ends, and its peers wait for it
+mx.nd.waitall()  # MXNet drops queued work when a process ends, and its peers wait for it
 if store.rank == 0:
     read = net(mx.nd.array(images[1536:])).asnumpy().argmax(axis=1)
     print(f"{time.perf_counter() - started:.1f} seconds")

@@ -1,6 +1,6 @@
-"""Handwritten digits by Keras on several workers: faster ones get larger batches.
+"""Trains on handwritten digits with Keras: faster workers get larger batches.
 
-Start it on any TF_CONFIG cluster, or here on three unequal workers:
+Run it on any TF_CONFIG cluster, or on this machine with three unequal workers:
 lbbsp launch -n 3 --speeds 1,1,0.4 examples/keras_digits_balanced.py
 """
 

@@ -1,6 +1,6 @@
-"""Handwritten digits by Keras on several workers: every worker gets the same batch.
+"""Trains on handwritten digits with Keras: all workers get batches of the same size.
 
-Start it on any TF_CONFIG cluster, or here on three unequal workers:
+Run it on any TF_CONFIG cluster, or on this machine with three unequal workers:
 lbbsp launch -n 3 --speeds 1,1,0.4 examples/keras_digits_plain.py
 """
 
@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from lbbsp_tf.compat import patch_keras
 
-patch_keras()  # without it Keras 3 does not fit under this strategy: keras-team/keras#20585
+patch_keras()  # Keras 3 cannot fit under this strategy without it: keras-team/keras#20585
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 images, labels = load_digits(return_X_y=True)
 images = np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))).astype("float32")[..., None] / 16

@@ -89,6 +89,7 @@ def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
     assert command == ["train.py", *arguments]
 
 
+@pytest.mark.slow
 def test_launch_runs_a_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -324,6 +325,7 @@ def step_script(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_profile_writes_what_it_prints(tmp_path, step_script):
     pytest.importorskip("matplotlib")
     out, figures, picture = (tmp_path / name for name in ("gpu.json", "copy.json", "curve.png"))
@@ -342,6 +344,7 @@ def test_profile_writes_what_it_prints(tmp_path, step_script):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_profile_writes_to_profile_json_where_nothing_is_said(tmp_path, step_script, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("profile", step_script, "--max-batch", 2, "--rounds", 1).exit_code == 0

@@ -259,7 +259,10 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death",
+    [pytest.param(death, marks=[pytest.mark.slow] * (death == "limit")) for death in DEATHS],
+)
 def test_the_end_of_memory_in_a_process_that_may_die(tmp_path: Path, death: str) -> None:
     guard = "" if death == "limit" else "if batch_size > 5: "
     path = script(
@@ -334,6 +337,7 @@ def test_a_script_that_closes_our_pipes(tmp_path: Path, monkeypatch: pytest.Monk
         profile_step(path, sweep=QUICK, timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["time.sleep(99)", "def step(n):\n  time.sleep(99)"])
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, text: str) -> None:
     helper = (

@@ -679,6 +679,7 @@ sampler.close()
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["1", "0"])
@@ -742,6 +743,7 @@ burner.stdin.close(); burner.wait()
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.slow
 @measured
@@ -775,6 +777,7 @@ with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as s
 """
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.slow
 @measured

@@ -1,0 +1,309 @@
+"""Holds the rooms of the code and the arrows between them, as docs/design.md draws them.
+
+A room is a package or a module directly under `lbbsp_core`, or a plugin. `MAY_IMPORT` is the table
+of all rooms, from the bottom up; a room may import itself and the rooms listed beside it::
+
+    foundation   types, validate
+    stages       measure, resources, order, cost, predict, allocation, policy, sync
+    registry     names -> policies, predictors, synchronisers        <- stages
+    runtime      what a plugin runs during training                  <- stages
+    sim          virtual time                                        <- stages, registry, runtime
+    processes    child processes                                     <- foundation
+    launch       worker processes                                    <- processes, stages
+    profiler     seconds by batch size                               <- processes, stages
+    report       figures and pictures                                <- stages, runtime.record, sim,
+                                                                        profiler
+    demo         the comparison that `lbbsp demo` runs               <- stages, runtime, launch,
+                                                                        report
+    testing      contracts and fakes                                 <- stages, runtime, sim
+    cli          commands                                            <- everything in the core
+    lbbsp_tf, lbbsp_mx   plugins                                     <- stages, runtime
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = frozenset({"lbbsp_tf", "lbbsp_mx"})
+FRAMEWORKS = frozenset({"tensorflow", "keras", "mxnet", "torch", "jax"})
+
+FOUNDATION = frozenset({"types", "validate"})
+STAGES = FOUNDATION | {
+    "measure",
+    "resources",
+    "order",
+    "cost",
+    "predict",
+    "allocation",
+    "_selection",
+    "policy",
+    "sync",
+}
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "types": frozenset({"validate"}),
+    "validate": frozenset(),
+    "measure": FOUNDATION,
+    "resources": FOUNDATION,
+    "order": FOUNDATION,
+    "cost": FOUNDATION,
+    "predict": FOUNDATION | {"cost", "measure"},
+    "_selection": FOUNDATION | {"cost"},
+    "allocation": FOUNDATION | {"cost", "_selection"},
+    "policy": FOUNDATION | {"cost", "allocation"},
+    "sync": FOUNDATION | {"cost", "policy"},
+    "registry": STAGES,
+    "runtime": STAGES,
+    "sim": STAGES | {"registry", "runtime"},
+    "processes": FOUNDATION,
+    "launch": STAGES | {"processes"},
+    "profiler": STAGES | {"processes"},
+    "report": STAGES | {"runtime.record", "sim", "profiler"},
+    "demo": STAGES | {"runtime", "launch", "report"},
+    "testing": STAGES | {"registry", "runtime", "sim"},
+    "cli": STAGES
+    | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo"},
+    # The package itself re-exports the stages, the loop and, on first use, the profiler.
+    "__init__": STAGES | {"runtime", "profiler"},
+    "lbbsp_tf": STAGES | {"runtime"},
+    "lbbsp_mx": STAGES | {"runtime"},
+}
+# The demos of the plugins share the data set and the options of `lbbsp_core.demo`.
+EXCEPTIONS = {"lbbsp_tf/demo.py": "demo", "lbbsp_mx/demo.py": "demo"}
+
+# Rooms whose classes are known by their protocol only, outside the file that defines them; and the
+# names that plugins leave to the session, which times, samples and records.
+OPEN_FAMILIES = ("policy", "sync", "predict", "resources")
+SESSION_NAMES = frozenset({"BusyTimer", "ResourceSampler", "RunRecord"})
+
+
+class Source(NamedTuple):
+    """A parsed file."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        """Name of the room that the file belongs to."""
+        parts = self.path.with_suffix("").parts
+        return parts[0] if parts[0] in PLUGINS else parts[1]
+
+    @property
+    def package(self) -> tuple[str, ...]:
+        """Package that relative imports start from."""
+        return self.path.parent.parts
+
+    def at(self, node: ast.AST) -> str:
+        """Returns the place of a node, as editors and terminals link to it."""
+        return f"{self.path}:{getattr(node, 'lineno', 0)}"
+
+
+class Import(NamedTuple):
+    """One imported module or name, and where."""
+
+    source: Source
+    node: ast.AST
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.source.at(self.node)}: {self.source.room} imports {self.module}"
+
+
+@functools.cache
+def sources() -> tuple[Source, ...]:
+    """Parses all files of the three packages."""
+    files = [
+        path
+        for package in ("lbbsp_core", *sorted(PLUGINS))
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    return tuple(
+        Source(path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8")))
+        for path in files
+    )
+
+
+def imports(source: Source) -> Iterator[Import]:
+    """Yields what a file imports, at its top and inside functions, with names resolved.
+
+    ``from lbbsp_core import Affine`` counts as an import of the module that defines `Affine`.
+    """
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(source, node, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                depth = len(source.package) - node.level + 1
+                base = ".".join([*source.package[:depth], *filter(None, [node.module])])
+            for alias in node.names:
+                yield Import(source, node, _defining_module(base, alias.name))
+
+
+def _defining_module(base: str, name: str) -> str:
+    if base == "lbbsp_core":
+        value = getattr(importlib.import_module(base), name, None)
+        return str(getattr(value, "__module__", base)) if value is not None else f"{base}.{name}"
+    return f"{base}.{name}"
+
+
+def _target_rooms(module: str) -> set[str]:
+    """Returns the room of one of our modules, with its submodule; nothing for other modules."""
+    parts = module.split(".")
+    if parts[0] in PLUGINS:
+        return {parts[0]}
+    if parts[0] != "lbbsp_core" or len(parts) == 1:
+        return set()
+    return {parts[1], ".".join(parts[1:3])}
+
+
+def _concrete(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+            if not bases & {"Protocol", "ABC"}:
+                yield node.name
+
+
+@functools.cache
+def concrete_classes() -> dict[str, Path]:
+    """Returns the concrete classes of the open families, with the files that define them."""
+    return {
+        name: source.path
+        for source in sources()
+        if source.room in OPEN_FAMILIES
+        for name in _concrete(source.tree)
+    }
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
+        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+    }
+
+
+def _tested_classes(source: Source) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yields the names in class tests: `isinstance`, `issubclass`, `match` and ``type(x) is C``.
+
+    A constant of the module, such as a tuple of classes, counts as the names that it is built of.
+    """
+    constants = {
+        target.id: _names(node.value)
+        for node in source.tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(source.tree):
+        tested: ast.AST | None = None
+        if isinstance(node, ast.Call) and len(node.args) == 2:
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                tested = node.args[1]
+        elif isinstance(node, ast.MatchClass):
+            tested = node.cls
+        elif isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+            tested = node.comparators[0]
+        if tested is not None:
+            names = _names(tested)
+            yield node, names.union(*(constants.get(name, set()) for name in names))
+
+
+def test_each_room_is_in_the_table():
+    rooms = {source.room for source in sources()}
+    unknown = rooms - set(MAY_IMPORT)
+    assert not unknown, f"add {sorted(unknown)} to MAY_IMPORT and to docs/design.md"
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_arrows_point_one_way(room):
+    allowed = MAY_IMPORT[room] | {room}
+    against = [
+        str(found)
+        for source in sources()
+        if source.room == room
+        for found in imports(source)
+        if (targets := _target_rooms(found.module))
+        and not targets & (allowed | {EXCEPTIONS.get(source.path.as_posix(), room)})
+    ]
+    assert not against, f"{room} may import {sorted(MAY_IMPORT[room])} only:\n" + "\n".join(against)
+
+
+def test_folders_of_tests_mirror_the_code():
+    folders = {path.name for path in (ROOT / "tests" / "core").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} <= set(MAY_IMPORT)
+
+
+def test_the_table_has_no_cycle():
+    def reach(room: str, seen: tuple[str, ...]) -> None:
+        assert room not in seen, " -> ".join((*seen, room))
+        for target in MAY_IMPORT[room]:
+            reach(target.split(".")[0], (*seen, room))
+
+    for room in MAY_IMPORT:
+        reach(room, ())
+
+
+def test_the_core_imports_no_framework():
+    found = [
+        str(found)
+        for source in sources()
+        if source.room not in PLUGINS
+        for found in imports(source)
+        if found.module.split(".")[0] in FRAMEWORKS | PLUGINS
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_plugins_do_not_import_each_other():
+    found = [
+        str(found)
+        for source in sources()
+        if source.room in PLUGINS
+        for found in imports(source)
+        if found.module.split(".")[0] in PLUGINS - {source.room}
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_open_protocols_stay_open():
+    classes = concrete_classes()
+    assert {"LoadBalanced", "SSP", "Ema", "ResourceSampler"} <= set(classes)  # the walk found them
+    found = [
+        f"{source.at(node)}: tests for {name} of {classes[name]}"
+        for source in sources()
+        for node, names in _tested_classes(source)
+        for name in sorted(names)
+        if name in classes and classes[name] != source.path
+    ]
+    message = "what a caller must know is an attribute of the protocol, not a class:\n"
+    assert not found, message + "\n".join(found)
+
+
+def test_plugins_leave_timing_sampling_and_recording_to_the_session():
+    found = [
+        f"{source.at(node)}: {name}"
+        for source in sources()
+        if source.room in PLUGINS
+        for node in ast.walk(source.tree)
+        for name in (
+            [node.id]
+            if isinstance(node, ast.Name)
+            else [node.attr]
+            if isinstance(node, ast.Attribute)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if name in SESSION_NAMES
+    ]
+    message = "use lbbsp_core.runtime.session.WorkerSession instead of:\n"
+    assert not found, message + "\n".join(found)
