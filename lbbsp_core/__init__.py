@@ -1,6 +1,7 @@
-"""LB-BSP without a framework: measure, predict, exchange, allocate, decide, record.
+"""LB-BSP without a framework: measure, predict, exchange, allocate, synchronise, record.
 
-`Balancer` is the loop; the other names are its stages.
+`WorkerSession` is the loop of a training worker around a `Balancer`; the other names are its
+stages. The launcher, the profiler, the simulator and the reports are packages of their own.
 """
 
 from lbbsp_core.allocation import allocate
@@ -31,11 +32,19 @@ from lbbsp_core.predict import (
     Predictor,
     Recurrent,
 )
-from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import DisagreementError, StepMessage
-from lbbsp_core.runtime.record import RunRecord, read_run
+from lbbsp_core.runtime.record import (
+    PushLine,
+    Run,
+    RunHeader,
+    RunRecord,
+    StepLine,
+    read_run,
+)
+from lbbsp_core.runtime.session import Collectives, SingleWorker, WorkerSession
 from lbbsp_core.sync import (
     ASP,
     BSP,
@@ -51,55 +60,69 @@ from lbbsp_core.types import Limits, Measurement
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (grouped by the stages of the loop)
+    # measure
+    "BusyTimer",
+    "Measurement",
+    "OutlierFilter",
+    "ResourceSampler",
+    # predict
+    "Arima",
+    "Clipped",
+    "Ema",
+    "Fallback",
+    "Filtered",
+    "LastValue",
+    "Mixture",
+    "Narx",
+    "Predictor",
+    "Recurrent",
+    # cost
+    "Affine",
+    "Cost",
+    "CostShape",
+    "CostShapeState",
+    "Profile",
+    "Proportional",
+    "Saturating",
+    # allocate
+    "Limits",
+    "allocate",
+    # decide
+    "BatchConstraints",
+    "EpochBalanced",
+    "Even",
+    "FixedShares",
+    "LeaderStraggler",
+    "LoadBalanced",
+    "Observation",
+    "Policy",
+    "ProportionalControl",
+    # draw
+    "GlobalOrder",
+    # synchronise
     "ASP",
     "BSP",
     "DSSP",
     "SSP",
-    "Affine",
-    "Arima",
-    "Balancer",
-    "BatchConstraints",
-    "BatchSweep",
-    "BusyTimer",
-    "Clipped",
-    "Cost",
-    "CostShape",
-    "CostShapeState",
-    "DisagreementError",
     "ElasticBSP",
-    "Ema",
-    "EpochBalanced",
-    "Even",
-    "Fallback",
-    "Filtered",
-    "FixedShares",
-    "GlobalOrder",
-    "LastValue",
-    "LeaderStraggler",
-    "Limits",
-    "LoadBalanced",
-    "Measurement",
-    "Mixture",
-    "Narx",
-    "Observation",
-    "OutlierFilter",
-    "Policy",
-    "Predictor",
-    "Profile",
-    "ProfileResult",
-    "Proportional",
-    "ProportionalControl",
-    "Recurrent",
-    "ResourceSampler",
-    "RunRecord",
-    "Saturating",
-    "StepMessage",
     "SyncDecision",
     "Synchroniser",
     "ZipLineResult",
-    "allocate",
-    "profile_step",
-    "read_run",
     "zipline",
+    # run
+    "Balancer",
+    "Collectives",
+    "DisagreementError",
+    "SessionOptions",
+    "SingleWorker",
+    "StepMessage",
+    "WorkerSession",
+    # record
+    "PushLine",
+    "Run",
+    "RunHeader",
+    "RunRecord",
+    "StepLine",
+    "read_run",
 ]

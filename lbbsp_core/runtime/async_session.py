@@ -118,7 +118,7 @@ class AsyncSession:
         self.policy = options.choose_policy(Even())
         workers = servers.workers
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
-        if cost_shape.marginal() != LINE:
+        if cost_shape.marginal_segments() != LINE:
             raise ValueError(
                 f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
                 "the coordinator plans by an overhead and a slope"

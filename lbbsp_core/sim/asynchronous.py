@@ -115,7 +115,7 @@ def run_async(
     return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
 
 
-def check_async_policy(policy: Policy[object], preemption: Preemption | None = None) -> None:
+def check_async_policy(policy: Policy, preemption: Preemption | None = None) -> None:
     """Checks that a policy works without common steps.
 
     Raises:
