@@ -1,12 +1,12 @@
-"""What plugins share: options, agreement before the first step, going on after a restart."""
+"""Agreement before the first step, and continuing after a restart."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from lbbsp_core import Balancer, DisagreementError, Even, LoadBalanced, read_run
+from lbbsp_core import Balancer, DisagreementError
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.handshake import agree
 from lbbsp_core.runtime.protocol import checksum
 
 X = 12
@@ -16,22 +16,19 @@ def balancer(rank=0, workers=2, **options):
     return Balancer(rank=rank, workers=workers, global_batch_size=X, **options)
 
 
-def gathers(*others):
-    """A gather in which the other workers say what `others` make of this worker's values."""
-    return lambda values: [list(values), *(other(list(values)) for other in others)]
+class Gathers:
+    """Collectives in which the other workers say what `others` make of this worker's values."""
 
+    def __init__(self, *others):
+        self.others = others
 
-def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
-    assert handshake.choose_policy(None, None, None) == LoadBalanced()
-    assert handshake.choose_policy(None, 3, 0.1) == LoadBalanced(min_gain=0.1, interval=3)
-    assert handshake.choose_policy(Even(), None, None) == Even()
-    with pytest.raises(ValueError, match=r"\['min_gain'\] belong to the default policy"):
-        handshake.choose_policy(Even(), None, 0.1)
+    def all_gather(self, values):
+        return [list(values), *(other(list(values)) for other in self.others)]
 
 
 def test_agreement_introduces_the_workers():
     mine = balancer()
-    rows = handshake.agree(mine, mine.order(50, seed=1), gathers(lambda v: v), {"epochs": 2})
+    rows = agree(mine, mine.order(50, seed=1), Gathers(lambda v: v), {"epochs": 2})
     assert rows == [mine.static_info()] * 2
 
 
@@ -46,17 +43,7 @@ def test_a_worker_that_differs_is_named(name):
         return [v + (i == names.index(name)) for i, v in enumerate(values)]
 
     with pytest.raises(DisagreementError, match=f"disagree on {name}: worker 0 has .*, worker 1"):
-        handshake.agree(mine, order, gathers(other), {"epochs": 2})
-
-
-@pytest.mark.parametrize("path", ["run.jsonl", "folder"])
-def test_the_record_begins_with_the_facts(tmp_path, path):
-    mine = balancer()
-    facts = handshake.header(mine, mine.order(50, seed=1), "none", {"none": "1.2"})
-    handshake.open_record(tmp_path / path, facts).close()
-    header = read_run(tmp_path / path).header
-    assert (header.workers, header.num_samples, header.seed) == (2, 50, 1)
-    assert header.versions["none"] == "1.2"
+        agree(mine, order, Gathers(other), {"epochs": 2})
 
 
 @dataclass(frozen=True)

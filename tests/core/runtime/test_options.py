@@ -1,0 +1,48 @@
+"""Options that the plugins of all frameworks share."""
+
+from pathlib import Path
+
+import pytest
+
+from lbbsp_core import Affine, Even, LoadBalanced, Proportional, SessionOptions
+
+
+def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
+    assert SessionOptions().choose_policy() == LoadBalanced()
+    options = SessionOptions(interval=3, min_gain=0.1)
+    assert options.choose_policy() == LoadBalanced(min_gain=0.1, interval=3)
+    assert SessionOptions(policy=Even()).choose_policy() == Even()
+    with pytest.raises(ValueError, match=r"\['min_gain'\] belong to the default policy"):
+        SessionOptions(policy=Even(), min_gain=0.1)
+
+
+def test_another_default_gives_way_to_the_options_of_lb_bsp():
+    assert SessionOptions().choose_policy(Even()) == Even()
+    assert SessionOptions(interval=2).choose_policy(Even()) == LoadBalanced(interval=2)
+    assert SessionOptions(policy=LoadBalanced()).choose_policy(Even()) == LoadBalanced()
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    assert SessionOptions.of({"granularity": 8}).granularity == 8
+    with pytest.raises(TypeError, match="no option 'granularty': did you mean 'granularity'"):
+        SessionOptions.of({"granularty": 8})
+
+
+def test_resources_are_sampled_only_for_a_policy_that_predicts():
+    options = SessionOptions(drivers=("runnable",))
+    assert options.choose_drivers(LoadBalanced()) == ("runnable",)
+    assert options.choose_drivers(Even()) == ()
+    assert SessionOptions().choose_drivers(LoadBalanced()) is None
+
+
+def test_the_cost_defaults_to_a_proportional_one():
+    assert SessionOptions().choose_cost() == Proportional()
+    assert SessionOptions(cost=Affine(0.1, 0.2)).choose_cost() == Affine(0.1, 0.2)
+
+
+def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
+    monkeypatch.delenv("LBBSP_RUN_DIR", raising=False)
+    assert SessionOptions().record_path() is None
+    monkeypatch.setenv("LBBSP_RUN_DIR", "/runs/one")
+    assert SessionOptions().record_path() == Path("/runs/one")
+    assert SessionOptions(record="mine.jsonl").record_path() == Path("mine.jsonl")

@@ -1,0 +1,303 @@
+"""Sessions of several workers in one process: threads that exchange real rows."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from lbbsp_core import (
+    Collectives,
+    DisagreementError,
+    FixedShares,
+    SessionOptions,
+    SingleWorker,
+    WorkerSession,
+    read_run,
+)
+from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.protocol import WIDTH
+
+X = 12
+PATIENCE_SECONDS = 60.0
+
+
+class Meeting:
+    """A place where all workers leave what they have and take what all have left."""
+
+    def __init__(self, workers):
+        self.slots = [None] * workers
+        self.barrier = threading.Barrier(workers, timeout=PATIENCE_SECONDS)
+
+    def gather(self, rank, value):
+        self.slots[rank] = value
+        self.barrier.wait()
+        everything = list(self.slots)
+        self.barrier.wait()
+        return everything
+
+
+class Threads:
+    """Collectives of workers that are threads; `slots` of a pipelined gather never mix."""
+
+    def __init__(self, rank, workers, meeting):
+        self.rank, self.workers, self._meeting = rank, workers, meeting
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        return [list(row) for row in self._meeting.gather(self.rank, list(values))]
+
+    def begin_gather(self, row, *, slot, priority=0) -> Callable[[], np.ndarray]:
+        return lambda: np.array(self._meeting.gather(self.rank, np.array(row)), np.float32)
+
+    def waiting(self, what):
+        return threading.Lock()  # any context manager
+
+
+def run(worker, *, workers=2, make=WorkerSession, options=None):
+    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
+    meeting, results, errors = Meeting(workers), [None] * workers, []
+
+    def body(rank):
+        try:
+            collectives = Threads(rank, workers, meeting)
+            given = options(rank) if options else SessionOptions()
+            session = make(collectives, X, given, framework="threads")
+            results[rank] = worker(session, collectives)
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if first or errors:
+        raise (first or errors)[0]
+    return results
+
+
+def step(session, collectives):
+    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+    session.after_allreduce(rows)
+
+
+def fixed(rank):
+    return SessionOptions(policy=FixedShares((2.0, 1.0)))
+
+
+def test_collectives_are_what_a_session_asks_for():
+    assert isinstance(SingleWorker(), Collectives)
+    assert isinstance(Threads(0, 2, None), Collectives)
+
+
+def test_every_sample_once_by_the_plan():
+    def worker(session, collectives):
+        session.use_order(session.make_order(3 * X + 4, seed=1))
+        session.start({})
+        drawn = []
+        for number in range(4):
+            drawn.append(session.local_indices(number).tolist())
+            step(session, collectives)
+        return drawn
+
+    drawn = run(worker, options=fixed)
+    assert [[len(part) for part in parts] for parts in drawn] == [[8, 8, 8, 3], [4, 4, 4, 1]]
+    assert sorted(sum(drawn[0] + drawn[1], [])) == list(range(3 * X + 4))
+
+
+def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step():
+    def worker(session, collectives):
+        session.use_order(session.make_order(8 * X))
+        session.start({})
+        for number in range(8):
+            if session.rank == 1 and number == 2:
+                session.request_stop()
+                assert session.stop_requested
+            step(session, collectives)
+            if session.stopping:
+                assert not session.stop_requested
+                return number
+        return None
+
+    assert run(worker) == [2, 2]
+
+
+def test_a_fit_that_ended_forgets_its_request_to_stop():
+    session = WorkerSession(SingleWorker(), X, SessionOptions(), framework="none")
+    session.request_stop()
+    session.close()
+    assert not session.stop_requested
+
+
+def test_facts_that_differ_are_named():
+    def worker(session, collectives):
+        session.start({"epochs": 3 + session.rank})
+
+    with pytest.raises(DisagreementError, match="disagree on epochs: worker 0 has 3, worker 1 has"):
+        run(worker)
+
+
+def test_a_value_is_compared_and_a_flag_is_shared():
+    def worker(session, collectives):
+        session.check_same("first epoch", 4)
+        return [session.any_worker(session.rank == 1), session.any_worker(False)]
+
+    assert run(worker) == [[True, False]] * 2
+
+
+def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp_path):
+    def worker(session, collectives):
+        session.use_order(session.make_order(4 * X))
+        session.start({})
+        for number in range(4):
+            if number == 2:
+                session.exclude_step()
+            session.begin_step()
+            step(session, collectives)
+
+    run(worker, options=lambda rank: SessionOptions(record=tmp_path))
+    lines = read_run(tmp_path).steps
+    assert [line.excluded for line in lines] == [(0, 1), (), (0, 1), ()]
+
+
+def test_the_record_has_a_header_and_a_line_a_step_from_rank_0(tmp_path):
+    def worker(session, collectives):
+        session.use_order(session.make_order(2 * X, seed=9))
+        session.start({})
+        step(session, collectives)
+        step(session, collectives)
+
+    run(worker, options=lambda rank: SessionOptions(record=tmp_path / str(rank)))
+    found = read_run(tmp_path / "0")
+    assert (found.header.framework, found.header.workers, found.header.seed) == ("threads", 2, 9)
+    assert [(line.step, sum(line.sizes)) for line in found.steps] == [(0, X), (1, X)]
+    assert not (tmp_path / "1").exists()
+
+
+def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):
+    def worker(session, collectives):
+        session.start({})
+        step(session, collectives)
+
+    with caplog.at_level(logging.DEBUG, logger="lbbsp"):
+        run(worker)
+    lines = [record.getMessage() for record in caplog.records if record.name == "lbbsp.session"]
+    assert len(lines) == 2  # one a worker, who are all in this process
+    assert all(line.startswith("step 0 took ") and "waited for worker" in line for line in lines)
+
+
+def test_waits_inside_a_step_are_not_busy_time():
+    """Of the two workers one waits inside its steps; both are busy for about nothing."""
+    released = threading.Event()
+
+    def worker(session, collectives):
+        session.use_order(session.make_order(4 * X))
+        session.start({})
+        step(session, collectives)
+        if session.rank == 0:
+            with session.excluded_wait():
+                released.wait(PATIENCE_SECONDS)
+        else:
+            released.set()
+        row = session.before_allreduce()
+        assert row.shape == (WIDTH,)
+        session.after_allreduce(collectives.all_gather([int(limb) for limb in row]))
+        return session.step
+
+    assert run(worker) == [2, 2]
+
+
+def test_a_session_continues_where_another_has_stopped():
+    def whole(session, collectives):
+        session.use_order(session.make_order(6 * X, seed=2))
+        session.start({})
+        drawn = []
+        for number in range(6):
+            drawn += session.local_indices(number).tolist()
+            step(session, collectives)
+        return drawn
+
+    def broken(session, collectives):
+        order = session.make_order(6 * X, seed=2)
+        session.use_order(order)
+        session.start({})
+        drawn = []
+        for number in range(3):
+            drawn += session.local_indices(number).tolist()
+            step(session, collectives)
+        state = session.state()
+        second = WorkerSession(collectives, X, session.options, framework="threads")
+        second.restore(state)
+        second.start({})
+        for number in range(3, 6):
+            drawn += second.local_indices(number).tolist()
+            step(second, collectives)
+        return drawn
+
+    assert run(whole, options=fixed) == run(broken, options=fixed)
+
+
+# --- the pipelined mode ---------------------------------------------------------------------------
+
+
+def done() -> None:
+    """Nothing to wait for: gradients and sums are there."""
+
+
+def pipelined(session, collectives, ahead=0, steps=6):
+    """Draws as a loader that fetches `ahead` batches ahead; returns the samples of each step."""
+    order = session.make_order(steps * X, seed=3)
+    drawn, numbers = [], session.epoch_steps(order)
+    waiting = [session.local_indices(next(numbers)).tolist() for _ in range(ahead)]
+    for _ in range(steps):
+        number = next(numbers, None)
+        if number is not None:
+            waiting.append(session.local_indices(number).tolist())
+        drawn.append(waiting.pop(0))
+        session.end_step(done, done)
+    session.finish_barrier()
+    return drawn
+
+
+@pytest.mark.parametrize(("ahead", "lag"), [(0, 1), (1, 3), (2, 4)])
+def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(ahead, lag):
+    def worker(session, collectives):
+        return pipelined(session, collectives, ahead), session.balancer.lag
+
+    results = run(worker, make=PipelinedSession)
+    drawn = [sample for parts, _ in results for part in parts for sample in part]
+    assert sorted(drawn) == list(range(6 * X))
+    assert [found for _, found in results] == [lag, lag]
+
+
+def test_a_stop_requested_before_the_first_step_is_not_lost():
+    def worker(session, collectives):
+        if session.rank == 0:
+            session.request_stop()
+        pipelined(session, collectives, steps=1)
+        return session.stopping
+
+    assert run(worker, make=PipelinedSession) == [True, True]
+
+
+def test_workers_that_part_ways_are_named():
+    def worker(session, collectives):
+        pipelined(session, collectives, steps=2)
+        session.use_order(session.make_order((3 + session.rank) * X))
+        session.end_step(done, done)
+        session.finish_barrier()
+
+    with pytest.raises(DisagreementError, match="worker 1 is at another step or in another order"):
+        run(worker, make=PipelinedSession)
+
+
+def test_batches_drawn_before_a_restore_belong_to_no_step():
+    session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
+    numbers = session.epoch_steps(session.make_order(4 * X))
+    next(numbers)
+    session.restore(session.state())
+    with pytest.raises(RuntimeError, match="iterate the loader again"):
+        next(numbers)
