@@ -1,6 +1,6 @@
 """Virtual time: recorded or invented iteration times as a stand-in for a cluster."""
 
-from lbbsp_core.registry import SCHEMES, synchroniser
+from lbbsp_core.registry import synchroniser
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
@@ -45,7 +45,6 @@ __all__ = [
     "MODELS",
     "OMNILEARN",
     "PRESETS",
-    "SCHEMES",
     "AsyncRun",
     "Change",
     "Communication",

@@ -89,7 +89,7 @@ def test_a_step_belongs_to_a_batch_that_was_drawn():
     ("options", "said"),
     [
         ({"cost": Profile([1, 8, 16], [0.1, 0.2, 0.9])}, "cost must be a straight line"),
-        ({"policy": EpochBalanced()}, "EpochBalanced compares what all workers took"),
+        ({"policy": EpochBalanced()}, "EpochBalanced and this synchroniser cannot be combined"),
         ({"limits": Limits(0, 8)}, "Limits.minimum must be >= 1 while training"),
         ({"limits": [Limits(), Limits()]}, "one for each of the 1 workers, got 2"),
         ({"global_batch_size": 16, "limits": Limits(1, 8)}, "16"),

@@ -226,7 +226,7 @@ def test_it_travels_to_a_server(synchroniser: Synchroniser, policy: Any) -> None
 
 
 def test_a_policy_that_needs_common_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="EpochBalanced compares what all workers took"):
+    with pytest.raises(ValueError, match="EpochBalanced and this synchroniser cannot be combined"):
         coordinator(ASP(), EpochBalanced())
 
 
