@@ -87,7 +87,7 @@ class Component(Generic[T]):
 
     @property
     def is_available(self) -> bool:
-        """Whether the module that it needs is installed."""
+        """True if the module that the component needs is installed."""
         return not self.module or importlib.util.find_spec(self.module) is not None
 
     def accepts(self, name: str) -> bool:

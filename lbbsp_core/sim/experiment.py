@@ -350,7 +350,7 @@ class Run(NamedTuple):
 
     @property
     def has_common_steps(self) -> bool:
-        """Whether all workers are in the same step: under plain BSP."""
+        """True under plain BSP, where all workers are always in the same step."""
         return self.sync == _LOCKSTEP
 
     @property

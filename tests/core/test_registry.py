@@ -46,7 +46,7 @@ SCRIPTS = Path(__file__).parents[1] / "parallel" / "scripts"
 
 @pytest.fixture
 def schemes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of a user with a policy and a synchroniser."""
+    """Imports the module of a user with a policy and a synchroniser."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import custom_schemes
 

@@ -57,7 +57,7 @@ SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
 
 
 def trace_of(*speeds: Sequence[float], samples: int = 6, name: str = "made.csv") -> Trace:
-    """Worker i's row i; its driver is its number and the step."""
+    """Returns a trace with speeds[i] of worker i, whose driver is 100 i + step."""
     return Trace(
         Path(name),
         ("index",),
@@ -134,7 +134,7 @@ def test_the_global_batch_is_the_recordings_unless_given() -> None:
 
 
 def test_recorded_batches_count_for_speeds_only() -> None:
-    """Only speeds are taken from a trace: samples that differ change nothing."""
+    """Speeds alone are taken from a trace: other batches at the same speeds change nothing."""
     trace = trace_of(*SPEEDS)
     odd = replace(trace.series[0], measurements=tuple(
         Measurement(2 * m.samples, 2 * m.busy_seconds, m.drivers)
@@ -388,7 +388,7 @@ def test_the_costs_that_balancers_assume_may_be_given() -> None:
 
 
 def test_simulated_balancers_know_the_curves_of_their_peers() -> None:
-    """A curve of several pieces can be planned for once all have introduced theirs."""
+    """A piecewise cost can be planned for once all workers have exchanged their static info."""
     setting = SimConfig(12, cost=Saturating(8.0, 0.0, 1.0))
     line = run_bsp(cluster_of([4.0] * 5, [2.0] * 5), setting, LoadBalanced(), LastValue())
     assert line.sizes.shape == (5, 2)
