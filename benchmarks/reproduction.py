@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from lbbsp_core.sim import Mlp, Task, digits, read_scenario
-from lbbsp_core.sim.experiment import LearningTarget, Row, arena_of, chosen_runs, run_experiments
+from lbbsp_core.sim.experiment import (
+    LearningTarget,
+    Row,
+    chosen_runs,
+    experiment_of,
+    run_experiments,
+)
 
 SEEDS = 9  # of weather, first weights and order of samples
 
@@ -17,7 +23,7 @@ SEEDS = 9  # of weather, first weights and order of samples
 def rows(table: dict, policies: Sequence[str] | None, **options: object) -> list[Row]:
     scenario = read_scenario({"steps": 1000, **table}, "paper")
     runs = chosen_runs(policies, ["ema0.5"], syncs=options.pop("syncs", ("bsp",)))
-    return [result.row for result in run_experiments([arena_of(scenario)], runs, **options)]
+    return [result.row for result in run_experiments([experiment_of(scenario)], runs, **options)]
 
 
 def gains(title: str, table: dict, policies: Sequence[str]) -> None:

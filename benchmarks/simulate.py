@@ -1,8 +1,8 @@
-"""How long does a simulation of 1,000 iterations take, from ten workers to ten thousand?
+"""Measures how long a simulation of 1,000 iterations takes, from ten workers to ten thousand.
 
-Prints seconds of thread CPU time on one core for each batch-synchronous scheme, drawing the
-cluster and the oracle included in columns of their own, and microseconds an iteration of a worker
-for the schemes that run on events.
+Prints thread CPU seconds on one core for each policy under BSP, with drawing the cluster and the
+oracle in separate columns, and microseconds per iteration of a worker for each synchroniser that
+runs on events.
 
     python benchmarks/simulate.py --workers 10 100 1000 10000
 """
@@ -15,15 +15,15 @@ from collections.abc import Callable
 from functools import partial
 
 from lbbsp_core.sim import load_scenario, run_async, run_oracle, run_vectorised, synchroniser
-from lbbsp_core.sim.experiment import POLICIES, arena_of, chosen_runs
+from lbbsp_core.sim.experiment import build_policy, chosen_runs, experiment_of
 
-EVENTS = 20_000  # iterations of workers, for each scheme that runs on events
+EVENTS = 20_000  # iterations of workers, for each synchroniser that runs on events
 
 
 def seconds(run: Callable[[], object]) -> tuple[object, float]:
-    began = time.thread_time()
+    start = time.thread_time()
     result = run()
-    return result, time.thread_time() - began
+    return result, time.thread_time() - start
 
 
 def main() -> None:
@@ -38,23 +38,25 @@ def main() -> None:
     for workers in options.workers:
         scenario = load_scenario(options.scenario).sized(workers)
         scenario = type(scenario)(**{**vars(scenario), "steps": options.steps})
-        arena, took = seconds(lambda: arena_of(scenario))  # noqa: B023
-        times = [took, seconds(lambda: run_oracle(arena.cluster, arena.together))[1]]  # noqa: B023
+        experiment, took = seconds(lambda: experiment_of(scenario))  # noqa: B023
+        times = [took, seconds(lambda: run_oracle(experiment.cluster, experiment.together))[1]]  # noqa: B023
         for run in runs:
-            policy = POLICIES[run.policy].build(arena.cluster)
-            planned = partial(run_vectorised, arena.cluster, arena.together, policy, run.predictor)
+            policy = build_policy(run.policy, experiment.cluster)
+            planned = partial(
+                run_vectorised, experiment.cluster, experiment.together, policy, run.predictor
+            )
             times.append(seconds(planned)[1])
         cells = zip(names, times, strict=True)
         print(f"{workers:>8,}", *(f"{took:>{max(8, len(name))}.2f}" for name, took in cells))
-    schemes = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15")
-    print(f"\n{'workers':>8}", *(f"{name:>14}" for name in schemes), " microseconds an iteration")
+    syncs = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15")
+    print(f"\n{'workers':>8}", *(f"{name:>14}" for name in syncs), " microseconds an iteration")
     for workers in options.workers:
         scenario = load_scenario(options.scenario).sized(workers)
         steps = max(2, EVENTS // workers)
-        arena = arena_of(type(scenario)(**{**vars(scenario), "steps": steps}))
+        experiment = experiment_of(type(scenario)(**{**vars(scenario), "steps": steps}))
         times = [
-            seconds(lambda: run_async(arena.cluster, arena.alone, synchroniser(name)))[1]  # noqa: B023
-            for name in schemes
+            seconds(lambda: run_async(experiment.cluster, experiment.alone, synchroniser(name)))[1]  # noqa: B023
+            for name in syncs
         ]
         print(f"{workers:>8,}", *(f"{1e6 * took / (steps * workers):>14.1f}" for took in times))
 

@@ -1,57 +1,395 @@
-"""Synchronisers by their names on the command line."""
+"""Policies, predictors and synchronisers by name, for the command line, the simulator and tests.
+
+A component is written as a name with options, by position or by field::
+
+    lbbsp   lbbsp:min_gain=0   ssp:3   ssp:staleness=3   dssp:3:15   elasticbsp:15   narx:hidden=4
+
+``module:Name`` names a class of your own, which Python can import, with options in the same way::
+
+    my_schemes:MyPolicy   my_schemes:MyPolicy:ratio=0.5
+
+Options are the fields of the class, a dataclass; their text is read by the fields' types.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple
+import dataclasses
+import importlib
+import importlib.util
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from lbbsp_core.policy import (
+    EpochBalanced,
+    Even,
+    FixedShares,
+    LeaderStraggler,
+    LoadBalanced,
+    Policy,
+    ProportionalControl,
+)
+from lbbsp_core.predict import Arima, Ema, LastValue, Mixture, Narx, Predictor, Recurrent
 from lbbsp_core.sync import ASP, BSP, DSSP, SSP, ElasticBSP, Synchroniser
 from lbbsp_core.validate import require_known
 
+T = TypeVar("T")
 
-class Scheme(NamedTuple):
-    """A kind of synchroniser.
+_TRUTH: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Component(Generic[T]):
+    """A class and some of its options.
 
     Args:
-        form: How it is written.
-        numbers: How many follow its name.
-        build: Makes it of them.
+        text: How it is written.
+        cls: Class of the component.
+        options: Values of fields of the class, by name.
+        module: Module that it cannot work without; empty if there is none.
+        extra: Extra of this package that installs the module.
     """
 
-    form: str
-    numbers: int
-    build: Callable[..., Synchroniser]
+    text: str
+    cls: type[T]
+    options: Mapping[str, object] = field(default_factory=dict)
+    module: str = ""
+    extra: str = ""
+
+    @property
+    def open_fields(self) -> dict[str, dataclasses.Field[Any]]:
+        """Fields of the class that are not among the options, by name, in their order."""
+        if not dataclasses.is_dataclass(self.cls):
+            return {}
+        own = {one.name: one for one in dataclasses.fields(self.cls) if one.init}
+        return {name: one for name, one in own.items() if name not in self.options}
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the open fields without a default."""
+        unset = dataclasses.MISSING
+        return tuple(
+            name
+            for name, one in self.open_fields.items()
+            if one.default is unset and one.default_factory is unset
+        )
+
+    @property
+    def is_available(self) -> bool:
+        """True if the module that the component needs is installed."""
+        return not self.module or importlib.util.find_spec(self.module) is not None
+
+    def accepts(self, name: str) -> bool:
+        """Returns whether `name` is a field that `build` may fill."""
+        return name in self.open_fields
+
+    def build(self, **context: object) -> T:
+        """Creates the component.
+
+        Args:
+            **context: Values for open fields of these names, such as ``horizon`` of a predictor;
+                values for fields that the class lacks, or that are set already, are ignored.
+
+        Raises:
+            ValueError: A field without a default remains open, a value is out of range, or a
+                module is not installed.
+        """
+        if not self.is_available:
+            raise ValueError(f"{self.text} needs {self.module}: pip install 'lbbsp[{self.extra}]'")
+        filled = {name: value for name, value in context.items() if self.accepts(name)}
+        absent = [name for name in self.missing if name not in filled]
+        if absent:
+            form = ":".join([self.text, *map(str.upper, absent)])
+            raise ValueError(f"{self.text} needs {', '.join(absent)}: write {form}")
+        create: Callable[..., T] = self.cls
+        return create(**{**self.options, **filled})
+
+    def with_options(self, text: str, options: Sequence[str]) -> Component[T]:
+        """Returns the component with more options.
+
+        Args:
+            text: How the result is written.
+            options: Texts ``value``, which fill the open fields in their order, or
+                ``name=value``.
+
+        Raises:
+            ValueError: An unknown option, one given twice, or a value of another type.
+        """
+        if not options:
+            return dataclasses.replace(self, text=text)
+        names = list(self.open_fields)
+        if not names:
+            raise ValueError(f"{self.text} takes no options, got {text!r}: write {self.text}")
+        hints = get_type_hints(self.cls)
+        given: dict[str, object] = {}
+        for position, option in enumerate(options):
+            name, equals, value = option.partition("=")
+            if not equals:
+                name, value = (names[position] if position < len(names) else ""), option
+            if not name:
+                raise ValueError(
+                    f"{self.text} takes at most {len(names)} options ({', '.join(names)}), got "
+                    f"{text!r}: leave out {option!r}"
+                )
+            require_known(f"option of {self.text}", name, names)
+            if name in given:
+                raise ValueError(f"{text!r} gives the option {name} twice: leave one out")
+            given[name] = _read(f"{self.text}: {name}", value, hints[name])
+        return dataclasses.replace(self, text=text, options={**self.options, **given})
 
 
-SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
-    {
-        "bsp": Scheme("bsp", 0, BSP),
-        "ssp": Scheme("ssp:STALENESS", 1, SSP),
-        "asp": Scheme("asp", 0, ASP),
-        "dssp": Scheme("dssp:LOWER:UPPER", 2, DSSP),
-        "elasticbsp": Scheme("elasticbsp:LOOKAHEAD", 1, ElasticBSP),
-    }
+class Registry(Mapping[str, Component[T]]):
+    """Components of one kind by name.
+
+    Args:
+        kind: What they are, for errors.
+        protocol: Protocol that all of them satisfy.
+        components: Components, in the order in which they are listed.
+    """
+
+    def __init__(self, kind: str, protocol: type, components: Sequence[Component[T]]) -> None:
+        self.kind = kind
+        self._members = sorted(
+            name for name in {*vars(protocol), *protocol.__annotations__} if name[0] != "_"
+        )
+        self._components = {component.text: component for component in components}
+
+    def __getitem__(self, name: str) -> Component[T]:
+        return self._components[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __len__(self) -> int:
+        return len(self._components)
+
+    def parse(self, text: str) -> Component[T]:
+        """Reads a name, or ``module:Name``, with options.
+
+        Args:
+            text: See the module's description.
+
+        Raises:
+            ValueError: The name or an option is unknown (names the nearest one), or a value is of
+                another type.
+        """
+        name, *options = text.split(":")
+        if name in self:
+            return self[name].with_options(text, options)
+        if options and all(part.isidentifier() for part in [*name.split("."), options[0]]):
+            return self._import(name, options[0]).with_options(text, options[1:])
+        return self[require_known(self.kind, name, self)]
+
+    def build(self, text: str, **context: object) -> T:
+        """Creates a component by its text, see `parse` and `Component.build`.
+
+        Raises:
+            ValueError: The text cannot be read, or a value is missing or out of range.
+        """
+        return self.parse(text).build(**context)
+
+    def _import(self, module_name: str, name: str) -> Component[T]:
+        cls = getattr(self._import_module(module_name), name, None)
+        if not isinstance(cls, type):
+            raise ValueError(
+                f"module {module_name} has no class {name!r}: name a class that satisfies the "
+                f"contract of a {self.kind}, see lbbsp_core.testing"
+            )
+        lacking = [member for member in self._members if not hasattr(cls, member)]
+        if lacking:
+            raise ValueError(
+                f"{module_name}:{name} is not a {self.kind}, since it lacks {', '.join(lacking)}: "
+                "add them, and check the contract with lbbsp_core.testing"
+            )
+        return Component(f"{module_name}:{name}", cls)
+
+    def _import_module(self, name: str) -> types.ModuleType:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module exists, but one that it imports does not
+            raise ValueError(
+                f"there is no {self.kind} {name!r}, and no module of that name to import: choose "
+                f"from {', '.join(self)}, or start where {name} can be imported"
+            ) from None
+
+
+def _read(what: str, text: str, kind: object) -> object:
+    """Returns the value that `text` stands for, of a field of type `kind`.
+
+    Raises:
+        ValueError: It is not of that type, or the type has no text form.
+    """
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    expected = []
+    for one in kinds:
+        if get_origin(one) is Literal:
+            choices = [choice for choice in get_args(one) if isinstance(choice, str)]
+            if text in choices:
+                return text
+            expected += choices
+        elif one is type(None):
+            if text.lower() == "none":
+                return None
+            expected.append("none")
+        elif one is bool:
+            if text.lower() in _TRUTH:
+                return _TRUTH[text.lower()]
+            expected += _TRUTH
+        elif one in (int, float):
+            try:
+                return _number(text, one is int)
+            except ValueError:
+                expected.append("a whole number" if one is int else "a number")
+        elif one is str:
+            return text
+    if not expected:
+        raise ValueError(
+            f"{what} cannot be written as text: define a class with the value as its default, and "
+            "name it by module:Name"
+        )
+    raise ValueError(f"{what} must be {' or '.join(expected)}, got {text!r}")
+
+
+def _number(text: str, whole: bool) -> float:
+    """Returns a number; an int wherever `text` is one, since some floats must be whole."""
+    try:
+        return int(text)
+    except ValueError:
+        if whole:
+            raise
+        return float(text)
+
+
+POLICIES: Final[Registry[Policy]] = Registry(
+    "policy",
+    Policy,
+    [
+        Component("bsp", Even),
+        Component("fixed", FixedShares),
+        Component("dbs", EpochBalanced),
+        Component("proportional", ProportionalControl),
+        Component("leader-straggler", LeaderStraggler),
+        Component("lbbsp", LoadBalanced),
+        Component("lbbsp-every", LoadBalanced, {"min_gain": 0.0}),
+    ],
 )
+"""All policies. ``fixed`` needs ``shares``, which the simulator takes from a profile.
+
+``lbbsp-every`` adopts every change, as the paper does; ``lbbsp`` only those that gain enough.
+"""
+
+PREDICTORS: Final[Registry[Predictor]] = Registry(
+    "predictor",
+    Predictor,
+    [
+        Component("last", LastValue),
+        Component("ema0.2", Ema, {"alpha": 0.2}),
+        Component("ema0.5", Ema, {"alpha": 0.5}),
+        Component("arima", Arima, module="statsmodels", extra="arima"),
+        Component("rnn", Recurrent, {"kind": "rnn"}),
+        Component("lstm", Recurrent, {"kind": "lstm"}),
+        Component("narx", Narx),
+        Component("narx-without-drivers", Narx, {"use_exogenous": False}),
+        Component("mixture", Mixture),
+    ],
+)
+"""All predictors. Those with a field ``horizon`` are trained for that horizon."""
+
+SYNCHRONISERS: Final[Registry[Synchroniser]] = Registry(
+    "sync",
+    Synchroniser,
+    [
+        Component("bsp", BSP),
+        Component("ssp", SSP),
+        Component("asp", ASP),
+        Component("dssp", DSSP),
+        Component("elasticbsp", ElasticBSP),
+    ],
+)
+"""All synchronisers."""
+
+
+def policy(text: str, **context: object) -> Policy:
+    """Creates a policy by name.
+
+    Args:
+        text: Such as ``lbbsp``, ``lbbsp:min_gain=0`` or ``module:Name``.
+        **context: Values for fields that the text leaves open, such as ``shares`` of ``fixed``.
+
+    Raises:
+        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
+
+    Example:
+        >>> policy("lbbsp:min_gain=0:interval=5")
+        LoadBalanced(min_gain=0, interval=5)
+        >>> policy("fixed", shares=(2.0, 1.0))
+        FixedShares(shares=(2.0, 1.0))
+        >>> policy("lbsp")
+        Traceback (most recent call last):
+            ...
+        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? There are bsp, fixed, dbs, \
+proportional, leader-straggler, lbbsp, lbbsp-every
+    """
+    return POLICIES.build(text, **context)
+
+
+def predictor(text: str, horizon: int = 1) -> Predictor:
+    """Creates a predictor by name.
+
+    Args:
+        text: Such as ``ema0.5``, ``narx:hidden=4`` or ``module:Name``.
+        horizon: Iterations ahead, >= 1, for which it is trained if it has a field ``horizon``.
+
+    Raises:
+        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
+
+    Example:
+        >>> predictor("ema0.5")
+        Ema(alpha=0.5)
+        >>> predictor("narx", horizon=3).horizon
+        3
+    """
+    return PREDICTORS.build(text, horizon=horizon)
+
+
+def predictors(horizon: int = 1) -> dict[str, Predictor]:
+    """Creates all predictors of the registry whose modules are installed, by name.
+
+    Args:
+        horizon: As for `predictor`.
+
+    Example:
+        >>> list(predictors())[:3]
+        ['last', 'ema0.2', 'ema0.5']
+    """
+    return {name: predictor(name, horizon) for name in PREDICTORS if PREDICTORS[name].is_available}
 
 
 def synchroniser(text: str) -> Synchroniser:
-    """Reads ``bsp``, ``ssp:3``, ``ssp:inf``, ``asp``, ``dssp:3:15`` or ``elasticbsp:15``.
+    """Creates a synchroniser by name.
+
+    Args:
+        text: Such as ``bsp``, ``ssp:3``, ``ssp:inf``, ``asp``, ``dssp:3:15``, ``elasticbsp:15``
+            or ``module:Name``.
 
     Raises:
-        ValueError: An unknown scheme (names the nearest), or numbers that it does not take.
+        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
 
     Example:
         >>> synchroniser("dssp:3:15")
         DSSP(lower=3, upper=15)
     """
-    name, *numbers = text.split(":")
-    scheme = SCHEMES[require_known("sync", name, SCHEMES)]
-    try:
-        values = [math.inf if number == "inf" else int(number) for number in numbers]
-    except ValueError:
-        values = []
-    if len(values) != scheme.numbers or len(numbers) != scheme.numbers:
-        raise ValueError(f"sync must be written {scheme.form} with whole numbers, got {text!r}")
-    return scheme.build(*values)
+    return SYNCHRONISERS.build(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -15,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lbbsp_core.cli.progress import countdown
+from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
@@ -31,16 +34,15 @@ from lbbsp_core.sim import (
     read_trace,
     replay_trace,
 )
-from lbbsp_core.sim.backtest import DEFAULT, contenders
+from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sim.experiment import (
-    POLICIES,
     STEPS_PER_EPOCH,
     Experiment,
     LearningTarget,
     Result,
     Row,
-    arena_of,
     chosen_runs,
+    experiment_of,
     figures,
     run_experiments,
 )
@@ -48,92 +50,115 @@ from lbbsp_core.validate import require_known
 
 _ALL = "all"
 _QUICK = "ema0.5"
-"""Default for invented clusters, which may be large: it runs in arrays."""
+"""Default for synthetic clusters, which may be large: it runs vectorised."""
 
 
 def simulate(
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="More trace files.")
+        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Further trace files.")
     ] = None,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TRACE...", help="CSV trace files of two workers or more."),
+        typer.Option(metavar="TRACE...", help="CSV trace files of two or more workers."),
     ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|FILE.toml", help=f"An invented cluster: {', '.join(PRESETS)}, or a file."
+            metavar="NAME|FILE.toml", help=f"A synthetic cluster: {', '.join(PRESETS)}, or a file."
         ),
     ] = None,
     from_run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="RUN_DIR", help="What schemes would have made of a plain BSP run."),
+        typer.Option(
+            metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
+        ),
     ] = None,
     policies: Annotated[
-        str, typer.Option(metavar="A,B", help=f"all, or of {', '.join(POLICIES)}.")
+        str,
+        typer.Option(
+            metavar="A,B",
+            help=f"all, or some of {', '.join(POLICIES)}; with options: lbbsp:min_gain=0; your "
+            "own: module:Name.",
+        ),
     ] = _ALL,
     predictors: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
-            help="all, or names that lbbsp evaluate shows. Default: "
-            f"{DEFAULT}; {_QUICK} for scenarios.",
+            help=f"all, or some of {', '.join(PREDICTORS)}; your own: module:Name. "
+            f"Default: {DEFAULT}; {_QUICK} for scenarios.",
         ),
     ] = None,
     sync: Annotated[
         str,
-        typer.Option(metavar="A,B", help="bsp, ssp:3, asp, dssp:3:15, elasticbsp:15."),
+        typer.Option(
+            metavar="A,B",
+            help="Some of bsp, ssp:3, asp, dssp:3:15, elasticbsp:15; your own: module:Name.",
+        ),
     ] = "bsp",
     workers: Annotated[
         str | None,
-        typer.Option(metavar="N,M", help="Numbers of workers; of a trace, the first ones."),
+        typer.Option(
+            metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Of a scenario, in global batches.")
+        int | None, typer.Option(min=1, help="Length of a scenario, in global batches.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of a scenario.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of a scenario.")] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="X", help="Default: as recorded, or 64 a worker.")
+        int | None, typer.Option(min=1, metavar="X", help="Default: as recorded, or 64 per worker.")
     ] = None,
     lag: Annotated[
-        int, typer.Option(min=1, help="A plan decided after step k serves step k + LAG.")
+        int, typer.Option(min=1, help="A plan decided after step k applies to step k + LAG.")
     ] = 1,
     steps_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="For dbs, which plans once an epoch.")
+        int | None, typer.Option(min=1, help="Epoch length of dbs, which plans once per epoch.")
     ] = None,
     communication: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="SECONDS", help="Of each step, after the slowest."),
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Communication time of each step, after the slowest worker.",
+        ),
     ] = None,
     target_accuracy: Annotated[
         float | None,
-        typer.Option(metavar="A", help="Learn the digits along, and say when they are learned."),
+        typer.Option(
+            metavar="A", help="Also learn to read digits, and show the time to this accuracy."
+        ),
     ] = None,
-    model: Annotated[str, typer.Option(help="softmax or mlp, to learn with.")] = "softmax",
-    learning_rate: Annotated[float, typer.Option(help="Of an update from X samples.")] = 0.5,
+    model: Annotated[str, typer.Option(help="Model to learn with: softmax or mlp.")] = "softmax",
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of an update from X samples.")
+    ] = 0.5,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies here.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this file.")
     ] = None,
     plots: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Draw timelines, times of updates, accuracy and scaling here."
+            metavar="DIR", help="Draw timelines, update times, accuracy and scaling to this folder."
         ),
     ] = None,
 ) -> None:
-    """Compare policies, predictors and ways to synchronise, in virtual time.
+    """Compares policies, predictors and synchronisers in virtual time.
 
-    On recorded workers (traces, or the record of a run) or invented ones (scenarios). Efficiency
-    is the time of an oracle that knows each step's speeds over the scheme's time. All steps
-    count, the first ones too, in which nothing is known yet. The shares of "fixed" are the mean
-    speeds of the first fifth; "lbbsp-every" adopts every change, "lbbsp" what is worth it. Under
-    another sync than bsp, a run ends when as many samples have entered the model.
+    Workers are recorded (traces, or the record of a run) or synthetic (scenarios). Efficiency is
+    the time of an oracle that knows each step's speeds, divided by the time of the run. All steps
+    count, including the first ones, in which no speed is known yet. The shares of "fixed" are the
+    mean speeds in the first fifth of the steps; "lbbsp-every" adopts every change, "lbbsp" only
+    those that gain enough. Under another sync than bsp, a run ends when equally many samples have
+    entered the model. Classes of your own (module:Name) are also looked up in the current
+    directory.
     """
     out, err = Console(), Console(stderr=True)
     try:
+        _search_current_directory()
         sizes = [None] if workers is None else _counts(workers)
         options = _Options(sizes, global_batch_size, lag, steps_per_epoch, communication)
         entrants = [
@@ -147,12 +172,13 @@ def simulate(
         ]
         if not entrants:
             raise ValueError(
-                "simulate needs something to run on: name a trace file, --scenario "
+                "simulate needs a cluster: name a trace file, --scenario "
                 f"{'|'.join(PRESETS)}|FILE.toml, or --from-run RUN_DIR"
             )
         names = None if policies == _ALL else _split(policies)
         default = _QUICK if scenario else DEFAULT
-        used = list(contenders(lag)) if predictors == _ALL else _split(predictors or default)
+        available = [name for name in PREDICTORS if PREDICTORS[name].is_available]
+        used = available if predictors == _ALL else _split(predictors or default)
         runs = chosen_runs(names, used, lag, _split(sync))
         goal = _goal(target_accuracy, model, learning_rate)
         with countdown(err) as bar:
@@ -161,12 +187,12 @@ def simulate(
             def advance(file: str, title: str, steps: int) -> None:
                 bar.update(task, advance=steps, description=escape(f"{file} {title}"))
 
-            arenas = (one.arena() for one in entrants)
+            experiments = (one.experiment() for one in entrants)
             results = [
                 result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
-                for result in run_experiments(arenas, runs, goal=goal, progress=advance)
+                for result in run_experiments(experiments, runs, goal=goal, progress=advance)
             ]
-    except (ValueError, ModuleNotFoundError) as error:  # a TraceError is a ValueError
+    except (ValueError, ModuleNotFoundError) as error:  # includes TraceError
         err.print(f"lbbsp simulate: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     rows = [result.row for result in results]
@@ -184,7 +210,7 @@ def simulate(
 
 
 class _Options(NamedTuple):
-    """What applies to all arenas; None: what each has of its own."""
+    """Options that apply to all experiments; None: each keeps its own value."""
 
     sizes: list[int] | list[None]
     global_batch_size: int | None
@@ -194,10 +220,17 @@ class _Options(NamedTuple):
 
 
 class _Entrant(NamedTuple):
-    """An arena to be made, and its steps."""
+    """An experiment to create, and its number of steps."""
 
     steps: int
-    arena: Callable[[], Experiment]
+    experiment: Callable[[], Experiment]
+
+
+def _search_current_directory() -> None:
+    """Adds the current directory to the search path of modules, behind all others."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def _split(names: str) -> list[str]:
@@ -211,8 +244,8 @@ def _counts(text: str) -> list[int]:
         counts = []
     if not counts or min(counts) < 2:
         raise ValueError(
-            f"--workers must be whole numbers >= 2 with commas between, got {text!r}: a single "
-            "worker has nobody to wait for"
+            f"--workers must be whole numbers >= 2 separated by commas, got {text!r}: a "
+            "single worker never waits"
         )
     return counts
 
@@ -233,7 +266,9 @@ def _note(trace: Trace, cluster: ReplayedCluster, err: Console) -> None:
 
 def _run(path: Path, options: _Options, err: Console) -> _Entrant:
     if options.sizes != [None]:
-        raise ValueError("--workers does not go with --from-run: a record has the workers it has")
+        raise ValueError(
+            "--workers cannot be combined with --from-run: a record has a fixed number of workers"
+        )
     run = cluster_from_run(path)
     for note in run.cluster.notes:
         err.print(f"{path}: {note}", style="yellow", markup=False, soft_wrap=True)
@@ -271,7 +306,7 @@ def _scenario(
         else FixedTime(options.communication),
     }
     scenario = replace(scenario, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-    return _Entrant(scenario.steps, lambda: arena_of(scenario, options.lag))
+    return _Entrant(scenario.steps, lambda: experiment_of(scenario, options.lag))
 
 
 def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:
@@ -282,25 +317,25 @@ def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningT
 
 
 def _table(rows: list[Row], target: float | None) -> Table:
-    several = {row.sync for row in rows} != {"bsp"}
+    show_sync = {row.sync for row in rows} != {"bsp"}
     table = Table(
-        title=escape(f"{rows[0].name}: {rows[0].workers} workers" + ", BSP" * (not several))
+        title=escape(f"{rows[0].name}: {rows[0].workers} workers" + ", BSP" * (not show_sync))
     )
-    for column in ("sync",) * several + ("policy", "predictor"):
+    for column in ("sync",) * show_sync + ("policy", "predictor"):
         table.add_column(column, no_wrap=True)
     numbers = ["total", "waiting", "efficiency"]
     for column in numbers if target is None else [*numbers, f"{target:.4g} accurate"]:
         table.add_column(column, justify="right")
-    most = max(row.efficiency for row in rows)
+    best = max(row.efficiency for row in rows)
     for row in rows:
         efficiency = f"{row.efficiency:.4f}"
         cells = [row.policy, row.predictor or "", f"{row.total_seconds:.2f} s"]
         cells += [f"{row.waiting_share:.1%}"]
-        cells += [f"[bold]{efficiency}[/]" if row.efficiency == most else efficiency]
+        cells += [f"[bold]{efficiency}[/]" if row.efficiency == best else efficiency]
         if target is not None:
             at = row.time_to_accuracy_seconds
             cells += ["never" if at is None else f"{at:.2f} s"]
-        table.add_row(*([row.sync] if several else []), *cells)
+        table.add_row(*([row.sync] if show_sync else []), *cells)
     return table
 
 

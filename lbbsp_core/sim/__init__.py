@@ -1,6 +1,6 @@
 """Simulation in virtual time, on recorded or synthetic iteration times instead of a cluster."""
 
-from lbbsp_core.registry import SCHEMES, synchroniser
+from lbbsp_core.registry import synchroniser
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
@@ -44,7 +44,6 @@ __all__ = [
     "MODELS",
     "OMNILEARN",
     "PRESETS",
-    "SCHEMES",
     "AsyncRun",
     "Change",
     "Communication",

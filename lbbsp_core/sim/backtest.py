@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.predict import Arima, Ema, LastValue, Mixture, Narx, Predictor, Recurrent
+from lbbsp_core import registry
+from lbbsp_core.predict import Predictor
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
 
 Floats = npt.NDArray[np.float64]
@@ -96,20 +96,7 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
     Args:
         horizon: Number of iterations ahead to forecast, >= 1.
     """
-    predictors: dict[str, Predictor] = {
-        "last": LastValue(),
-        "ema0.2": Ema(0.2),
-        "ema0.5": Ema(0.5),
-        "arima": Arima(),
-        "rnn": Recurrent("rnn", horizon=horizon),
-        "lstm": Recurrent("lstm", horizon=horizon),
-        "narx": Narx(horizon=horizon),
-        "narx-without-drivers": Narx(horizon=horizon, use_exogenous=False),
-        DEFAULT: Mixture(horizon=horizon),
-    }
-    if importlib.util.find_spec("statsmodels") is None:
-        del predictors["arima"]
-    return predictors
+    return registry.predictors(horizon)
 
 
 def evaluate(
@@ -139,7 +126,7 @@ def evaluate(
 
     Example:
         >>> from pathlib import Path
-        >>> from lbbsp_core import Measurement
+        >>> from lbbsp_core import LastValue, Measurement
         >>> series = Series(0, np.arange(20), (Measurement(10, 0.5),) * 20)
         >>> trace = Trace(Path("steady.csv"), (), (series,))
         >>> result = evaluate([trace], predictors={"last": LastValue()})

@@ -1,25 +1,17 @@
-"""Simulate: policies, predictors and synchronisers on clusters in virtual time."""
+"""Experiments: policies, predictors and synchronisers on simulated clusters in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from lbbsp_core.policy import (
-    EpochBalanced,
-    Even,
-    FixedShares,
-    LeaderStraggler,
-    LoadBalanced,
-    Policy,
-    ProportionalControl,
-)
+from lbbsp_core.policy import FixedShares, Policy, needs_common_steps, require_asynchronous
 from lbbsp_core.predict import Predictor
-from lbbsp_core.registry import SCHEMES
+from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Component, Registry
 from lbbsp_core.sim import (
     AsyncRun,
     Communication,
@@ -42,37 +34,33 @@ from lbbsp_core.sim import (
     run_bsp,
     run_oracle,
     run_vectorised,
-    synchroniser,
 )
-from lbbsp_core.sim.backtest import DEFAULT, contenders
-from lbbsp_core.validate import require_known
+from lbbsp_core.sim.backtest import DEFAULT
+
+T = TypeVar("T")
+Floats = npt.NDArray[np.float64]
 
 Progress = Callable[[str, str, int], None]
-"""Told of a file, what runs on it and a number of steps just done."""
+"""Called with a trace or scenario, the title of the run, and the number of new steps."""
+
+_LOCKSTEP: Final = "bsp"
+"""The synchroniser under which all workers are in the same step."""
 
 STEPS_PER_EPOCH: Final = 50
+"""Steps of an epoch of a trace, unless given."""
+
 PROFILED: Final = 5
-"""The shares of ``fixed`` are the mean speeds of the first 1 / PROFILED of a trace."""
-
-
-class PolicySpec(NamedTuple):
-    """A policy by its name on the command line.
-
-    Args:
-        build: Makes it for a cluster whose workers get so many samples each on average.
-        predicts: Whether it uses predictions, that is, differs from predictor to predictor.
-        relaxed: Whether it can do without steps that all workers have in common.
-    """
-
-    build: Callable[..., Policy]
-    predicts: bool = False
-    relaxed: bool = False
+"""The shares of ``fixed`` are the mean speeds in the first 1 / PROFILED of the steps."""
 
 
 def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> FixedShares:
-    """Static shares as a profile made beforehand gives them: by speed in the first fifth.
+    """Returns static shares as a profile made beforehand gives them: speeds in the first fifth.
 
-    Speed is samples over seconds at a batch that stays the same, the harmonic mean.
+    Speed is samples over seconds at a constant batch, the harmonic mean.
+
+    Args:
+        cluster: Cluster to profile.
+        samples: Batch of each worker.
     """
     even = np.full(cluster.workers, max(1, samples))
     first = range(max(1, cluster.steps // PROFILED))
@@ -80,33 +68,34 @@ def profiled_shares(cluster: SimulatedCluster, samples: int = 64) -> FixedShares
     return FixedShares(tuple((len(first) * even / spent).tolist()))
 
 
-POLICIES: Final[Mapping[str, PolicySpec]] = MappingProxyType(
-    {
-        "bsp": PolicySpec(lambda *_: Even(), relaxed=True),
-        "fixed": PolicySpec(profiled_shares, relaxed=True),
-        "dbs": PolicySpec(lambda *_: EpochBalanced()),
-        "proportional": PolicySpec(lambda *_: ProportionalControl()),
-        "leader-straggler": PolicySpec(lambda *_: LeaderStraggler()),
-        "lbbsp": PolicySpec(lambda *_: LoadBalanced(), predicts=True, relaxed=True),
-        "lbbsp-every": PolicySpec(
-            lambda *_: LoadBalanced(min_gain=0.0), predicts=True, relaxed=True
-        ),
-    }
-)
-"""``lbbsp-every`` adopts every change, as the paper does; ``lbbsp`` only what is worth it."""
+def build_policy(text: str, cluster: SimulatedCluster, samples: int = 64) -> Policy:
+    """Creates a policy by name; one with a field ``shares`` gets those of a profile.
+
+    Args:
+        text: As `lbbsp_core.registry.policy` reads it.
+        cluster: Cluster on which it runs.
+        samples: Mean batch of a worker, for the profile.
+
+    Raises:
+        ValueError: The text cannot be read, or a value is out of range.
+    """
+    component = POLICIES.parse(text)
+    if not component.accepts("shares"):
+        return component.build()
+    return component.build(shares=profiled_shares(cluster, samples).shares)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A cluster on which schemes are compared.
+    """A cluster on which policies, predictors and synchronisers are compared.
 
     Args:
-        name: Of its trace, run or scenario.
-        kind: Which of the three: ``trace`` (a recorded run counts as one) or ``scenario``.
-        cluster: How long workers take.
-        setting: What all runs on it have in common, but for communication.
-        communication: What an exchange of gradients costs.
-        preemption: Who leaves and comes back.
+        name: Name of its trace, recorded run or scenario.
+        kind: ``trace`` (also for a recorded run) or ``scenario``.
+        cluster: Times that the workers take.
+        setting: Configuration of all runs on it, without communication.
+        communication: Cost of an exchange of gradients.
+        preemption: Workers that leave and come back; None if all stay.
     """
 
     name: str
@@ -118,32 +107,33 @@ class Experiment:
 
     @property
     def together(self) -> SimConfig:
-        """The setting where all workers communicate at once."""
+        """Configuration of runs in which all workers communicate at once."""
         seconds = self.communication.seconds(self.cluster.workers)
         return replace(self.setting, communication_seconds=seconds)
 
     @property
     def alone(self) -> SimConfig:
-        """The setting where they push and pull one by one."""
+        """Configuration of runs in which workers push and pull one by one."""
         return replace(self.setting, communication_seconds=self.communication.seconds_alone())
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run.
+    """Figures of one run.
 
     Args:
-        trace: File; None for a scenario.
-        sync: How workers are synchronised.
-        policy: Name in `POLICIES`.
-        predictor: Name in `lbbsp_core.sim.backtest.contenders`; None where none is used.
-        workers: N.
-        total_seconds: In virtual time, until all samples of all steps had entered the model.
+        trace: Trace file; None for a scenario.
+        sync: Synchroniser by name, see `lbbsp_core.registry`.
+        policy: Policy by name.
+        predictor: Predictor by name; None where the policy uses none.
+        workers: Number of workers, N.
+        total_seconds: Virtual time until all samples of all steps had entered the model.
         waiting_share: Sum of waits / (N * total seconds).
-        efficiency: Time of the oracle, which knows each step's speeds and is in step, /
-            total_seconds. Workers that are not in step may beat it.
-        time_to_accuracy_seconds: None where nothing was learned, or the target never reached.
-        scenario: Its name; None for a trace.
+        efficiency: Time of the oracle, which knows each step's speeds and waits in every step, /
+            total_seconds. Workers without common steps may be faster than the oracle.
+        time_to_accuracy_seconds: Virtual time to the target accuracy; None where nothing was
+            learned, or the target was never reached.
+        scenario: Name of the scenario; None for a trace.
     """
 
     trace: str | None
@@ -159,21 +149,21 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of the trace or scenario."""
+        """Name of the trace or scenario."""
         return self.trace or self.scenario or ""
 
     @property
     def title(self) -> str:
-        """Of the scheme, for people."""
+        """Synchroniser (unless bsp), policy and predictor, to show."""
         return _title(self.sync, self.policy, self.predictor)
 
 
 class Result(NamedTuple):
-    """A run as a row, and in full.
+    """Result of one run.
 
     Args:
-        row: Its figures.
-        run: Who computed and waited when.
+        row: Figures of the run.
+        run: Times at which each worker computed and waited.
         curve: Accuracy by time; None where nothing was learned.
     """
 
@@ -183,11 +173,11 @@ class Result(NamedTuple):
 
 
 class LearningTarget(NamedTuple):
-    """What is learned, and how well.
+    """A task to learn during the runs, and the accuracy to reach.
 
     Args:
-        task: Data, model, learning rate.
-        accuracy: On the test set, in (0, 1].
+        task: Data, model and learning rate.
+        accuracy: Target accuracy on the test set, in (0, 1].
     """
 
     task: Task
@@ -199,7 +189,7 @@ def simulate(
     *,
     policies: Sequence[str] | None = None,
     predictors: Sequence[str] = (DEFAULT,),
-    syncs: Sequence[str] = ("bsp",),
+    syncs: Sequence[str] = (_LOCKSTEP,),
     global_batch_size: int | None = None,
     lag: int = 1,
     steps_per_epoch: int = STEPS_PER_EPOCH,
@@ -208,27 +198,32 @@ def simulate(
 ) -> list[Row]:
     """Replays traces under every policy, and every predictor where the policy uses one.
 
-    All steps count, the first ones too, in which nothing is known yet.
+    All steps count, including the first ones, in which no speed is known yet.
 
     Args:
         traces: From `lbbsp_core.sim.read_trace`, of two workers or more each.
-        policies: Names in `POLICIES`; None: all that each sync allows.
-        predictors: Names in `lbbsp_core.sim.backtest.contenders`, each trained for `lag`.
-        syncs: As `lbbsp_core.sim.synchroniser` reads them.
+        policies: Policies by name, see `lbbsp_core.registry`; None: all that each synchroniser
+            allows.
+        predictors: Predictors by name, each trained for `lag`.
+        syncs: Synchronisers by name.
         global_batch_size: X; by default that of each recording.
-        lag: A plan decided after step k serves step ``k + lag``.
-        steps_per_epoch: For ``dbs``.
-        communication_seconds: Of each step.
-        progress: Called after each step, once for each run of it.
+        lag: Steps from a plan's decision to its use: decided after step k, it applies to step
+            ``k + lag``.
+        steps_per_epoch: Steps between two plans of ``dbs``.
+        communication_seconds: Communication time of each step, in seconds.
+        progress: Called after each step of each run.
+
+    Returns:
+        One row for each run.
 
     Raises:
         ValueError: An unknown name, no trace, or options that no plan can satisfy.
-        TraceError: A trace of one worker, or with hardly a common step.
+        TraceError: A trace of one worker, or with hardly any common step.
     """
     if not traces:
         raise ValueError("simulate needs at least one trace, got none: name a trace file")
     chosen = chosen_runs(policies, predictors, lag, syncs)
-    arenas = [
+    experiments = [
         Experiment(
             name,
             "trace",
@@ -242,13 +237,17 @@ def simulate(
         )
         for name, trace in zip(names_of(traces), traces, strict=True)
     ]
-    return [result.row for result in run_experiments(arenas, chosen, progress=progress)]
+    return [result.row for result in run_experiments(experiments, chosen, progress=progress)]
 
 
-def arena_of(scenario: Scenario, lag: int = 1) -> Experiment:
-    """The cluster of a scenario.
+def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
+    """Creates the experiment of a scenario.
 
-    GPUs of known profiles are told to their balancers, as in training.
+    Balancers are given the known profiles of GPUs, as in training.
+
+    Args:
+        scenario: Scenario with cluster, communication and preemption.
+        lag: Steps from a plan's decision to its use.
     """
     return Experiment(
         scenario.name,
@@ -267,59 +266,66 @@ def arena_of(scenario: Scenario, lag: int = 1) -> Experiment:
 
 
 def run_experiments(
-    arenas: Iterable[Experiment],
+    experiments: Iterable[Experiment],
     runs: Sequence[Run],
     *,
     goal: LearningTarget | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Result]:
-    """Runs every scheme on every cluster.
+    """Runs every combination on every cluster.
 
     Args:
-        arenas: Read one by one.
+        experiments: Clusters, read one by one.
         runs: From `chosen_runs`.
-        goal: Learn along; None: do not.
+        goal: What to learn during the runs; None: nothing.
         progress: As in `simulate`.
 
+    Yields:
+        One result for each run on each cluster, in the order of clusters.
+
     Raises:
-        ValueError: A combination that cannot be, or a run that can never finish.
+        ValueError: An impossible combination, or a run that can never finish.
     """
     if goal is not None and not 0 < goal.accuracy <= 1:
         raise ValueError(
-            f"target_accuracy must be in (0, 1], got {goal.accuracy!r}: no model ever reaches it"
+            f"target_accuracy must be in (0, 1], got {goal.accuracy!r}: give the fraction of test "
+            "samples to classify correctly"
         )
-    for arena in arenas:
-        best = run_oracle(arena.cluster, arena.together).total_seconds
-        learned: list[Any] = []
+    for experiment in experiments:
+        oracle_seconds = run_oracle(experiment.cluster, experiment.together).total_seconds
+        cache: list[Floats] = []
         for run in runs:
-            done = _played(arena, run, _told(progress, arena.name, run.title))
-            curve = None if goal is None else _learned(goal.task, done, arena, learned)
+            done = _play(experiment, run, _advance(progress, experiment.name, run.title))
+            curve = None if goal is None else _learn(goal.task, done, experiment, cache)
             reached = curve.time_to(goal.accuracy) if curve and goal else None
-            yield Result(_row(arena, run, done, best, reached), done, curve)
+            yield Result(_row(experiment, run, done, oracle_seconds, reached), done, curve)
 
 
-def _played(arena: Experiment, run: Run, told: Callable[[int], None] | None) -> Timeline | AsyncRun:
-    x = arena.setting.global_batch_size
-    policy = POLICIES[run.policy].build(arena.cluster, x // arena.cluster.workers)
-    in_step = run.sync == "bsp"
-    if in_step and arena.preemption is None:
-        setting = arena.together
+def _play(
+    experiment: Experiment, run: Run, advance: Callable[[int], None] | None
+) -> Timeline | AsyncRun:
+    cluster, x = experiment.cluster, experiment.setting.global_batch_size
+    policy = build_policy(run.policy, cluster, x // cluster.workers)
+    if run.has_common_steps and experiment.preemption is None:
+        setting = experiment.together
         play = run_vectorised if fits_vectorised(setting, policy, run.predictor) else run_bsp
-        return play(arena.cluster, setting, policy, run.predictor, told)
+        return play(cluster, setting, policy, run.predictor, advance)
     return run_async(
-        arena.cluster,
-        arena.together if in_step else arena.alone,
-        synchroniser(run.sync),
+        cluster,
+        experiment.together if run.has_common_steps else experiment.alone,
+        SYNCHRONISERS.build(run.sync),
         policy,
         run.predictor,
-        preemption=arena.preemption,
-        progress=told,
+        preemption=experiment.preemption,
+        progress=advance,
     )
 
 
-def _learned(task: Task, run: Timeline | AsyncRun, arena: Experiment, cache: list[Any]) -> Curve:
-    """All runs in step make the same updates: those are learned from once for each arena."""
-    x = arena.setting.global_batch_size
+def _learn(
+    task: Task, run: Timeline | AsyncRun, experiment: Experiment, cache: list[Floats]
+) -> Curve:
+    """Learns from a run; all runs with common steps make the same updates and share one result."""
+    x = experiment.setting.global_batch_size
     if isinstance(run, AsyncRun):
         return learn(task, run, x)
     if not cache:
@@ -328,40 +334,56 @@ def _learned(task: Task, run: Timeline | AsyncRun, arena: Experiment, cache: lis
 
 
 class Run(NamedTuple):
-    """A policy with its predictor (None where it uses none) under a synchroniser."""
+    """A policy with its predictor under a synchroniser.
+
+    Args:
+        policy: Policy by name.
+        predictor_name: Predictor by name; None where the policy uses none.
+        predictor: The predictor itself.
+        sync: Synchroniser by name.
+    """
 
     policy: str
     predictor_name: str | None = None
     predictor: Predictor | None = None
-    sync: str = "bsp"
+    sync: str = _LOCKSTEP
+
+    @property
+    def has_common_steps(self) -> bool:
+        """True under plain BSP, where all workers are always in the same step."""
+        return self.sync == _LOCKSTEP
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Synchroniser (unless bsp), policy and predictor, to show."""
         return _title(self.sync, self.policy, self.predictor_name)
 
 
 def _title(sync: str, policy: str, predictor: str | None) -> str:
-    return " ".join(filter(None, (None if sync == "bsp" else sync, policy, predictor)))
+    return " ".join(filter(None, (None if sync == _LOCKSTEP else sync, policy, predictor)))
 
 
 def chosen_runs(
     policies: Sequence[str] | None,
     predictors: Sequence[str],
     lag: int = 1,
-    syncs: Sequence[str] = ("bsp",),
+    syncs: Sequence[str] = (_LOCKSTEP,),
 ) -> list[Run]:
-    """Every policy under every sync, once, or once for each predictor.
+    """Combines every synchroniser with every policy, and every predictor where one is used.
 
     Args:
-        policies: Names in `POLICIES`; None: all that a sync allows.
-        predictors: Names in `lbbsp_core.sim.backtest.contenders`.
-        lag: That they are trained for.
-        syncs: As `lbbsp_core.sim.synchroniser` reads them.
+        policies: Policies by name, see `lbbsp_core.registry`; None: all that a synchroniser
+            allows.
+        predictors: Predictors by name.
+        lag: Horizon for which predictors are trained, in steps.
+        syncs: Synchronisers by name.
+
+    Returns:
+        The combinations, each once, ordered by synchroniser.
 
     Raises:
-        ValueError: An unknown name (says which known one is nearest), or a policy that needs
-            common steps under a sync without.
+        ValueError: An unknown name (names the nearest one), or a named policy that needs common
+            steps under a synchroniser without them.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]
@@ -369,36 +391,46 @@ def chosen_runs(
         >>> [run.title for run in chosen_runs(["lbbsp"], ["last"], syncs=["bsp", "ssp:3"])]
         ['lbbsp last', 'ssp:3 lbbsp last']
     """
-    known = contenders(max(lag, 1))
-    if "arima" in predictors and "arima" not in known:
-        raise ValueError("the predictor arima needs statsmodels: pip install 'lbbsp[arima]'")
     named = list(POLICIES) if policies is None else policies
-    for what, names, choice in (
-        ("policy", named, POLICIES),
-        ("predictor", predictors, known),
-        ("sync", syncs, SCHEMES),
-    ):
-        if not names:
-            raise ValueError(f"no {what} is named: choose from {', '.join(choice)}")
-    for policy in named:
-        require_known("policy", policy, POLICIES)
-    for predictor in predictors:
-        require_known("predictor", predictor, known)
+    _require_names(POLICIES, named)
+    _require_names(PREDICTORS, predictors)
+    _require_names(SYNCHRONISERS, syncs)
+    chosen = {text: _parse_policy(text) for text in named}
+    built = {text: PREDICTORS.build(text, horizon=max(lag, 1)) for text in predictors}
     runs = []
     for sync in dict.fromkeys(syncs):
-        synchroniser(sync)
-        for policy in dict.fromkeys(named):
-            if not _allowed(sync, policy, policies is not None):
-                continue
-            if POLICIES[policy].predicts:
-                runs += [Run(policy, name, known[name], sync) for name in dict.fromkeys(predictors)]
+        SYNCHRONISERS.build(sync)
+        for text, policy in chosen.items():
+            if sync != _LOCKSTEP and needs_common_steps(policy.cls):
+                if policies is None:
+                    continue
+                require_asynchronous(policy.cls, text, f"sync {sync}")
+            if policy.cls.uses_costs:
+                runs += [Run(text, name, predictor, sync) for name, predictor in built.items()]
             else:
-                runs.append(Run(policy, sync=sync))
+                runs.append(Run(text, sync=sync))
     return runs
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """What ``lbbsp simulate --json`` writes: a row has a ``trace`` or a ``scenario``."""
+def _require_names(registry: Registry[T], names: Sequence[str]) -> None:
+    if not names:
+        raise ValueError(f"no {registry.kind} is named: choose from {', '.join(registry)}")
+
+
+def _parse_policy(text: str) -> Component[Policy]:
+    """Reads a policy and checks its options, but for those that depend on the cluster.
+
+    Raises:
+        ValueError: The text cannot be read, or a value is out of range.
+    """
+    component = POLICIES.parse(text)
+    if not component.accepts("shares"):
+        component.build()
+    return component
+
+
+def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:
+    """Returns what ``lbbsp simulate --json`` writes; a row has a ``trace`` or a ``scenario``."""
     kinds = ("trace", "scenario")
     return {
         "rows": [
@@ -408,37 +440,28 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _allowed(sync: str, policy: str, named: bool) -> bool:
-    """Whether the two go together; if not, and the user has named them, an error says why."""
-    if sync == "bsp" or POLICIES[policy].relaxed:
-        return True
-    if named:
-        raise ValueError(
-            f"sync {sync} and policy {policy} do not go together: {policy} compares what all "
-            "workers took in the same steps, and without a barrier there are none; use "
-            f"{', '.join(name for name, one in POLICIES.items() if one.relaxed)}, or sync bsp"
-        )
-    return False
-
-
-def _told(progress: Progress | None, file: str, title: str) -> Callable[[int], None] | None:
+def _advance(progress: Progress | None, name: str, title: str) -> Callable[[int], None] | None:
     if progress is None:
         return None
-    return lambda steps: progress(file, title, steps)
+    return lambda steps: progress(name, title, steps)
 
 
 def _row(
-    arena: Experiment, run: Run, done: Timeline | AsyncRun, best: float, reached: float | None
+    experiment: Experiment,
+    run: Run,
+    done: Timeline | AsyncRun,
+    oracle_seconds: float,
+    reached: float | None,
 ) -> Row:
     return Row(
-        trace=arena.name if arena.kind == "trace" else None,
+        trace=experiment.name if experiment.kind == "trace" else None,
         sync=run.sync,
         policy=run.policy,
         predictor=run.predictor_name,
-        workers=arena.cluster.workers,
+        workers=experiment.cluster.workers,
         total_seconds=done.total_seconds,
         waiting_share=done.waiting_share,
-        efficiency=best / done.total_seconds,
+        efficiency=oracle_seconds / done.total_seconds,
         time_to_accuracy_seconds=reached,
-        scenario=arena.name if arena.kind == "scenario" else None,
+        scenario=experiment.name if experiment.kind == "scenario" else None,
     )

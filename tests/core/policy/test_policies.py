@@ -1,4 +1,4 @@
-"""Every policy keeps the contract; then what is its own."""
+"""The contract of all policies, then the behaviour of Even, FixedShares and LoadBalanced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from lbbsp_core import (
     Balancer,
     BatchConstraints,
     Cost,
-    EpochBalanced,
     Even,
     FixedShares,
     LastValue,
@@ -29,18 +28,14 @@ from lbbsp_core import (
     Policy,
     Proportional,
     ProportionalControl,
+    registry,
 )
 from lbbsp_core.testing import check_plan, check_policy, exchange_in_process
 
 POLICIES: list[Policy] = [
-    Even(),
-    LoadBalanced(),
-    LoadBalanced(min_gain=0.0),
+    *(component.build() for component in registry.POLICIES.values() if not component.missing),
     LoadBalanced(min_gain=0.3, interval=4),
-    EpochBalanced(),
-    ProportionalControl(),
     ProportionalControl(dead_band=0.0, interval=1, drop=0.01),
-    LeaderStraggler(),
     LeaderStraggler(delta=3, window=1),
     LeaderStraggler(delta=1000, window=1, longest=2),
 ]
@@ -66,7 +61,7 @@ def three(global_batch_size: int = 120, **options: Any) -> BatchConstraints:
 
 
 def seen(speeds: Sequence[float | None], step: int = 0) -> Observation:
-    """A step in which each worker predicts its speed, or does not know it."""
+    """Returns a step in which each worker predicts its speed, or has no estimate."""
     costs = tuple(None if speed is None else Proportional(speed) for speed in speeds)
     unknown = tuple(rank for rank, cost in enumerate(costs) if cost is None)
     return Observation(step, (40, 40, 40), (1.0,) * len(speeds), unknown, costs)
@@ -178,7 +173,7 @@ def slowest(costs: Sequence[Cost], sizes: Sequence[int]) -> float:
 
 
 def test_a_change_must_gain_enough() -> None:
-    """From even to best: 40 / 1.0 becomes 36 / 0.9 = 40 / 1.0, ten in a hundred less."""
+    """The best plan takes the slowest worker from 40 / 0.9 s to 36 / 0.9 s, 10 % less."""
     observation = seen([0.9, 1.05, 1.05])
     costs = [Proportional(0.9), Proportional(1.05), Proportional(1.05)]
     gain = 1 - slowest(costs, (36, 42, 42)) / slowest(costs, (40, 40, 40))
@@ -246,7 +241,7 @@ def test_gpus_of_2018_finish_together_below_their_memory() -> None:
         assert sizes == expected
     small = BatchConstraints(20, (Limits(), Limits()))
     sizes = LoadBalanced(min_gain=0.0).update(LoadBalanced().init(small), small, observation).sizes
-    assert slowest(costs, sizes) == 40.0  # nobody is saturated: the slower floor, and no less
+    assert slowest(costs, sizes) == 40.0  # no GPU is saturated: the slower floor decides
 
 
 @pytest.mark.parametrize("options", [{"min_gain": -0.1}, {"min_gain": 1.0}, {"min_gain": math.nan}])
@@ -266,7 +261,7 @@ def test_who_needs_no_costs_gets_none_predicted() -> None:
 
     class Unwanted(LastValue):
         def update(self, state: Any, measurement: Measurement) -> Any:
-            raise AssertionError("nobody asked")
+            raise AssertionError("no prediction is needed")
 
     both = [
         Balancer(
@@ -281,7 +276,7 @@ def test_who_needs_no_costs_gets_none_predicted() -> None:
     assert {message.picoseconds_per_sample for message in exchange_in_process(both, [1, 2])} == {0}
 
 
-# The contract itself: each of these breaks it in one way.
+# The contract check itself: each of these policies breaks the contract in one way.
 
 
 class State(NamedTuple):
@@ -291,7 +286,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Broken:
-    """Even, but for what a subclass breaks."""
+    """The even plan, except for what a subclass breaks."""
 
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False

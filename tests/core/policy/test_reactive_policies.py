@@ -104,7 +104,7 @@ def test_dbs_leaves_held_steps_out_worker_by_worker() -> None:
 
 
 def test_dbs_counts_samples_of_the_plan_that_was_served() -> None:
-    """Within a lag of an epoch's begin the older plan is served: speeds 20 and 10 all the same."""
+    """The first steps of an epoch run with the older plan: speeds are 20 and 10 in both steps."""
     constraints, policy = cluster_of(60, workers=2), EpochBalanced()
     state = policy.init(constraints)
     state = policy.update(state, constraints, seen((50, 10), (2.5, 1.0)))
@@ -176,7 +176,7 @@ def test_control_reaches_the_fixed_point_in_two_adjustments(speeds: list[int]) -
 
 
 def test_control_approaches_equal_times_where_there_is_an_overhead() -> None:
-    """4 s + x / 2 and 2 s + x: equal at (64, 34), 36 s, were all of it as it is."""
+    """Times of 4 s + x / 2 and 2 s + x are equal, 36 s, at batches (64, 34)."""
 
     def seconds(rank: int, x: int) -> float:
         return 4 + x / 2 if rank == 0 else 2 + x
@@ -186,7 +186,7 @@ def test_control_approaches_equal_times_where_there_is_an_overhead() -> None:
 
 
 def test_control_smooths_from_the_first_time_after_a_change() -> None:
-    """1, 2, 3 s at weight 1/2: 1, 1.5, 2.25; then from anew."""
+    """Times of 1, 2, 3 s at weight 1/2 give 1, 1.5, 2.25 s; then the mean starts again."""
     constraints, policy = cluster_of(130, workers=2), control(smoothing=0.5, interval=3)
     state = policy.init(constraints)
     for seconds in (1.0, 2.0):

@@ -35,7 +35,6 @@ from lbbsp_core.sim import (
     run_bsp,
     run_vectorised,
     schedule,
-    synchroniser,
     synthetic_cluster,
 )
 
@@ -193,35 +192,3 @@ def test_a_list_of_changes_is_sorted_and_an_endless_one_is_read_as_time_goes_on(
         ASP(), lambda *_: 0.5, workers=1, changes=endless, on_update=lambda _, now: now >= 3.5
     )
     assert run.push.tolist() == [0.5, 1.0, 1.5, 3.0, 3.5]
-
-
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("bsp", BSP()),
-        ("ssp:3", SSP(3)),
-        ("ssp:inf", SSP(math.inf)),
-        ("asp", ASP()),
-        ("dssp:3:15", DSSP(3, 15)),
-        ("elasticbsp:15", ElasticBSP(15)),
-    ],
-)
-def test_synchronisers_by_name(text: str, made: Synchroniser) -> None:
-    assert synchroniser(text) == made
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("elastic:3", "there is no sync 'elastic': did you mean 'elasticbsp'"),
-        ("ssp", "sync must be written ssp:STALENESS with whole numbers, got 'ssp'"),
-        ("asp:1", "must be written asp with"),
-        ("dssp:3:x", "must be written dssp:LOWER:UPPER"),
-        ("ssp:-1", "SSP.staleness must be an integer >= 0"),
-        ("dssp:5:3", "DSSP.upper must be >= lower = 5"),
-        ("dssp:0:inf", "DSSP.upper must be an integer"),
-    ],
-)
-def test_synchronisers_that_are_none(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        synchroniser(text)

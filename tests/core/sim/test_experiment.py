@@ -31,6 +31,7 @@ from lbbsp_core import (
     Saturating,
 )
 from lbbsp_core.cli.app import application
+from lbbsp_core.registry import POLICIES
 from lbbsp_core.sim import (
     ReplayedCluster,
     Series,
@@ -42,7 +43,13 @@ from lbbsp_core.sim import (
     run_bsp,
     run_oracle,
 )
-from lbbsp_core.sim.experiment import POLICIES, chosen_runs, figures, profiled_shares, simulate
+from lbbsp_core.sim.experiment import (
+    build_policy,
+    chosen_runs,
+    figures,
+    profiled_shares,
+    simulate,
+)
 from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
@@ -50,7 +57,7 @@ SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
 
 
 def trace_of(*speeds: Sequence[float], samples: int = 6, name: str = "made.csv") -> Trace:
-    """Worker i's row i; its driver is its number and the step."""
+    """Returns a trace with speeds[i] of worker i, whose driver is 100 i + step."""
     return Trace(
         Path(name),
         ("index",),
@@ -127,7 +134,7 @@ def test_the_global_batch_is_the_recordings_unless_given() -> None:
 
 
 def test_recorded_batches_count_for_speeds_only() -> None:
-    """Only speeds are taken from a trace: samples that differ change nothing."""
+    """Speeds alone are taken from a trace: other batches at the same speeds change nothing."""
     trace = trace_of(*SPEEDS)
     odd = replace(trace.series[0], measurements=tuple(
         Measurement(2 * m.samples, 2 * m.busy_seconds, m.drivers)
@@ -202,7 +209,7 @@ def test_plans_are_those_of_balancers_that_exchange_messages(name: str, lag: int
     random = np.random.default_rng(5)
     speeds = 50 * np.exp(random.normal(0, 0.5, (3, 60)))
     cluster = replay_trace(trace_of(*speeds.tolist()))
-    policy = POLICIES[name].build(cluster)
+    policy = build_policy(name, cluster)
     line = run_bsp(cluster, SimConfig(99, lag, steps_per_epoch=7), policy, LastValue())
 
     balancers = [
@@ -357,9 +364,17 @@ def test_progress_is_told_of_every_step() -> None:
     assert told == [("made.csv", "bsp", 1)] * 5 + [("made.csv", "lbbsp last", 1)] * 5
 
 
-def test_what_predicts_is_what_uses_costs() -> None:
-    for contestant in POLICIES.values():
-        assert contestant.build(cluster_of(*SPEEDS)).uses_costs == contestant.predicts
+def test_only_policies_that_use_costs_are_combined_with_predictors() -> None:
+    for run in chosen_runs(None, ["last", "ema0.5"]):
+        assert POLICIES[run.policy].cls.uses_costs == (run.predictor is not None)
+
+
+def test_policies_may_have_options() -> None:
+    """A change from 3 s to 2 s gains a third: not enough for 0.4."""
+    rows = simulate([trace_of(*SPEEDS)], policies=["lbbsp:min_gain=0.4"], predictors=["last"])
+    assert [(row.policy, row.total_seconds) for row in rows] == [("lbbsp:min_gain=0.4", 15)]
+    with pytest.raises(ValueError, match=r"min_gain must be in \[0, 1\), got 2"):
+        chosen_runs(["lbbsp:min_gain=2"], ["last"])
 
 
 def test_the_costs_that_balancers_assume_may_be_given() -> None:
@@ -373,7 +388,7 @@ def test_the_costs_that_balancers_assume_may_be_given() -> None:
 
 
 def test_simulated_balancers_know_the_curves_of_their_peers() -> None:
-    """A curve of several pieces can be planned for once all have introduced theirs."""
+    """A piecewise cost can be planned for once all workers have exchanged their static info."""
     setting = SimConfig(12, cost=Saturating(8.0, 0.0, 1.0))
     line = run_bsp(cluster_of([4.0] * 5, [2.0] * 5), setting, LoadBalanced(), LastValue())
     assert line.sizes.shape == (5, 2)

@@ -28,7 +28,7 @@ from lbbsp_core.sim import (
     load_scenario,
     read_scenario,
 )
-from lbbsp_core.sim.experiment import arena_of, chosen_runs, run_experiments
+from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
 
 FILE = """
 steps = 30
@@ -63,7 +63,8 @@ def test_presets_can_be_run(name: str) -> None:
     small = read_scenario({**PRESETS[name], "steps": 10}, name)
     assert (scenario.name, small.cluster().workers, small.cluster().steps) == (name, 4, 10)
     rows = [
-        r.row for r in run_experiments([arena_of(small)], chosen_runs(["bsp", "fixed"], ["last"]))
+        r.row
+        for r in run_experiments([experiment_of(small)], chosen_runs(["bsp", "fixed"], ["last"]))
     ]
     assert [row.scenario for row in rows] == [name] * 2
     assert all(row.total_seconds > 0 and row.trace is None for row in rows)
@@ -78,7 +79,7 @@ def test_a_file_says_all(tmp_path: Path) -> None:
     assert scenario.communication == ParameterServer(bytes=1e6, bytes_per_second=1e8)
     assert (scenario.size, scenario.total, scenario.steps) == (4, 256, 30)
     assert [round(1 / curve(1)) for curve in scenario.curves()] == [24, 24, 16, 128]
-    arena = arena_of(scenario)
+    arena = experiment_of(scenario)
     assert arena.together.communication_seconds == pytest.approx(0.08)
     assert arena.alone.communication_seconds == pytest.approx(0.02)
 
@@ -102,7 +103,7 @@ def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path
     assert scenario.curves() == gpus
     assert scenario.limits() == [Limits(1, 199), Limits()]
     runs = chosen_runs(["bsp", "lbbsp-every"], ["last"], syncs=["bsp", "asp"])
-    bsp, lbbsp, *_ = [r.row for r in run_experiments([arena_of(scenario)], runs)]
+    bsp, lbbsp, *_ = [r.row for r in run_experiments([experiment_of(scenario)], runs)]
     assert bsp.efficiency < 0.5
     assert lbbsp.efficiency > 0.7  # all but the first step
 
@@ -146,7 +147,7 @@ def test_bad_files_name_themselves(tmp_path: Path) -> None:
 
 def test_ring_and_asynchrony_do_not_go_together() -> None:
     scenario = Scenario("s", steps=10, communication=RingAllReduce(1e6, 1e8))
-    arena = arena_of(scenario)
+    arena = experiment_of(scenario)
     assert [r.row.sync for r in run_experiments([arena], chosen_runs(["bsp"], ["last"]))] == ["bsp"]
     with pytest.raises(ValueError, match="ends when its last worker has arrived"):
         list(run_experiments([arena], chosen_runs(["bsp"], ["last"], syncs=["asp"])))
@@ -158,7 +159,10 @@ def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
         "bsp", "fixed", "lbbsp", "lbbsp-every",
     ]  # fmt: skip
     assert len(everything) == 7 + 4
-    with pytest.raises(ValueError, match="sync asp and policy dbs do not go together: dbs compar"):
+    with pytest.raises(
+        ValueError,
+        match="policy dbs and sync asp cannot be combined: the policy",
+    ):
         chosen_runs(["dbs"], ["last"], syncs=["asp"])
     with pytest.raises(ValueError, match="no sync is named: choose from bsp, ssp"):
         chosen_runs(["bsp"], ["last"], syncs=[])
@@ -290,14 +294,14 @@ def test_command_never_reaches_an_accuracy(tmp_path: Path) -> None:
     [
         (["--scenario", "spott"], "no scenario 'spott': did you mean 'spot'"),
         (["--scenario", "markov", "--sync", "sspp:3"], "no sync 'sspp': did you mean 'ssp'"),
-        (["--scenario", "markov", "--sync", "asp", "--policies", "dbs"], "do not go together"),
+        (["--scenario", "markov", "--sync", "asp", "--policies", "dbs"], "cannot be combined"),
         (["--scenario", "spot", "--policies", "lbbsp"], "with preemption some are away"),
         (["--scenario", "markov", "--workers", "1"], "--workers must be whole numbers >= 2"),
         (["--scenario", "markov", "--workers", "x"], "--workers must be whole numbers >= 2"),
         (["--scenario", "markov", "--target-accuracy", "2"], "target_accuracy must be in (0, 1]"),
         (["--scenario", "dbs", "--target-accuracy", "1", "--model", "mpl"], "did you mean 'mlp'"),
         (["--from-run", "/nowhere"], "cannot be read as a run record"),
-        (["--from-run", "/nowhere", "--workers", "4"], "--workers does not go with --from-run"),
+        (["--from-run", "/nowhere", "--workers", "4"], "cannot be combined with --from-run"),
     ],
 )  # fmt: skip
 def test_command_ends_with_2_and_the_cure(options: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Every synchroniser keeps the contract; then what is its own, in virtual time."""
+"""The contract of all synchronisers, then the behaviour of each, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser, registry
 from lbbsp_core.sim import Schedule, schedule
 from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.testing import check_synchroniser
@@ -35,6 +35,11 @@ SYNCHRONISERS: list[tuple[Synchroniser, float]] = [
 ]
 
 
+def test_no_synchroniser_of_the_registry_is_left_out() -> None:
+    registered = {component.cls for component in registry.SYNCHRONISERS.values()}
+    assert {type(synchroniser) for synchroniser, _ in SYNCHRONISERS} == registered
+
+
 @pytest.mark.parametrize(("synchroniser", "max_lead"), SYNCHRONISERS, ids=repr)
 def test_contract(synchroniser: Synchroniser, max_lead: float) -> None:
     assert isinstance(synchroniser, Synchroniser)
@@ -43,7 +48,7 @@ def test_contract(synchroniser: Synchroniser, max_lead: float) -> None:
 
 @st.composite
 def tables(draw: st.DrawFn) -> np.ndarray:
-    """Busy seconds (workers, iterations): steady, noisy, or often equal."""
+    """Draws busy seconds, shape (workers, iterations): steady, noisy, or often equal."""
     workers, iterations = draw(st.integers(1, 6)), draw(st.integers(1, 25))
     source = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     paces = source.choice([1.0, 1.5, 4.0], (workers, 1))
@@ -113,7 +118,7 @@ def test_a_range_of_one_staleness_is_ssp(seconds: np.ndarray) -> None:
 
 
 def leads(run: Schedule, begin: float = -math.inf, end: float = math.inf) -> list[int]:
-    """Of every start in [begin, end): own iterations pushed in it, minus the slowest's."""
+    """Returns, for each start in [begin, end), own pushes since begin minus the slowest's."""
     counted = (run.start >= begin) & (run.start < end)
     pushes = [np.sort(run.push[counted & (run.worker == rank)]) for rank in np.unique(run.worker)]
     starts = run.start[counted]
@@ -152,7 +157,7 @@ def test_elastics_lead_between_barriers_stays_below_r(seconds: np.ndarray, looka
 
 
 def test_bounds_are_reached() -> None:
-    """So that the tests above do not hold for want of trying."""
+    """Shows that the leads above reach their bounds, so that the tests are not vacuous."""
     seconds = np.outer([1.0, 9.0], np.ones(40))
     assert max(leads(schedule(SSP(4), seconds))) == 4
     assert max(leads(schedule(DSSP(1, 6), seconds))) == 6
@@ -234,7 +239,7 @@ def test_dssp_without_two_pushes_of_both_is_ssp() -> None:
 
 
 def test_elastic_puts_barriers_where_all_meet() -> None:
-    """2 s, 3 s and 6 s: from the second barrier on they meet every 6 s, and nobody waits."""
+    """2 s, 3 s and 6 s: from the second barrier on they meet every 6 s, without waiting."""
     run = schedule(
         ElasticBSP(3), lambda worker, _: (2.0, 3.0, 6.0)[worker], workers=3, iterations=30
     )
@@ -266,7 +271,7 @@ def test_elastic_watches_twice_before_it_predicts() -> None:
 
 
 def test_elastic_beats_bsp_on_unequal_workers() -> None:
-    """Share of the time that four workers wait."""
+    """Compares the share of time that four workers wait, under BSP and ElasticBSP."""
     source = np.random.default_rng(1)
     table = np.array([[1.0], [1.1], [1.6], [2.4]]) * source.uniform(0.95, 1.05, (4, 400))
     shares = []
@@ -373,12 +378,12 @@ def test_a_vector_is_a_list(length: int, seed: int) -> None:
             vector.replaced(outside, 0)
 
 
-# The contract itself: each of these breaks it in one way.
+# The contract check itself: each of these synchronisers breaks the contract in one way.
 
 
 @dataclass(frozen=True)
 class Broken:
-    """BSP, but for what a subclass breaks."""
+    """BSP, except for what a subclass breaks."""
 
     keeps_pushes: ClassVar[bool] = True
 

@@ -21,12 +21,12 @@ Rows = list[list[float]]
 
 
 def smallest_spread(rows: Rows) -> float:
-    """By trying every choice."""
+    """Returns the smallest spread of all choices, by brute force."""
     return min(max(chosen) - min(chosen) for chosen in itertools.product(*rows))
 
 
 def as_printed(rows: Rows) -> tuple[list[int], float]:
-    """Algorithm ZipLine: a set Z with one point a worker, in the order of time."""
+    """Runs ZipLine as the paper prints it: a set Z with one point per worker, ordered by time."""
     points = sorted((e, p, i) for p, row in enumerate(rows) for i, e in enumerate(row))
     z: list[tuple[float, int, int]] = []
     newest: dict[int, int] = {}
@@ -42,7 +42,7 @@ def as_printed(rows: Rows) -> tuple[list[int], float]:
 
 
 def table(source: random.Random, workers: int, lookahead: int) -> Rows:
-    """Whole numbers from few, so that many are equal; or any; or steady workers' pushes."""
+    """Draws a table of few integers (many ties), of any floats, or of steady workers' pushes."""
     kind = source.randrange(3)
     if kind == 2:
         begin = source.choice((0.0, 1e6))
@@ -54,7 +54,7 @@ def table(source: random.Random, workers: int, lookahead: int) -> Rows:
 
 
 def check(rows: Rows, found: Any) -> None:
-    """That the result describes a choice."""
+    """Checks that the result is consistent with the choice it describes."""
     assert found.indices.dtype == np.int64
     assert found.indices.shape == (len(rows),)
     chosen = [row[index] for row, index in zip(rows, found.indices.tolist(), strict=True)]

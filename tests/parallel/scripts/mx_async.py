@@ -13,7 +13,8 @@ from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import result
 
-from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced, digits
+from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced
+from lbbsp_core.demo import digits
 from lbbsp_core.order import SampleStream
 
 X, EPOCHS, SEED = 48, 2, 3
