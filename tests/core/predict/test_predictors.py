@@ -383,7 +383,7 @@ def test_arima_finds_an_autoregression() -> None:
     for _ in range(400):
         log = -0.8 * log + random.normal(0, 0.1)
         series.append(Measurement(100 * math.exp(log), 1.0))
-    arima = Arima((1, 0, 0))
+    arima = Arima((1, 0, 0), refit_every=150)
     assert learn(arima, series).phi[0] == pytest.approx(-0.8, abs=0.1)
     assert rmse(arima, series) < 0.6 * rmse(LastValue(), series)
 
