@@ -381,14 +381,14 @@ def test_prices_of_the_smallest_and_largest_floats() -> None:
 
 
 def test_times_at_the_border_of_the_integer_range() -> None:
-    """The slowest time is 1 second, a power of two, but for rounding in either direction."""
+    """Uses a slowest time of 1 second, a power of two, rounded in either direction."""
     for samples in range(2, 400):
         speed = Proportional(float(samples))
         assert allocate([speed, speed], total=2 * samples).tolist() == [samples, samples]
 
 
 def test_the_search_is_short_for_any_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jumps, plateaus, slopes twelve orders of magnitude apart: about fifty evaluations do."""
+    """Counts evaluations on jumps, plateaus and slopes twelve orders of magnitude apart."""
     rungs, evaluations = Ladders.rungs, 0
 
     def counted(self: object, time: float) -> object:
@@ -436,7 +436,7 @@ def test_a_hundred_thousand_workers(grain: int) -> None:
 
 
 def test_the_same_plan_on_every_processor() -> None:
-    """A plan written down: it must not change with the processor, the platform or NumPy."""
+    """Compares with a recorded plan: it must not depend on processor, platform or NumPy."""
     rng = random.Random(7)  # Python's own generator and float division are the same everywhere
     costs = [Affine(rng.random() / 64, rng.random() / 256) for _ in range(12)]
     plan = allocate(costs, total=1000, granularity=4, limits=[Limits(1, 300)] * 12)
@@ -566,7 +566,7 @@ def check_a_larger_batch_takes_samples_from_no_worker(problem: Problem, more: in
 @relaxed
 @given(st.lists(affine, min_size=1, max_size=60), st.integers(1, 200))
 def test_one_segment_or_the_same_line_in_two(costs: list[Affine], share: int) -> None:
-    """The path for curves of one segment agrees with the general one."""
+    """Compares the path for curves of one segment with the general one."""
     total = share * len(costs)
     split = [
         Curve(((0, c.overhead_seconds, c.seconds_per_sample), (9, c(9), c.seconds_per_sample)))

@@ -324,7 +324,7 @@ def test_narx_learns_a_bend_that_no_line_has() -> None:
 
 
 def test_narx_learns_the_delayed_effect_of_a_driver() -> None:
-    """The driver known before step k sets the speed of step k + 2."""
+    """Sets the speed of step k + 2 by the driver known before step k."""
     random = np.random.default_rng(0)
     drivers = (random.random(400) < 0.5).astype(float)
     series = [Measurement(100 - 40 * drivers[k - 2], 1.0, (float(drivers[k]),)) for k in range(400)]
@@ -332,7 +332,7 @@ def test_narx_learns_the_delayed_effect_of_a_driver() -> None:
 
 
 def test_a_linear_narx_is_the_weighted_ridge_regression() -> None:
-    """One step solves a linear problem, (Z'WZ + D) s = Z'W t, with forgetting W and decay D."""
+    """Solves (Z'WZ + D) s = Z'W t, with forgetting W and decay D, in one training step."""
     narx = Narx(hidden=0, huber=1e9, forgetting_factor=0.9, train_interval=1, window=40)
     state = learn(narx, noisy(200))
     z = (state.inputs - state.center) / state.scale
@@ -444,7 +444,7 @@ def test_mixture_is_never_much_worse_than_its_best_member(seed: int) -> None:
 
 
 def test_mixture_judges_at_its_own_horizon() -> None:
-    """With a period of two the last value is wrong at horizon 1 and right at horizon 2."""
+    """Uses a period of two: the last value is wrong at horizon 1 and right at horizon 2."""
     series = [Measurement(100 + 20 * (-1) ** k, 1.0) for k in range(100)]
     for ahead, leader in ((1, Ema(0.05)), (2, LastValue())):
         mixture = Mixture((LastValue(), Ema(0.05)), horizon=ahead)
