@@ -177,7 +177,7 @@ def test_lines_that_make_no_sense_are_refused() -> None:
         allocate(AffineArray(np.zeros(2), np.array([1.0, np.nan])), total=4)
     with pytest.raises(ValueError, match="the cost of worker 1 must be finite"):
         allocate(AffineArray(np.array([0.0, 1e250]), np.ones(2)), total=4)
-    with pytest.raises(ValueError, match="must hold a curve a worker"):
+    with pytest.raises(ValueError, match="must have one curve per worker"):
         allocate(AffineArray(np.zeros(0), np.zeros(0)), total=0)
 
 
