@@ -103,12 +103,12 @@ def remainder_worker(curves: Curves, bounds: Ints, special: Ints, total: int, gr
 
     def suitable(granules: Numbers) -> Flags:
         """Returns which workers could take the remainder with `granules`, ``(workers,)``."""
-        multiples, own = (curves.by_worker(part) for part in np.split(granules, 2))
+        multiples, remainders = (curves.by_worker(part) for part in np.split(granules, 2))
         too_slow = multiples < 1  # for its minimum, unless it takes the remainder
         beyond = multiples - 1
-        possible = beyond.sum() - beyond + own - 1
+        possible = beyond.sum() - beyond + remainders - 1
         others_fit = too_slow.sum() == too_slow
-        return np.asarray((own >= 1) & others_fit & (needed >= 0) & (possible >= needed))
+        return np.asarray((remainders >= 1) & others_fit & (needed >= 0) & (possible >= needed))
 
     def enough(granules: Numbers) -> bool:
         return bool(suitable(granules).any())

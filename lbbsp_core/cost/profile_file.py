@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 SCHEMA = 1
 """Version of the file format."""
@@ -20,9 +20,9 @@ def make_document(
     device: str,
     points: Sequence[Mapping[str, float]],
     out_of_memory_at: int | None,
-    fits: Mapping[str, Any] | None = None,
+    fits: Mapping[str, object] | None = None,
     best: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the content of a profile's file.
 
     Args:
@@ -42,7 +42,7 @@ def make_document(
     }
 
 
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
+def write_document(path: Path, document: Mapping[str, object]) -> None:
     """Writes a profile atomically: readers see either the old file or the complete new one."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
         raise
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, object]:
     """Reads the content of a profile's file and checks its schema.
 
     Raises:
@@ -103,7 +103,7 @@ def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
                 f"{path}: points[{number}] must have an integer batch and its seconds, got "
                 f"{point!r}: {_REMEDY}"
             )
-    cap = document.get("out_of_memory_at")
+    cap = cast("int | None", document.get("out_of_memory_at"))  # `Profile` checks it
     return [point["batch"] for point in points], [point["seconds"] for point in points], cap
 
 

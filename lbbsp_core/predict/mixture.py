@@ -118,8 +118,8 @@ class Mixture:
             weights, variance = self._weigh(weights, variance, pending[0], log)
             pending = pending[1:]
         experts = tuple(
-            expert.update(own, measurement)
-            for expert, own in zip(self.experts, state.experts, strict=True)
+            expert.update(expert_state, measurement)
+            for expert, expert_state in zip(self.experts, state.experts, strict=True)
         )
         return MixtureState(experts, weights, variance, pending)
 
@@ -138,8 +138,8 @@ class Mixture:
     ) -> tuple[float, ...]:
         """Returns the log forecast of each expert, NaN for an expert without one."""
         speeds = (
-            float(expert.predict(own, drivers, horizon))
-            for expert, own in zip(self.experts, state.experts, strict=True)
+            float(expert.predict(expert_state, drivers, horizon))
+            for expert, expert_state in zip(self.experts, state.experts, strict=True)
         )
         return tuple(math.log(v) if 0 < v < math.inf else math.nan for v in speeds)
 
@@ -162,10 +162,11 @@ class Mixture:
         if math.isnan(mixed):
             return weights, variance
         errors = [(log - (mixed if math.isnan(x) else x)) ** 2 for x in logs]
-        own = (log - mixed) ** 2
-        variance = (
-            own if variance is None else variance + 0.05 * (min(own, 16 * variance) - variance)
-        )
+        square = (log - mixed) ** 2
+        if variance is None:
+            variance = square
+        else:
+            variance += 0.05 * (min(square, 16 * variance) - variance)
         losses = [min(error / (variance + 1e-12), 16.0) for error in errors]
         best = min(losses)
         raw = [w * math.exp(self.eta * (best - x)) for w, x in zip(weights, losses, strict=True)]

@@ -53,7 +53,7 @@ def test_seconds_are_shape_over_speed(cost: Cost, x: int) -> None:
 def test_the_speed_that_is_measured_is_the_speed_that_was_set(
     cost: Cost, speed: float, x: int
 ) -> None:
-    """What a predictor is fed does not depend on the batch size (rule 5)."""
+    """Checks that the input of a predictor does not depend on the batch size (rule 5)."""
     busy_seconds = cost.at_speed(speed)(x)
     assert cost.effective_samples(x) / busy_seconds == pytest.approx(speed, rel=1e-9)
 

@@ -48,7 +48,7 @@ def test_noise_of_two_percent_leaves_parameters_and_choice(seed: int) -> None:
 
 
 def test_affine_is_the_least_squares_solution() -> None:
-    """No neighbour of the parameters has a smaller sum of squared relative errors."""
+    """Compares the sum of squared relative errors with that of neighbouring parameters."""
     own = repair(points(Affine(0.02, 0.001), 0.1))[0]
     cost = fit_costs(own)["affine"].cost
     assert isinstance(cost, Affine)

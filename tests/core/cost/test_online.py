@@ -64,7 +64,7 @@ def test_neighbours_only():
 
 
 def test_small_changes_among_noise_are_ignored():
-    """In closed loop sizes respond to noise: the learned overhead must stay as it is."""
+    """Lets sizes respond to noise, as in closed loop: the overhead must stay as it is."""
     rng, shape = random.Random(1), CostShape(Affine(15.0, 1.0), max_overhead=32)
     state, speed = shape.init(), 100.0
     for _ in range(2000):

@@ -1,8 +1,10 @@
-"""Every predictor keeps the contract; then what is its own."""
+"""`check_predictor` on the simple predictors, their closed forms, and broken predictors."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +26,18 @@ def test_contract(predictor: Predictor, drivers: int) -> None:
     check_predictor(predictor, drivers=drivers, arrays=True)
 
 
+def test_import_loads_neither_scipy_nor_statsmodels() -> None:
+    """Checks in a new interpreter: both take long to import and only fits need them."""
+    program = (
+        "import sys, lbbsp_core.predict, lbbsp_core.cost.fitting, lbbsp_core.allocation\n"
+        "print({name.partition('.')[0] for name in sys.modules} & {'scipy', 'statsmodels'})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 def predicted(predictor: Predictor, speeds: Sequence[float]) -> list[Any]:
-    """The prediction after each of `speeds`."""
+    """Returns the prediction after each of `speeds`."""
     state, predictions = predictor.init(), []
     for speed in speeds:
         state = predictor.update(state, Measurement(speed, 1.0))
@@ -59,12 +71,12 @@ def test_ema_weight_out_of_range(alpha: float) -> None:
         Ema(alpha)
 
 
-# The contract itself: each of these breaks it in one way.
+# Predictors that break the contract in one way each
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Predicts the last speed, but for what a subclass breaks."""
+    """Predicts the last speed; each subclass breaks one rule of the contract."""
 
     window: int = 3
 
@@ -124,7 +136,7 @@ class Learning(Broken):
 
 @dataclass(frozen=True)
 class Shared(Broken):
-    """Keeps a memory of its own, outside the state."""
+    """Keeps memory outside the state."""
 
     memory: list[float] = field(default_factory=list, compare=False, hash=False, repr=False)
 
