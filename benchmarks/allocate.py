@@ -1,9 +1,9 @@
-"""How does the time of one allocation grow with the number of workers?
+"""Measures how the time of one allocation grows with the number of workers.
 
-Every worker computes the plan by itself in every training step, so the time must be far below
-that of a step, and must not grow faster than the cluster does. Prints the median of many
-repeats in thread CPU time, cost objects included (reading them is part of the call), and the ratio
-to the size before: as many times longer as there are more workers is linear.
+Every worker computes the plan in every training step, so an allocation must be much shorter than
+a step, and must not grow faster than the cluster. Prints the median thread CPU time over many
+repeats, cost objects included (reading them is part of the call), and the ratio to the previous
+size: growth is linear if the ratio of times equals the ratio of workers.
 
     python benchmarks/allocate.py --sizes 10 1000 100000
 """
@@ -17,7 +17,7 @@ import time
 
 from lbbsp_core import Affine, Cost, Limits, Profile, Proportional, Saturating, allocate
 
-SAMPLES = 64  # a worker, on average
+SAMPLES = 64  # per worker, on average
 
 
 def affine(rng: random.Random) -> Affine:
@@ -46,9 +46,9 @@ def median_seconds(costs: list, total: int, granularity: int, budget_seconds: fl
     limits = [Limits(1, 8 * SAMPLES)] * len(costs)
     times: list[float] = []
     while sum(times) < budget_seconds or len(times) < 5:
-        began = time.thread_time()
+        start = time.thread_time()
         sizes = allocate(costs, total=total, limits=limits, granularity=granularity)
-        times.append(time.thread_time() - began)
+        times.append(time.thread_time() - start)
     assert sizes.sum() == total
     return statistics.median(times)
 
@@ -63,27 +63,27 @@ def main() -> None:
     rng = random.Random(options.seed)
     print(f"{'costs':<22}{'workers':>9}{'median ms':>12}{'workers x':>11}{'time x':>9}")
     for name, form in (("affine", affine), ("mixed forms", mixed)):
-        before: tuple[int, float] | None = None
+        previous: tuple[int, float] | None = None
         for workers in options.sizes:
             costs = [form(rng) for _ in range(workers)]
             seconds = median_seconds(costs, SAMPLES * workers, 1, options.budget)
-            ratios = "" if before is None else ratio(workers, seconds, *before)
+            ratios = "" if previous is None else ratio(workers, seconds, *previous)
             print(f"{name:<22}{workers:>9,}{1e3 * seconds:>12.3f}{ratios}")
-            before = workers, seconds
+            previous = workers, seconds
 
-    for name, form, granularity, more in (
+    for name, form, granularity, remainder in (
         ("affine, multiples of 8", affine, 8, 0),
         ("affine, with remainder", affine, 8, 3),
         ("mixed, multiples of 8", mixed, 8, 0),
     ):
         costs = [form(rng) for _ in range(1_000)]
-        total = SAMPLES * len(costs) + more
+        total = SAMPLES * len(costs) + remainder
         seconds = median_seconds(costs, total, granularity, options.budget)
         print(f"{name:<22}{len(costs):>9,}{1e3 * seconds:>12.3f}")
 
 
-def ratio(workers: int, seconds: float, fewer: int, shorter: float) -> str:
-    return f"{workers / fewer:>11.1f}{seconds / shorter:>9.1f}"
+def ratio(workers: int, seconds: float, previous_workers: int, previous_seconds: float) -> str:
+    return f"{workers / previous_workers:>11.1f}{seconds / previous_seconds:>9.1f}"
 
 
 if __name__ == "__main__":

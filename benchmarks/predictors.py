@@ -1,10 +1,10 @@
-"""Thread CPU time of each predictor's update and forecast, and memory over many updates.
+"""Measures the thread CPU time of each predictor's update and forecast, and its state's size.
 
-Run: python benchmarks/predictors.py [--updates 3000] [--memory-updates 100000]
+    python benchmarks/predictors.py [--updates 3000] [--memory-updates 100000]
 
 Targets: Ema update < 10 us; Narx update + forecast < 500 us on average and 3 ms at the 99.9th
-percentile, its fitting included; Mixture < 1.5 ms on average. Another process on the same core
-inflates CPU time through caches and clock speed: measure on an idle machine, with one BLAS thread
+percentile, fitting included; Mixture < 1.5 ms on average. Other processes on the same core
+increase CPU time through caches and clock speed: measure on an idle machine, with one BLAS thread
 (OPENBLAS_NUM_THREADS=1).
 """
 
@@ -30,7 +30,7 @@ DRIVERS = 4
 
 
 def measurements(count: int) -> list[Measurement]:
-    """Bursty speeds about 100, with four drivers of which one tells."""
+    """Returns bursty speeds around 100, with four driving factors of which one is informative."""
     random = np.random.default_rng(0)
     busy = np.repeat(random.random(count // 5 + 1) < 0.4, 5)[:count]
     speeds = 100 * (1 - 0.4 * busy) * np.exp(random.normal(0, 0.05, count))
@@ -42,20 +42,20 @@ def measurements(count: int) -> list[Measurement]:
 
 
 def microseconds(predictor: Predictor, series: list[Measurement]) -> np.ndarray:
-    """Of each update and each forecast, shape (2, len(series))."""
+    """Returns the microseconds of each update and each forecast, shape (2, len(series))."""
     clock, state = time.thread_time_ns, predictor.init()
-    spent = np.empty((2, len(series)))
+    elapsed = np.empty((2, len(series)))
     for k, measurement in enumerate(series):
         start = clock()
         predictor.predict(state, measurement.drivers)
-        between = clock()
+        forecast_end = clock()
         state = predictor.update(state, measurement)
-        spent[:, k] = clock() - between, between - start
-    return spent / 1e3
+        elapsed[:, k] = clock() - forecast_end, forecast_end - start
+    return elapsed / 1e3
 
 
 def state_bytes(predictor: Predictor, updates: int) -> tuple[int, int]:
-    """Size of the state after a tenth of the updates, and after all."""
+    """Returns the bytes of the pickled state after a tenth of the updates, and after all."""
     series, state, first = measurements(1000), predictor.init(), 0
     for k in range(updates):
         if k == updates // 10:
@@ -69,7 +69,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--updates", type=int, default=3000)
-    parser.add_argument("--memory-updates", type=int, default=0, help="0 skips it")
+    parser.add_argument(
+        "--memory-updates",
+        type=int,
+        default=0,
+        help="updates before the state is measured; 0: do not measure",
+    )
     parser.add_argument("--predictors", default=",".join(contenders()))
     options = parser.parse_args()
     series, predictors = measurements(options.updates), contenders()

@@ -1,7 +1,7 @@
-"""How long does ZipLine search, by method, for n workers and R predicted pushes of each?
+"""Measures the time of a ZipLine search for n workers with R predicted pushes each, by method.
 
-The server searches once at every barrier, so that a search must be far below an iteration. Prints
-microseconds of thread CPU time (the least of some repeats) beside the figures of its authors.
+The server searches once at every barrier, so a search must be much shorter than an iteration.
+Prints microseconds of thread CPU time (minimum and median of repeats) and the authors' figures.
 
     python benchmarks/zipline.py --workers 10 100 1000 --lookahead 15 150
 """
@@ -31,21 +31,21 @@ PAPER = {
 
 
 def pushes(workers: int, lookahead: int, seed: int) -> np.ndarray:
-    """Steady workers, the fastest four times as fast as the slowest, from now on."""
+    """Returns predicted push times of steady workers, with speeds up to four times apart."""
     source = np.random.default_rng(seed)
     return source.uniform(0.5, 2.0, (workers, 1)) * np.arange(1, lookahead + 1)
 
 
 def microseconds(times: np.ndarray, method: str, budget_seconds: float) -> tuple[float, float]:
-    """The least and the median."""
-    spent: list[float] = []
-    while len(spent) < 3 or (sum(spent) < budget_seconds and len(spent) < 1000):
-        began = time.thread_time()
+    """Returns the minimum and the median over repeats."""
+    elapsed: list[float] = []
+    while len(elapsed) < 3 or (sum(elapsed) < budget_seconds and len(elapsed) < 1000):
+        start = time.thread_time()
         zipline(times, method)  # type: ignore[arg-type]
-        spent.append(time.thread_time() - began)
-        if spent[0] > budget_seconds:
+        elapsed.append(time.thread_time() - start)
+        if elapsed[0] > budget_seconds:
             break
-    return 1e6 * min(spent), 1e6 * statistics.median(spent)
+    return 1e6 * min(elapsed), 1e6 * statistics.median(elapsed)
 
 
 def main() -> None:
@@ -57,19 +57,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    print("| n | R | method | least, µs | median, µs | paper, µs |")
+    print("| n | R | method | minimum, µs | median, µs | paper, µs |")
     print("|---|---|---|---|---|---|")
     for workers in options.workers:
         for lookahead in options.lookahead:
             times = pushes(workers, lookahead, options.seed)
-            least = zipline(times).spread
+            exact = zipline(times).spread
             for method in options.methods:
                 if method != "grid":
-                    assert zipline(times, method).spread == least
-                low, median = microseconds(times, method, options.budget)
+                    assert zipline(times, method).spread == exact
+                minimum, median = microseconds(times, method, options.budget)
                 paper = PAPER.get((method, workers, lookahead))
                 shown = "" if paper is None else f"{paper:,}"
-                row = f"| {workers:,} | {lookahead} | {method} | {low:,.0f} | {median:,.0f} |"
+                row = f"| {workers:,} | {lookahead} | {method} | {minimum:,.0f} | {median:,.0f} |"
                 print(f"{row} {shown} |", flush=True)
 
 

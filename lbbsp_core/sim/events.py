@@ -26,7 +26,7 @@ If it returns True, the run ends: waiting workers are released, and running iter
 
 
 class Iteration(NamedTuple):
-    """One iteration of one worker. Times are virtual seconds.
+    """Iteration of a worker. Times are virtual seconds.
 
     Args:
         worker: Rank of the worker.
@@ -65,7 +65,7 @@ class Change(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """All iterations of a run as columns, ordered by worker, then iteration; see `Iteration`.
+    """Iterations of a run as columns, ordered by worker, then iteration; see `Iteration`.
 
     Args:
         worker, iteration, version, staleness, update: Integers, shape ``(pushes,)``.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from lbbsp_core.cost import Affine, Cost, Profile
 from lbbsp_core.sim.communication import (
@@ -159,7 +159,7 @@ def _repeat(values: Sequence[T], size: int) -> list[T]:
     return [values[rank % len(values)] for rank in range(size)]
 
 
-PRESETS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
     {
         "constant": {"speeds": [1, 1, 1, 0.5]},
         "lognormal": {"noise": {"kind": "lognormal", "sigma": 0.3, "memory": 0.9}},
@@ -202,7 +202,7 @@ def load_scenario(name_or_path: str) -> Scenario:
         raise ValueError(f"{path}: {error}") from None
 
 
-def read_scenario(table: Mapping[str, Any], name: str, folder: Path | None = None) -> Scenario:
+def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = None) -> Scenario:
     """Builds a scenario from a parsed TOML table.
 
     Args:
@@ -221,12 +221,13 @@ def read_scenario(table: Mapping[str, Any], name: str, folder: Path | None = Non
     known = [option.name for option in fields(Scenario)]
     for key in table:
         require_known("key", key, known)
-    values: dict[str, Any] = {"name": name, **table}
+    values: dict[str, object] = {"name": name, **table}
     for key in ("speeds", "cores", "profiles"):
         if key in values:
             values[key] = _as_tuple(key, values[key])
     if folder is not None and "profiles" in values:
-        values["profiles"] = tuple(str(folder / path) for path in values["profiles"])
+        paths = _as_tuple("profiles", values["profiles"])
+        values["profiles"] = tuple(str(folder / str(path)) for path in paths)
     if "noise" in values:
         values["noise"] = _build_kind("noise", values["noise"], NOISES)
     if "communication" in values:
@@ -238,7 +239,7 @@ def read_scenario(table: Mapping[str, Any], name: str, folder: Path | None = Non
     return _build("the scenario", Scenario, values)
 
 
-def _as_tuple(key: str, value: object) -> tuple[Any, ...]:
+def _as_tuple(key: str, value: object) -> tuple[object, ...]:
     """Reads a list such as ``[9, 12, 18]``, or ``"9/12/18"`` as papers write it."""
     if isinstance(value, str) and key != "profiles":
         try:
@@ -250,10 +251,10 @@ def _as_tuple(key: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _table(key: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(values[key], Mapping):
-        raise ValueError(f"{key} must be a table, got {values[key]!r}: write [{key}] above it")
-    table: Mapping[str, Any] = values[key]
+def _table(key: str, values: Mapping[str, object]) -> Mapping[str, object]:
+    table = values[key]
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{key} must be a table, got {table!r}: write [{key}] above it")
     return table
 
 
@@ -265,7 +266,7 @@ def _build_kind(key: str, value: object, kinds: Mapping[str, Callable[..., T]]) 
     return _build(key, kinds[require_known(f"{key}.kind", str(kind), kinds)], options)
 
 
-def _build(where: str, build: Callable[..., T], options: Mapping[str, Any]) -> T:
+def _build(where: str, build: Callable[..., T], options: Mapping[str, object]) -> T:
     known = [option.name for option in fields(build) if option.init]  # type: ignore[arg-type]
     for name in options:
         require_known(f"key of {where}", name, known or ["kind"])
@@ -275,7 +276,7 @@ def _build(where: str, build: Callable[..., T], options: Mapping[str, Any]) -> T
         raise ValueError(f"{where}: {error}") from None
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _toml(text: str) -> dict[str, object]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -285,5 +286,5 @@ def _toml(text: str) -> dict[str, Any]:
             raise ValueError(
                 "a TOML file needs tomli with Python 3.10: pip install 'lbbsp[cli]'"
             ) from None
-    table: dict[str, Any] = tomllib.loads(text)
+    table: dict[str, object] = tomllib.loads(text)
     return table

@@ -38,7 +38,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """No slowdowns: equal batches take a worker equally long in every iteration."""
+    """Constant speeds: equal batches take a worker equally long in every iteration."""
 
     def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Returns slowness 1 throughout."""

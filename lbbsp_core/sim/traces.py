@@ -17,7 +17,7 @@ REQUIRED = ("worker", "step", "samples", "busy_seconds")
 
 
 class TraceError(ValueError):
-    """A trace file that cannot be read; the message names file, line and column."""
+    """Invalid trace file; the message names file, line and column."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-State = TypeVar("State", bound=tuple[Any, ...])
+State = TypeVar("State", bound=tuple[Floats, ...])
 
 
 def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | None) -> bool:

@@ -187,7 +187,7 @@ def test_a_restart_learns_what_an_unbroken_run_learns(seen):
 
 
 def test_batches_that_belong_to_no_step_are_refused(seen):
-    assert "iterate the loader anew" in everywhere(seen, "stale")
+    assert "iterate the loader again" in everywhere(seen, "stale")
 
 
 def test_workers_that_part_ways_are_told_so(seen):

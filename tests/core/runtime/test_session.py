@@ -3,6 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import chain, count
 
 import numpy as np
 import pytest
@@ -16,11 +18,13 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
+from lbbsp_core.measure import BusyTimer
+from lbbsp_core.runtime import pipelined, step_meter
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.protocol import WIDTH
 
 X = 12
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
 
 
 class Meeting:
@@ -105,7 +109,7 @@ def test_every_sample_once_by_the_plan():
 
     drawn = run(worker, options=fixed)
     assert [[len(part) for part in parts] for parts in drawn] == [[8, 8, 8, 3], [4, 4, 4, 1]]
-    assert sorted(sum(drawn[0] + drawn[1], [])) == list(range(3 * X + 4))
+    assert sorted(chain(*drawn[0], *drawn[1])) == list(range(3 * X + 4))
 
 
 def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step():
@@ -148,7 +152,12 @@ def test_a_value_is_compared_and_a_flag_is_shared():
     assert run(worker) == [[True, False]] * 2
 
 
-def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp_path):
+def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp_path, monkeypatch):
+    def ticking():  # a clock that advances by a millisecond whenever it is read
+        return BusyTimer(clock=count(0, 1_000_000).__next__)
+
+    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+
     def worker(session, collectives):
         session.use_order(session.make_order(4 * X))
         session.start({})
@@ -247,7 +256,29 @@ def done() -> None:
     """Nothing to wait for: gradients and sums are there."""
 
 
-def pipelined(session, collectives, ahead=0, steps=6):
+class OwnThread:
+    """Stands for `BackgroundCall`: the workers here would wait for each other in one thread."""
+
+    def __init__(self, call):
+        self._future = Future()
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def _run(self, call):
+        try:
+            self._future.set_result(call())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def result(self):
+        return self._future.result(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def own_threads(monkeypatch):
+    monkeypatch.setattr(pipelined, "BackgroundCall", OwnThread)
+
+
+def train(session, collectives, ahead=0, steps=6):
     """Draws as a loader that fetches `ahead` batches ahead; returns the samples of each step."""
     order = session.make_order(steps * X, seed=3)
     drawn, numbers = [], session.epoch_steps(order)
@@ -263,9 +294,9 @@ def pipelined(session, collectives, ahead=0, steps=6):
 
 
 @pytest.mark.parametrize(("ahead", "lag"), [(0, 1), (1, 3), (2, 4)])
-def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(ahead, lag):
+def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(own_threads, ahead, lag):
     def worker(session, collectives):
-        return pipelined(session, collectives, ahead), session.balancer.lag
+        return train(session, collectives, ahead), session.balancer.lag
 
     results = run(worker, make=PipelinedSession)
     drawn = [sample for parts, _ in results for part in parts for sample in part]
@@ -273,19 +304,19 @@ def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(ahead, lag
     assert [found for _, found in results] == [lag, lag]
 
 
-def test_a_stop_requested_before_the_first_step_is_not_lost():
+def test_a_stop_requested_before_the_first_step_is_not_lost(own_threads):
     def worker(session, collectives):
         if session.rank == 0:
             session.request_stop()
-        pipelined(session, collectives, steps=1)
+        train(session, collectives, steps=1)
         return session.stopping
 
     assert run(worker, make=PipelinedSession) == [True, True]
 
 
-def test_workers_that_part_ways_are_named():
+def test_workers_that_part_ways_are_named(own_threads):
     def worker(session, collectives):
-        pipelined(session, collectives, steps=2)
+        train(session, collectives, steps=2)
         session.use_order(session.make_order((3 + session.rank) * X))
         session.end_step(done, done)
         session.finish_barrier()

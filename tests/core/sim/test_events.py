@@ -1,4 +1,4 @@
-"""The event loop in virtual time, on runs that can be computed by hand."""
+"""Event loop in virtual time, on runs that can be computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectorised loop: plans and times equal those of real balancers bit for bit."""
+"""Vectorised loop: plans and times equal those of real balancers bit for bit."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
-    """With profiled shapes and constant speeds, the plan is the oracle's after one step."""
+    """Profiled shapes and constant speeds: the plan is the oracle's after one step."""
     curves = [Saturating(2.0, 0.5, 0.25), Affine(1.0, 0.125)]
     cluster = synthetic_cluster(curves, 4)
     config = SimConfig(24, cost=curves)

@@ -8,7 +8,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon.contrib.estimator import Estimator
 from report import answer_all
 
-from lbbsp_core import Limits
+from lbbsp_core import Limits, LoadBalanced
 
 X = 16
 store = lbbsp_mx.KVStore("dist_sync")
@@ -104,7 +104,7 @@ CASES = {
     "batch_below_workers": lambda: trainer(global_batch_size=1),
     "minimum": lambda: trainer(limits=Limits(9)),
     "small_data": lambda: train(samples=9),
-    "options_mix": lambda: trainer(policy=lbbsp_mx.trainer.plugin.LoadBalanced(), interval=2),
+    "options_mix": lambda: trainer(policy=LoadBalanced(), interval=2),
     "different_seed": lambda: train(seed=7 * rank),
     "different_batch": lambda: train(global_batch_size=16 - 8 * rank),
     "different_samples": lambda: train(samples=64 - rank),
