@@ -86,11 +86,11 @@ def profile_step(
     arguments: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ProfileResult:
-    """Measures the seconds of a function ``step(batch_size)`` of any framework by batch size.
+    """Measures how many seconds a step of any framework takes at each batch size.
 
-    The step should do the local work of a worker in one iteration: draw a batch, forward,
-    backward, update. It must return when the work is done; for PyTorch the profiler synchronises
-    the GPU, and it waits for arrays of JAX and TensorFlow that the step returns.
+    ``step(batch_size)`` should do the local work of a worker in one iteration: draw a batch,
+    forward, backward, update. It must return when the work is done; for PyTorch the profiler
+    synchronises the GPU, and it waits for arrays of JAX and TensorFlow that the step returns.
 
     Args:
         step: ``"script.py"`` (its function ``step``) or ``"script.py:function"``: runs in a child

@@ -92,7 +92,7 @@ class StepProcess:
         answer = self._ask({"batch": batch}, f"step({batch})")
         if answer is None:
             code = self._wait_for_end()
-            if code is not None and signal_name(-code) in OUT_OF_MEMORY_SIGNALS:
+            if code is not None and code < 0 and signal_name(-code) in OUT_OF_MEMORY_SIGNALS:
                 return None, _describe_end(code)
             raise self._error(f"step({batch}): the process {_describe_end(code)}")
         if "out_of_memory" in answer:

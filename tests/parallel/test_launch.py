@@ -1,4 +1,4 @@
-"""The launcher with real processes, which are small: none of them imports a framework."""
+"""Launcher with real processes, which are small: none of them imports a framework."""
 
 import json
 import os
@@ -435,7 +435,7 @@ def cpu_share(lines: list[str], stage: Stage) -> float:
 
 
 def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capfd, monkeypatch):
-    """Each worker gets its share of a core in both stages, in one of a few attempts.
+    """Measures that each worker gets its share of a core, in one of a few attempts.
 
     If other processes keep the machine busy, no worker gets its share.
     """
@@ -453,7 +453,7 @@ def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capf
 
 
 def test_duty_cycle_makes_speeds_and_changes_them_in_time(script, capfd, monkeypatch):
-    """The worker with the larger share uses more CPU time in both stages.
+    """Measures that the worker with the larger share uses more CPU time in both stages.
 
     The exact shares are tested without processes.
     """
@@ -490,7 +490,7 @@ def test_without_writable_cgroups_the_duty_cycle_is_said_aloud(script, monkeypat
 def test_long_quota_periods_are_said_aloud(script, capfd):
     need_cgroups()
     assert launch([script("")], workers=2, speeds=[1, 0.05]) == 0
-    assert "quota period 21.053 ms" in capfd.readouterr().err
+    assert "the quota period is 21.053 ms" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("emulation", ["auto", "duty-cycle"])
@@ -501,8 +501,10 @@ if rank == 1:
     sys.exit(5)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit('goodbye'))
 open(sys.argv[1], 'w').close()
-time.sleep(60)
+while True: time.sleep(0.1)
 """
+    # One long sleep would be flaky: SIGCONT restarts the system call, and a SIGTERM that arrives
+    # just before that runs its Python handler only after the sleep.
     command = [script(body), str(tmp_path / "ready")]
     assert launch(command, workers=2, speeds=[0.1, 1], emulation=emulation) == 5
     captured = capfd.readouterr()

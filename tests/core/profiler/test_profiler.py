@@ -127,7 +127,7 @@ def test_progress_is_told_of_every_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"max_batch": 0}, "max_batch must be an integer >= 1, got 0"),
         ({"rounds": 0}, "rounds must be an integer >= 1, got 0"),
@@ -136,8 +136,8 @@ def test_progress_is_told_of_every_batch() -> None:
         ({"point_seconds": float("nan")}, "point_seconds must be >= 0 seconds, got nan"),
     ],
 )
-def test_a_search_that_makes_no_sense(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_search_that_makes_no_sense(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         BatchSweep(**options)
 
 
@@ -303,7 +303,7 @@ def test_noise_arguments_main_guard_and_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", r"train\.py:step: the script cannot be loaded: .* defines no function step"),
         ("step = 3", "defines no function step"),
@@ -325,8 +325,8 @@ def test_noise_arguments_main_guard_and_another_name(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_bad_script_is_an_error_that_says_why(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ProfileError, match=words):
+def test_a_bad_script_is_an_error_that_says_why(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
         profile_step(script(tmp_path, text), sweep=QUICK, timeout=30)
 
 
@@ -400,7 +400,7 @@ def test_a_picture(tmp_path: Path) -> None:
 
 
 def test_the_child_needs_nothing_but_python() -> None:
-    """The program starts by its path, before the script has imported anything."""
+    """Checks that the program, which is started by its path, has no dependencies."""
     names = {line.split()[1].split(".")[0] for line in Path(_step.__file__).read_text().splitlines()
              if line.startswith(("import ", "from "))}  # fmt: skip
     assert names <= sys.stdlib_module_names
