@@ -1,18 +1,19 @@
-"""The loop as one state machine: measure, predict, exchange, allocate; no framework inside."""
+"""State machine of the loop: measure, predict, exchange, allocate; no framework inside."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Policy, Sizes
+from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
-from lbbsp_core.predict.estimator import SpeedEstimator
+from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
@@ -25,35 +26,39 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.record import RunRecord, StepLine
 from lbbsp_core.types import Limits, is_plausible, training_limits
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("lbbsp.balancer")
 
 
 class BalancerState(NamedTuple):
-    """All that a worker needs to go on where it, or another worker of the job, has stopped.
+    """State from which a worker continues where it, or another worker of the job, has stopped.
 
     Args:
         step: The next global step.
         order: Number of samples, global batch size, seed, shuffle and drop_last, if known.
-        order_begins: The step at which that order began.
-        plans: Of the steps from `step` on that are decided already.
-        rank: The worker who knows what follows, all of which is its own.
-        predictor: By which the speeds were predicted.
-        learned: States of policy and forecaster; the drivers last seen.
+        order_start: The step at which that order started.
+        plans: Plans of the steps from `step` on that are decided already.
+        rank: Worker to which everything that follows belongs.
+        predictor: Predictor of its speed.
+        policy_state: State of the policy.
+        estimate: State of the speed estimator.
+        drivers: Resources last sampled.
     """
 
     step: int
     order: tuple[int, int, int, bool, bool] | None
-    order_begins: int
+    order_start: int
     plans: tuple[Sizes, ...]
     rank: int
     predictor: Predictor
-    learned: tuple[Any, ...]
+    policy_state: PolicyState
+    estimate: EstimatorState
+    drivers: tuple[float, ...]
 
 
 class Balancer:
-    """One worker's view of the loop; every worker runs one, and all reach the same plans.
+    """One worker's view of the loop; every worker runs one, and all compute the same plans.
 
-    A plugin calls, for every step::
+    A session calls, for every step::
 
         sizes = balancer.sizes(step)                       # what to draw
         message = balancer.report(busy_seconds)            # measure, predict
@@ -61,20 +66,20 @@ class Balancer:
         balancer.receive(messages, wall_seconds)           # allocate, for step + lag
 
     Args:
-        rank: This worker, in [0, workers).
-        workers: N.
-        global_batch_size: X.
-        policy: Decides sizes. Default LB-BSP.
-        predictor: Forecasts *this* worker's speed. Default: what measures best at this lag.
-        cost: The shape of this worker's cost, as a prior; its speed is a placeholder. A `CostShape`
-            says how much of it is learned.
+        rank: Number of this worker, in [0, workers).
+        workers: Number of workers, N.
+        global_batch_size: X, samples a step over all workers.
+        policy: Decides sizes. Defaults to `LoadBalanced`.
+        predictor: Forecasts *this* worker's speed. Defaults to what measured best at this lag.
+        cost: Shape of this worker's cost, as a prior; its speed is a placeholder. A `CostShape`
+            says how much of it is learned. Defaults to `Proportional`.
         limits: One for all workers, or one each.
         granularity: Sizes are multiples of it.
         lag: A plan decided after step k serves step ``k + lag``, >= 1.
-        gate: Which measurements reach the predictor.
+        outlier_filter: Decides which measurements reach the predictor.
 
     Raises:
-        ValueError: Options that no plan can satisfy; names the value and the cure.
+        ValueError: Options that no plan can satisfy; names the value and the remedy.
 
     Example:
         >>> fast, slow = (Balancer(rank=i, workers=2, global_batch_size=12) for i in (0, 1))
@@ -99,7 +104,7 @@ class Balancer:
         limits: Limits | Sequence[Limits] | None = None,
         granularity: int = 1,
         lag: int = 1,
-        gate: OutlierFilter | None = None,
+        outlier_filter: OutlierFilter | None = None,
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
@@ -108,35 +113,35 @@ class Balancer:
         each = training_limits(limits, workers)
         self.rank = rank
         self.lag = lag
-        self.policy = policy or LoadBalanced()
+        self.policy: Policy = policy or LoadBalanced()
         self.predictor = predictor or Mixture(horizon=lag)
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
         self.step = 0
         self.stopping = False
-        self.shape = CostShape.from_cost(cost or Proportional(), global_batch_size, workers)
+        self.cost_shape = CostShape.from_cost(cost or Proportional(), global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
-        self._forecaster = SpeedEstimator(used, self.shape, gate or OutlierFilter())
-        self._known = self._forecaster.init()
-        self._linear = self.shape.marginal_segments() == LINE
+        self._estimator = SpeedEstimator(used, self.cost_shape, outlier_filter or OutlierFilter())
+        self._estimate = self._estimator.init()
+        self._linear = self.cost_shape.marginal_segments() == LINE
         self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
         self._drivers: tuple[float, ...] = ()
         self._unknown: tuple[float | None, ...] = (None,) * workers
-        self._policy_state: Any
+        self._policy_state: PolicyState
         self._plans: dict[int, tuple[Sizes, tuple[float | None, ...]]]
-        self._begin_planning()
+        self._start_planning()
         self._order: GlobalOrder | None = None
-        self._order_begins = 0
+        self._order_start = 0
         self._record: RunRecord | None = None
 
     @property
     def workers(self) -> int:
-        """N."""
+        """Number of workers, N."""
         return self.constraints.workers
 
-    def order(self, num_samples: int, seed: int) -> GlobalOrder:
-        """The order of `num_samples` samples that this cluster can run.
+    def make_order(self, num_samples: int, seed: int) -> GlobalOrder:
+        """Makes the order of `num_samples` samples that these workers can run.
 
-        A short last step with fewer samples than workers would leave somebody without work: it
+        A short last step with fewer samples than workers would leave a worker without work: it
         is dropped, with a warning.
 
         Raises:
@@ -146,8 +151,8 @@ class Balancer:
         if full == 1 and self.workers > 1:
             logger.warning(
                 "an epoch of %d samples has one full step of %d: its first step is never learned "
-                "from, nor is a short one, so that batches stay even; make epochs longer, by "
-                "repeating the data say",
+                "from, nor is a short one, so that batches stay even; make epochs longer, for "
+                "example by repeating the data",
                 num_samples,
                 self.constraints.global_batch_size,
             )
@@ -165,62 +170,66 @@ class Balancer:
         )
 
     def use_order(self, order: GlobalOrder) -> None:
-        """Plans for `order`'s steps, short ones included; a new one begins at the running step."""
+        """Plans for the steps of `order`, short ones included; a new one starts at this step."""
         if order != self._order:
-            self._order, self._order_begins = order, self.step
+            self._order, self._order_start = order, self.step
 
     def local_indices(self, step: int) -> Indices:
-        """This worker's samples of global step `step`, int64, shape ``(sizes(step)[rank],)``."""
+        """Returns this worker's samples of a global step, int64, shape ``(sizes(step)[rank],)``.
+
+        Raises:
+            LookupError: No order, or a step whose plan is not decided yet.
+        """
         if self._order is None:
             raise LookupError("no order to draw from: call use_order() first")
-        step_of_order = step - self._order_begins
+        step_of_order = step - self._order_start
         if self.workers == 1:  # nothing to plan, so nothing to wait for
             return self._order.indices(step_of_order)
         return self._order.slice(step_of_order, self.rank, self.sizes(step))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Moves to a fresh epoch: where the last one ended, or ahead to `epoch` of the order.
+        """Moves to a new epoch: where the last one ended, or ahead to `epoch` of the order.
 
         The rest of an epoch that was stopped half-way is skipped.
         """
         if self._order is not None:
             per_epoch = self._order.steps_per_epoch
-            done = -((self._order_begins - self.step) // per_epoch)
-            self.skip_to(self._order_begins + max(done, epoch) * per_epoch)
+            done = -((self._order_start - self.step) // per_epoch)
+            self.skip_to(self._order_start + max(done, epoch) * per_epoch)
 
     def static_info(self) -> list[int]:
-        """What never changes of this worker, as integers for `meet`: its curve, its memory."""
-        prior = self.shape.prior
-        most = prior.limits().maximum if isinstance(prior, Profile) else None
-        return PeerInfo(self.shape.marginal_segments(), most).pack()
+        """Returns what never changes of this worker, as integers for `set_peers`."""
+        prior = self.cost_shape.prior
+        max_batch = prior.limits().maximum if isinstance(prior, Profile) else None
+        return PeerInfo(self.cost_shape.marginal_segments(), max_batch).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]]) -> None:
-        """Learns the shapes of all workers' costs and the ends of their memories.
+        """Takes the cost shapes and memory limits of all workers; before the first step.
 
         Args:
             peer_info: By rank, the same on every worker; filled up at the end to one length
-                where a gather needs that. Before the first step.
+                where a gather needs that.
 
         Raises:
-            ValueError: No plan fits into the memories.
+            ValueError: No plan fits into the memory of the workers.
         """
         peers = tuple(map(PeerInfo.unpack, peer_info))
-        self._peers = tuple(peer.pieces for peer in peers)
+        self._peers = tuple(peer.segments for peer in peers)
         old = self.constraints
         limits = tuple(_within(*pair) for pair in zip(old.limits, peers, strict=True))
         if limits != old.limits:
             self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
-            self._begin_planning()
+            self._start_planning()
 
     def record_to(self, record: RunRecord | None) -> None:
-        """Writes every received step to `record` (rank 0 gives one, others None)."""
+        """Writes every received step to `record`, which only rank 0 has."""
         self._record = record
 
     def sizes(self, step: int) -> Sizes:
-        """The plan of global step `step`; known up to ``lag - 1`` steps ahead.
+        """Returns the plan of global step `step`; known up to ``lag - 1`` steps ahead.
 
         Raises:
-            LookupError: The step lies too far ahead: its plan is still to be decided.
+            LookupError: The step lies too far ahead: its plan is not decided yet.
         """
         if step not in self._plans:
             raise LookupError(
@@ -237,39 +246,37 @@ class Balancer:
         stop: bool = False,
         drivers: tuple[float, ...] = (),
     ) -> StepMessage:
-        """Measures and predicts: what this worker tells its peers about the running step.
+        """Measures and predicts. Returns this worker's message about the running step.
 
         Args:
-            busy_seconds: Seconds alone in this step; anything unusable is sanitised here, so
-                that it never reaches a peer.
-            excluded: True for a step that is not like others (the first of an epoch, a retrace).
+            busy_seconds: Busy time of this step; an invalid one is sanitised here, so that it
+                never reaches a peer (rule 7).
+            excluded: True for a step that is not learned from (the first of an epoch, a retrace).
             stop: True asks all workers to stop after this step.
-            drivers: Driving factors of the *next* step, known now.
+            drivers: Resources sampled now, the exogenous inputs of the *next* step.
         """
         if not self._linear and self._peers[self.rank] == LINE:
             raise LookupError(
-                f"no peer knows the shape of {self.shape.prior!r}: call set_peers() first"
+                f"no peer knows the shape of {self.cost_shape.prior!r}: call set_peers() first"
             )
         samples = self.sizes(self.step)[self.rank]
-        before = self._drivers or drivers  # before the first step nobody has looked
+        before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
-        short = (
-            self._total(self.step) != self.constraints.global_batch_size
-        )  # its overhead weighs more
-        self._known, accepted = self._forecaster.learn(
-            self._known, samples, busy_seconds, before, excluded=excluded or short
+        short = self._is_short(self.step)  # its overhead weighs more
+        self._estimate, accepted = self._estimator.learn(
+            self._estimate, samples, busy_seconds, before, excluded=excluded or short
         )
-        slope, overhead = quantise(*self._forecaster.predict(self._known, drivers, self.lag))
+        slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers, self.lag))
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
         plan = checksum(self._policy_state.sizes)
         return StepMessage(slope, overhead, busy_ns, plan, stop=stop, excluded=not accepted)
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
-        """Allocates: from all messages of the running step to the plan of ``step + lag``.
+        """Allocates: from the messages of the running step to the plan of ``step + lag``.
 
         Args:
             messages: By rank, the same on every worker.
-            wall_seconds: From barrier to barrier, for the record.
+            wall_seconds: Time from barrier to barrier, for the record.
 
         Raises:
             DisagreementError: A worker has computed another plan.
@@ -294,47 +301,48 @@ class Balancer:
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
 
     def epoch_end_step(self) -> int:
-        """The global step at which the running epoch of the order ends."""
+        """Returns the global step at which the running epoch of the order ends."""
         if self._order is None:
             raise LookupError("no order, so no epochs: call use_order() first")
         per_epoch = self._order.steps_per_epoch
-        done = (self.step - self._order_begins) // per_epoch
-        return self._order_begins + (done + 1) * per_epoch
+        done = (self.step - self._order_start) // per_epoch
+        return self._order_start + (done + 1) * per_epoch
 
     def state(self) -> BalancerState:
-        """What `restore` needs, plain values that pickle."""
+        """Returns what `restore` needs: plain values that pickle."""
         return BalancerState(
             self.step,
             self._order.key if self._order else None,
-            self._order_begins,
+            self._order_start,
             tuple(self._plans[step][0] for step in range(self.step, self.step + self.lag)),
             self.rank,
             self.predictor,
-            (self._policy_state, self._known, self._drivers),
+            self._policy_state,
+            self._estimate,
+            self._drivers,
         )
 
     def restore(self, state: BalancerState) -> None:
-        """Goes on where `state` was taken, also with a longer lag; before the first step.
+        """Continues where `state` was taken, also with a longer lag; before the first step.
 
-        The place in the order holds for any number of workers; the plan for as many as there
-        were; what was learned of a worker's speed only for that worker, by the same predictor.
+        The position in the order holds for any number of workers; the plan for the same number;
+        what was learned of a worker's speed only for that worker, with the same predictor.
         """
         self.step = state.step
         self._order = GlobalOrder(*state.order) if state.order else None
-        self._order_begins = state.order_begins
-        policy, known, drivers = state.learned
+        self._order_start = state.order_start
         plans = [(self._policy_state.sizes, self._unknown)]
         if (
             len(state.plans[0]) == self.workers
             and sum(state.plans[0]) == self.constraints.global_batch_size
         ):
-            self._policy_state = policy
+            self._policy_state = state.policy_state
             plans = [(sizes, self._unknown) for sizes in state.plans]
         if state.rank == self.rank and state.predictor == self.predictor:
-            self._known, self._drivers = known, drivers
+            self._estimate, self._drivers = state.estimate, state.drivers
         self._plans = {state.step + i: plans[min(i, len(plans) - 1)] for i in range(self.lag)}
 
-    def _begin_planning(self) -> None:
+    def _start_planning(self) -> None:
         self._policy_state = self.policy.init(self.constraints)
         first = (self._policy_state.sizes, self._unknown)
         self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
@@ -356,23 +364,26 @@ class Balancer:
         del self._plans[step - self.lag]
 
     def _scaled(self, step: int, sizes: Sizes) -> Sizes:
-        """Rule 6: at a short step minima relax to 1 and the plan shrinks in proportion."""
-        total = self._total(step)
-        if total == self.constraints.global_batch_size:
+        """Scales a plan down to a short step, whose minima relax to 1 (rule 6)."""
+        if not self._is_short(step):
             return sizes
         limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.constraints.limits)
-        return BatchConstraints(total, limits).plan([Proportional(max(size, 1)) for size in sizes])
+        constraints = BatchConstraints(self._total(step), limits)
+        return constraints.plan([Proportional(max(size, 1)) for size in sizes])
+
+    def _is_short(self, step: int) -> bool:
+        return self._total(step) != self.constraints.global_batch_size
 
     def _total(self, step: int) -> int:
-        """X_k: the samples of global step `step`."""
+        """Returns X_k, the samples of global step `step`."""
         if self._order is None:
             return self.constraints.global_batch_size
-        return self._order.size(step - self._order_begins)
+        return self._order.size(step - self._order_start)
 
     def _write(self, seen: Observation, wall_seconds: float) -> None:
         if self._record is None:
             return
-        short = self._total(seen.step) != self.constraints.global_batch_size
+        short = self._is_short(seen.step)
         line = StepLine(
             step=seen.step,
             sizes=seen.sizes,
@@ -386,6 +397,6 @@ class Balancer:
 
 
 def _within(limits: Limits, peer: PeerInfo) -> Limits:
-    """A worker's limits, within its memory."""
-    known = [most for most in (limits.maximum, peer.most) if most is not None]
+    """Narrows a worker's limits to its memory."""
+    known = [bound for bound in (limits.maximum, peer.max_batch) if bound is not None]
     return Limits(limits.minimum, min(known, default=None))

@@ -1,4 +1,4 @@
-"""What a worker does when it fails: it ends at once, so that its peers do not wait for it."""
+"""Ends a failed worker at once, so that its peers do not wait for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import TracebackType
 
 
 def fail_fast() -> None:
-    """From now on an uncaught exception ends the process at once, after its traceback.
+    """Makes an uncaught exception end the process at once, after its traceback.
 
     An ordinary exit waits in the framework's shutdown barrier for peers that in turn wait for
-    this worker's gradients: over a minute in TensorFlow, for ever in MXNet (measured). Peers, or
-    the launcher, notice a dead process within seconds.
+    this worker's gradients: over a minute in TensorFlow, indefinitely in MXNet (measured). Peers,
+    or the launcher, notice a dead process within seconds.
     """
     sys.excepthook = _print_and_exit
 

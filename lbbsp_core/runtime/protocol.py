@@ -1,10 +1,10 @@
-"""The protocol of an exchange: what a worker tells its peers each step, in exact integers.
+"""Messages that workers exchange in each step, as exact integers.
 
 A message is a row of float32 values that each hold an integer below 2^24, because that is what
 every framework's gradient all-reduce carries without rounding: a worker puts its row into a
 ``(workers, WIDTH)`` array of zeros, the *sum* over workers is then an exact all-gather, with
-the same bits everywhere (adding zeros is exact). It rides on the gradients, at no extra
-collective. At the start, `compare_facts` makes sure that all workers agree on what never changes.
+the same bits everywhere (adding zeros is exact). It is piggybacked on the gradients, at no extra
+collective. At the start, `compare_facts` checks that all workers agree on what never changes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _LARGEST = _LIMB * _LIMB - 1
 """Two limbs: 2.8e14, in picoseconds per sample 281 s, in nanoseconds 78 hours."""
 
 _MILLION = 1e6 * (1 + 1e-12)
-"""So that what was a whole number of millionths is not rounded down to the one before."""
+"""Keeps a whole number of millionths from being rounded down to the one before."""
 
 _STOP = 1
 _HELD = 2
 
 
 class DisagreementError(RuntimeError):
-    """Workers that must agree do not: a static fact, or a plan, differs between them."""
+    """A static fact, or a plan, differs between workers that must agree on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """One worker's part of an exchange, all integers (rule 3).
+    """Message of one worker about a step, all integers (rule 3).
 
     Args:
         picoseconds_per_sample: Predicted slowness, 1 / speed; 0 for "no estimate yet".
         overhead_nanoseconds: Predicted fixed part of an iteration.
         busy_nanoseconds: Measured in this step.
         checksum: 24 bits of the sender's latest plan.
-        stop: The sender asks everybody to stop after this step.
+        stop: The sender asks all workers to stop after this step.
         held: The measurement of this step is not to be learned from.
     """
 
@@ -61,13 +61,13 @@ Row = npt.NDArray[np.float32]
 
 
 def pack(values: Sequence[int]) -> Row:
-    """Integers in [0, 2^48) as a row of limbs below 2^24, shape ``(2 * len(values),)``."""
+    """Packs integers in [0, 2^48) into limbs below 2^24, shape ``(2 * len(values),)``."""
     limbs = [limb for value in values for limb in divmod(_clamp(value), _LIMB)]
     return np.array(limbs, dtype=np.float32)
 
 
 def unpack(row: Iterable[float]) -> list[int]:
-    """The integers of a row; the inverse of `pack`."""
+    """Unpacks the integers of a row; the inverse of `pack`."""
     limbs = [int(limb) for limb in row]
     return [high * _LIMB + low for high, low in zip(limbs[::2], limbs[1::2], strict=True)]
 
@@ -95,40 +95,42 @@ def decode(row: Iterable[float]) -> StepMessage:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What never changes of a worker, told to its peers before the first step.
+    """Static facts of a worker, sent to its peers before the first step.
 
     Args:
-        pieces: Its marginal work, see `lbbsp_core.CostShape.marginal_segments`; crosses in
+        segments: Its marginal cost, see `lbbsp_core.CostShape.marginal_segments`; crosses in
             millionths of a sample.
-        most: The largest batch that its memory holds, or None.
+        max_batch: The largest batch that its memory holds, or None.
     """
 
-    pieces: tuple[Segment, ...]
-    most: int | None = None
+    segments: tuple[Segment, ...]
+    max_batch: int | None = None
 
     def pack(self) -> list[int]:
-        """As integers. What follows them is not read: rows may be filled up to one length."""
-        # Slopes are rounded down: no piece may end above where the next one begins.
-        numbers = [(x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.pieces]
+        """Packs into integers. Rows may be filled up to one length: the rest is not read."""
+        # Slopes are rounded down: no segment may end above where the next one starts.
+        numbers = [
+            (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
+        ]
         body = [number for piece in numbers for number in piece]
-        return [self.most or 0, len(self.pieces), *body]
+        return [self.max_batch or 0, len(self.segments), *body]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
-        """The inverse of `pack`."""
-        most, count, *body = row
+        """Unpacks a row; the inverse of `pack`."""
+        max_batch, count, *body = row
         body = body[: 3 * count]
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
-        pieces = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
-        return PeerInfo(pieces, most or None)
+        segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
+        return PeerInfo(segments, max_batch or None)
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)
-"""Marginal work where the shape of a cost is a straight line."""
+"""Marginal cost where the shape of a cost is a straight line."""
 
 
 def quantise(speed: float, overhead: float) -> tuple[int, int]:
-    """A predicted curve in integers: picoseconds per sample of work, nanoseconds of overhead.
+    """Converts a predicted curve to picoseconds per sample and nanoseconds of overhead.
 
     Args:
         speed: Work per second; 0 for "no estimate yet", which gives zeros.
@@ -140,7 +142,7 @@ def quantise(speed: float, overhead: float) -> tuple[int, int]:
 
 
 def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | None:
-    """The cost that a worker predicts for itself, the same from the same integers."""
+    """Returns the cost that a worker predicts for itself, the same from the same integers."""
     if not message.picoseconds_per_sample:
         return None
     overhead, slope = message.overhead_nanoseconds / 1e9, message.picoseconds_per_sample / 1e12
@@ -150,12 +152,12 @@ def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | Non
 
 
 def checksum(sizes: Sequence[int]) -> int:
-    """24 bits of a plan: equal plans have equal ones, others differ but for 1 in 16 million."""
+    """Returns 24 bits of a plan: unequal plans share them in 1 of 16 million cases."""
     return zlib.crc32(repr(tuple(sizes)).encode()) % _LIMB
 
 
 def fingerprint(text: str) -> int:
-    """31 bits of a text, to compare it as an integer fact."""
+    """Returns 31 bits of a text, to compare it as an integer fact."""
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 
@@ -167,7 +169,7 @@ def compare_facts(
     Args:
         names: Names of the facts.
         rows: Values by rank, shape ``(workers, facts)``.
-        shown: What to say instead of a number, for facts that are fingerprints: the value on
+        shown: Text to show instead of a number, for facts that are fingerprints: the value on
             this worker.
 
     Raises:

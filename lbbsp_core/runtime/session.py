@@ -166,7 +166,7 @@ class WorkerSession:
         Raises:
             ValueError: Fewer samples than one global batch.
         """
-        return self.balancer.order(num_samples, self.options.seed if seed is None else seed)
+        return self.balancer.make_order(num_samples, self.options.seed if seed is None else seed)
 
     def use_order(self, order: GlobalOrder) -> None:
         """Lets the steps from the running one on hold the samples of `order`."""
@@ -349,7 +349,7 @@ class WorkerSession:
             lag=balancer.lag,
             policy=balancer.policy,
             predictor=balancer.predictor,
-            cost=balancer.shape.prior,
+            cost=balancer.cost_shape.prior,
             drivers=self._meter.names,
         )
 

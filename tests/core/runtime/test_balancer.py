@@ -218,7 +218,7 @@ def test_held_steps_are_not_learned_from() -> None:
 
 def test_an_outlier_is_held_until_it_is_the_new_level() -> None:
     gate = OutlierFilter(factor=5.0, patience=3)
-    balancers = team(2, 60, gate=gate, predictor=LastValue(), policy=EXACT)
+    balancers = team(2, 60, outlier_filter=gate, predictor=LastValue(), policy=EXACT)
     run(balancers, speeds(10, 10), steps=2)
     paused = speeds(1, 10)
     assert run(balancers, paused, steps=3) == [(30, 30)] * 3
@@ -248,7 +248,7 @@ def test_drivers_are_learned_with_the_step_that_they_were_known_before() -> None
         exchange_in_process(
             [alone], [1.0 + step], excluded={0} if step == 2 else (), drivers=[known]
         )
-    learned = [(m.busy_seconds, m.drivers) for m in alone._known.predictor]
+    learned = [(m.busy_seconds, m.drivers) for m in alone._estimate.predictor]
     # Before the first step nobody has looked: the first look stands in. Step 2 was held.
     assert learned == [(1.0, (1.0,)), (2.0, (1.0,)), (4.0, (3.0,))]
 
@@ -264,7 +264,7 @@ def test_an_overhead_is_learned_and_makes_the_plan_exact() -> None:
     ideal = BatchConstraints(200, (Limits(),) * 2).plan(costs)
     assert plans[0] == (100, 100)
     assert abs(plans[-1][0] - ideal[0]) <= 1
-    assert 0 < balancers[0]._known.cost_shape.overhead <= 50  # X / 2N
+    assert 0 < balancers[0]._estimate.cost_shape.overhead <= 50  # X / 2N
 
 
 def test_every_form_of_cost_is_planned_for_exactly() -> None:
@@ -312,9 +312,9 @@ def test_a_profile_with_a_nearly_flat_piece_is_planned_for() -> None:
 
 def test_epochs_of_one_full_step_are_said_to_stay_even(caplog: pytest.LogCaptureFixture) -> None:
     balancer = Balancer(rank=0, workers=2, global_batch_size=8)
-    balancer.order(16, seed=0)
+    balancer.make_order(16, seed=0)
     assert not caplog.records
-    balancer.order(12, seed=0)
+    balancer.make_order(12, seed=0)
     assert "12 samples has one full step of 8" in caplog.text
 
 
@@ -447,7 +447,7 @@ def test_workers_of_other_options_are_found_out() -> None:
 
 
 def follow(balancers: Iterable[Balancer], num_samples: int, seed: int = 0) -> GlobalOrder:
-    (order,) = {balancer.order(num_samples, seed) for balancer in balancers}
+    (order,) = {balancer.make_order(num_samples, seed) for balancer in balancers}
     for balancer in balancers:
         balancer.use_order(order)
     return order
@@ -498,12 +498,12 @@ def test_fewer_samples_than_workers_are_dropped_with_one_warning(
 ) -> None:
     balancer = team(4, 20)[0]
     with caplog.at_level(logging.WARNING):
-        assert balancer.order(43, seed=0).steps_per_epoch == 2
+        assert balancer.make_order(43, seed=0).steps_per_epoch == 2
     assert len(caplog.records) == 1
     assert caplog.messages[0].startswith("3 of 43 samples are dropped each epoch")
     caplog.clear()
-    assert balancer.order(44, seed=0).steps_per_epoch == 3
-    assert balancer.order(40, seed=0).steps_per_epoch == 2
+    assert balancer.make_order(44, seed=0).steps_per_epoch == 3
+    assert balancer.make_order(40, seed=0).steps_per_epoch == 2
     assert not caplog.records
 
 
@@ -511,7 +511,7 @@ def test_drawing_needs_an_order() -> None:
     with pytest.raises(LookupError, match=r"call use_order\(\) first"):
         team(2, 8)[0].local_indices(0)
     with pytest.raises(ValueError, match="num_samples = 7 < global_batch_size = 8"):
-        team(2, 8)[0].order(7, seed=0)
+        team(2, 8)[0].make_order(7, seed=0)
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -535,7 +535,7 @@ def test_an_epoch_begins_where_the_last_one_ended_or_ahead() -> None:
     balancer = team(2, 10)[0]
     balancer.begin_epoch(3)
     assert balancer.step == 0, "no order, no epochs"
-    balancer.use_order(balancer.order(40, seed=0))
+    balancer.use_order(balancer.make_order(40, seed=0))
     balancer.begin_epoch(0)
     assert balancer.step == 0
     balancer.skip_to(5)
