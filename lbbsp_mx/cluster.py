@@ -1,11 +1,11 @@
-"""Who this process is: what the ``DMLC_*`` variables say, checked before MXNet reads them."""
+"""Identity of this process: what ``DMLC_*`` say, checked before MXNet reads them."""
 
 from __future__ import annotations
 
 from lbbsp_mx import env
 
 ROLES = ("worker", "server", "scheduler")
-_CURE = (
+_REMEDY = (
     "set DMLC_ROLE (worker, server or scheduler), DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (where "
     "the scheduler listens), DMLC_NUM_SERVER and DMLC_NUM_WORKER, or none of them to train on "
     "one machine"
@@ -13,36 +13,36 @@ _CURE = (
 
 
 def check_cluster() -> None:
-    """Raises if the ``DMLC_*`` variables are set and wrong: MXNet would abort, or wait for ever.
+    """Raises if the ``DMLC_*`` variables are set and wrong: MXNet would abort or hang.
 
     Raises:
-        ValueError: Naming the variable that is wrong, its value and the cure.
+        ValueError: Names the variable that is wrong, its value and the remedy.
     """
     given = env.cluster()
     if not given:
         return
     missing = [name for name in env.NAMES if name not in given]
     if missing:
-        raise ValueError(f"{', '.join(missing)} must be set beside {', '.join(given)}: {_CURE}")
+        raise ValueError(f"{', '.join(missing)} must be set beside {', '.join(given)}: {_REMEDY}")
     if given["DMLC_ROLE"] not in ROLES:
         raise ValueError(
-            f"DMLC_ROLE must be one of {', '.join(ROLES)}, got {given['DMLC_ROLE']!r}: {_CURE}"
+            f"DMLC_ROLE must be one of {', '.join(ROLES)}, got {given['DMLC_ROLE']!r}: {_REMEDY}"
         )
-    most = {"DMLC_PS_ROOT_PORT": 65_535}
+    maxima = {"DMLC_PS_ROOT_PORT": 65_535}
     for name in ("DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER"):
         text = given[name]
-        if not text.isdecimal() or not 1 <= int(text) <= most.get(name, 1 << 20):
-            kind = "a port" if name in most else "an integer >= 1"
-            raise ValueError(f"{name} must be {kind}, got {text!r}: {_CURE}")
+        if not text.isdecimal() or not 1 <= int(text) <= maxima.get(name, 1 << 20):
+            kind = "a port" if name in maxima else "an integer >= 1"
+            raise ValueError(f"{name} must be {kind}, got {text!r}: {_REMEDY}")
 
 
 def in_cluster() -> bool:
-    """Whether the variables describe a cluster, which check_cluster has found right."""
+    """Returns whether the variables describe a cluster, which `check_cluster` has checked."""
     return bool(env.cluster())
 
 
 def describe() -> str:
-    """Where the cluster is, for an error."""
+    """Describes the cluster, for an error."""
     given = env.cluster()
     return (
         f"{given['DMLC_NUM_WORKER']} workers and {given['DMLC_NUM_SERVER']} servers at "

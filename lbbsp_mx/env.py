@@ -14,5 +14,5 @@ NAMES = (
 
 
 def cluster() -> dict[str, str]:
-    """The ``DMLC_*`` variables that describe the cluster, those that are set; by the launcher."""
+    """Returns the ``DMLC_*`` variables that are set, by the launcher or by hand."""
     return {name: os.environ[name] for name in NAMES if os.environ.get(name, "").strip()}

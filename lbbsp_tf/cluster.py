@@ -1,13 +1,16 @@
-"""Who this worker is."""
+"""Identity of this worker: what ``TF_CONFIG`` says, checked before TensorFlow reads it."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lbbsp_tf import env
 
-_CURE = (
+if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
+    import tensorflow as tf
+
+_REMEDY = (
     'it must look like {"cluster": {"worker": ["host0:port", "host1:port"]}, '
     '"task": {"type": "worker", "index": 0}}, or be unset to train on one machine'
 )
@@ -17,7 +20,7 @@ def check_tf_config() -> None:
     """Raises if ``TF_CONFIG`` is set and wrong.
 
     Raises:
-        ValueError: Naming the part that is wrong, its value and the cure.
+        ValueError: Names the part that is wrong, its value and the remedy.
     """
     text = env.tf_config()
     if not text.strip():
@@ -25,43 +28,45 @@ def check_tf_config() -> None:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG is not JSON ({error}): {text!r}; {_CURE}") from None
+        raise ValueError(f"TF_CONFIG is not JSON ({error}): {text!r}; {_REMEDY}") from None
     problem = _problem(config)
     if problem:
-        raise ValueError(f"TF_CONFIG {problem}: {text}; {_CURE}")
+        raise ValueError(f"TF_CONFIG {problem}: {text}; {_REMEDY}")
 
 
 def check_chief() -> None:
     """Raises unless ``TF_CONFIG`` makes this process the chief of workers and parameter servers.
 
     Raises:
-        ValueError: Naming what is missing, and the cure.
+        ValueError: Names what is missing, and the remedy.
     """
     check_tf_config()
     config = json.loads(env.tf_config() or "{}")
     cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
     missing = [each for each in ("chief", "worker", "ps") if not cluster.get(each)]
-    cure = "start the script by `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG so"
+    remedy = "start the script by `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG so"
     if missing:
         raise ValueError(
             f"TF_CONFIG must name a chief, workers and parameter servers (ps), and names no "
-            f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {cure}"
+            f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {remedy}"
         )
     if kind != "chief":
         raise ValueError(
             f"the task type in TF_CONFIG must be 'chief', got {kind!r}: workers and parameter "
-            f"servers run `python -m lbbsp_tf.server`; {cure}"
+            f"servers run `python -m lbbsp_tf.server`; {remedy}"
         )
 
 
 def cluster_size() -> int:
-    """Workers that a valid ``TF_CONFIG`` names, the chief included; 0 if it is unset."""
+    """Counts the workers that a valid ``TF_CONFIG`` names, chief included; 0 if it is unset."""
     cluster = json.loads(env.tf_config() or "{}").get("cluster", {})
     return len(cluster.get("chief", ())) + len(cluster.get("worker", ()))
 
 
-def rank_and_workers(resolver: Any) -> tuple[int, int]:
-    """This worker's rank and N, chief first, as TensorFlow orders the replicas.
+def rank_and_workers(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+) -> tuple[int, int]:
+    """Returns this worker's rank and N, chief first, as TensorFlow orders the replicas.
 
     Args:
         resolver: The strategy's cluster resolver.
@@ -77,8 +82,8 @@ def rank_and_workers(resolver: Any) -> tuple[int, int]:
     return offset + int(resolver.task_id), chiefs + workers
 
 
-def _problem(config: Any) -> str:
-    """What is wrong with a parsed TF_CONFIG, or an empty string."""
+def _problem(config: object) -> str:
+    """Describes what is wrong with a parsed TF_CONFIG; an empty string if nothing is."""
     if not isinstance(config, dict):
         return "must be a JSON object"
     cluster, task = config.get("cluster", {}), config.get("task", {})
@@ -89,14 +94,14 @@ def _problem(config: Any) -> str:
     for kind, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
             return f"needs a list of host:port strings as cluster[{kind!r}]"
-    everybody = [address for addresses in cluster.values() for address in addresses]
-    for address in everybody:
-        if everybody.count(address) > 1:
+    all_addresses = [address for addresses in cluster.values() for address in addresses]
+    for address in all_addresses:
+        if all_addresses.count(address) > 1:
             return f"names the address {address!r} twice"
     return _task_problem(cluster, task)
 
 
-def _task_problem(cluster: dict[str, list[str]], task: dict[str, Any]) -> str:
+def _task_problem(cluster: dict[str, list[str]], task: dict[str, object]) -> str:
     kind, index = task.get("type"), task.get("index")
     if kind == "evaluator":
         return ""
@@ -107,5 +112,5 @@ def _task_problem(cluster: dict[str, list[str]], task: dict[str, Any]) -> str:
     return ""
 
 
-def _is_address(text: Any) -> bool:
+def _is_address(text: object) -> bool:
     return isinstance(text, str) and text.rpartition(":")[2].isdigit() and ":" in text

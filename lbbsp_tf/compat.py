@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-_DONE = "_lbbsp_cured"
+Nest: TypeAlias = object
+"""A value, or a nest (tuple, list, dict) of values."""
+
+_DONE = "_lbbsp_patched"
 
 
 def patch_keras() -> None:
@@ -26,14 +29,14 @@ def patch_keras() -> None:
     trainer = keras_trainer.TensorFlowTrainer
     build = getattr(trainer, "_maybe_symbolic_build", None)
     if build is not None and _is_broken(build, "distribute_strategy.reduce("):
-        trainer._maybe_symbolic_build = _cured(_build_from_local_batch)
+        trainer._maybe_symbolic_build = _patched(_build_from_local_batch)
     reduce = getattr(keras_trainer, "reduce_per_replica", None)
     if reduce is not None and _is_broken(reduce, 'strategy.reduce("MEAN", v, axis=0)'):
-        keras_trainer.reduce_per_replica = _cured(_reduce_locally(reduce))
+        keras_trainer.reduce_per_replica = _patched(_reduce_locally(reduce))
 
 
 def checkpoint_on_chief_only(rank: int) -> None:
-    """Lets `ModelCheckpoint` write on the chief; other workers write to a folder that vanishes.
+    """Lets `ModelCheckpoint` write on the chief; other workers write to a temporary folder.
 
     Every worker must run the save, because reading a variable that is averaged over workers is
     a collective; but all of them writing one file would tear it (HDF5 refuses a second writer).
@@ -45,21 +48,21 @@ def checkpoint_on_chief_only(rank: int) -> None:
     folder = tempfile.TemporaryDirectory(prefix="lbbsp-")
 
     @wraps(path_of)
-    def private_path(self: Any, *args: Any, **kwargs: Any) -> str:
+    def private_path(self: keras.callbacks.Callback, *args: object, **kwargs: object) -> str:
         private = Path(folder.name) / Path(path_of(self, *args, **kwargs)).name
         return str(private)
 
-    checkpoint._get_file_path = _cured(private_path)
+    checkpoint._get_file_path = _patched(private_path)
 
 
-def local(strategy: tf.distribute.Strategy, value: Any) -> Any:
-    """This worker's part of a distributed value (or of a structure of them)."""
+def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
+    """Returns this worker's part of a distributed value (or of a structure of them)."""
     return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], value)
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Shadows a method on one instance, behind the back of attribute tracking."""
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Shadows a method on one instance, without Keras's tracking of attributes."""
     before = vars(owner).get(name)
     object.__setattr__(owner, name, value)
     try:
@@ -72,20 +75,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def without_metrics(model: Any, losses: list[Any]) -> Iterator[None]:
-    """Lets `train_step` leave the metrics alone, and tell its losses to a list.
+def without_metrics(model: keras.Model, losses: list[tf.Tensor]) -> Iterator[None]:
+    """Keeps `train_step` from updating metrics, and appends its losses to a list.
 
-    Metrics are read, changed and written back in operations of their own: of steps that run at
-    the same time on different workers, all but one would not count.
+    Metrics are read, changed and written back in separate operations: of steps that run at the
+    same time on different workers, all but one would not count.
     """
     compute_loss = model.compute_loss
 
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def appending(*args: object, **kwargs: object) -> tf.Tensor:
         losses.append(compute_loss(*args, **kwargs))
         return losses[-1]
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(model, "compute_loss", telling))
+        stack.enter_context(replaced(model, "compute_loss", appending))
         stack.enter_context(replaced(model, "compute_metrics", lambda *_, **__: {}))
         tracker = getattr(model, "_loss_tracker", None)
         if tracker is not None:
@@ -94,8 +97,8 @@ def without_metrics(model: Any, losses: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_iterations(optimizer: Any) -> Iterator[None]:
-    """Lets `optimizer.apply` count its calls in one operation, for the same reason.
+def atomic_iterations(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Makes `optimizer.apply` count its calls in one operation, for the same reason.
 
     Keras reads the count, adds one and assigns the sum: of 200 asynchronous steps on two workers,
     it counted 159.
@@ -105,7 +108,9 @@ def atomic_iterations(optimizer: Any) -> Iterator[None]:
         yield
 
 
-def _build_from_local_batch(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+def _build_from_local_batch(
+    self: keras_trainer.TensorFlowTrainer, iterator: Nest = None, data_batch: Nest = None
+) -> None:
     """Replaces `_maybe_symbolic_build`, which reduces a tuple of distributed values."""
     if self._distribute_strategy is None:
         return
@@ -116,11 +121,11 @@ def _build_from_local_batch(self: Any, iterator: Any = None, data_batch: Any = N
         self._symbolic_build(data_batch=data_batch)
 
 
-def _reduce_locally(reduce: Callable[..., Any]) -> Callable[..., Any]:
+def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:
     """Wraps `reduce_per_replica`, which averages scalars over an axis they do not have."""
 
     @wraps(reduce)
-    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+    def reduce_per_replica(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
         if reduction == "auto" and keras_trainer._collective_all_reduce_multi_worker(strategy):
             return local(strategy, values)
         return reduce(values, strategy, reduction)
@@ -128,10 +133,10 @@ def _reduce_locally(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return reduce_per_replica
 
 
-def _is_broken(function: Callable[..., Any], sign: str) -> bool:
+def _is_broken(function: Callable[..., Nest], sign: str) -> bool:
     return not hasattr(function, _DONE) and sign in inspect.getsource(function)
 
 
-def _cured(function: Callable[..., Any]) -> Callable[..., Any]:
+def _patched(function: Callable[..., Nest]) -> Callable[..., Nest]:
     setattr(function, _DONE, True)
     return function

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def build() -> keras.Model:
-    """A CNN with few weights to send and much to compute: about 1 ms a sample and core.
+    """Builds a CNN with few weights to send and much to compute: about 1 ms a sample and core.
 
     Smooth activations, average pooling and SGD keep the rounding of float32 sums, which depends
     on the batch sizes, from growing over the steps.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def main() -> int:
-    """Serves for ever; returns an exit status only where it cannot."""
+    """Serves until it is ended; returns an exit status only if it cannot serve."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type not in ("worker", "ps"):
         print(
