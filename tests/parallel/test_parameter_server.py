@@ -29,7 +29,7 @@ def job(tmp_path_factory):
     """Two workers, the second held back, and one server."""
     folder = tmp_path_factory.mktemp("asp")
     job = run(
-        "asynchronous",
+        "parameter_server",
         "together",
         workers=2,
         servers=1,
@@ -108,7 +108,7 @@ def test_errors_name_the_value_and_the_cure(job, misuse):
 
 
 def test_one_worker_learns_what_plain_keras_learns():
-    job = run("asynchronous", "alone", workers=1, servers=2, timeout=LIMIT)
+    job = run("parameter_server", "alone", workers=1, servers=2, timeout=LIMIT)
     assert job.status == 0, job.text
     said = job.results(0)
     assert said["difference"] < 2e-6 < 0.1 < said["moved"]
@@ -119,7 +119,9 @@ def test_one_worker_learns_what_plain_keras_learns():
 def test_when_a_worker_or_a_server_dies_all_are_gone_within_ten_seconds(
     kind, name, tmp_path, capfd
 ):
-    job = run("asynchronous", "kill", kind, workers=2, servers=1, run_dir=tmp_path, timeout=LIMIT)
+    job = run(
+        "parameter_server", "kill", kind, workers=2, servers=1, run_dir=tmp_path, timeout=LIMIT
+    )
     ended = time.time()
     assert job.status == 137
     failed = next(line for line in job.lines[0] if line.startswith("FAILING"))

@@ -1,4 +1,4 @@
-"""ASP through parameter servers, as the chief: ``asynchronous.py MODE``."""
+"""ASP through parameter servers, as the chief: ``parameter_server.py MODE``."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core import GlobalOrder
-from lbbsp_tf import asynchronous
+from lbbsp_tf import parameter_server
 
 SAMPLES, BATCH = 83, 8  # an epoch ends with a batch of 3
 
@@ -55,20 +55,23 @@ def count_pushes(strategy):
                 work = tf.tanh(work @ work)
             super().update_step(gradient + 1e-30 * tf.reduce_sum(work), variable, learning_rate)
 
-    class Noting(asynchronous._Ledger):
-        def enter(self, pushes):
-            found.extend((each.push, each.staleness, 1e3 - each.loss / BATCH) for each in pushes)
-            return super().enter(pushes)
+    log_epoch = parameter_server._log_epoch
+
+    def noting(log, pushes, began):
+        found.extend(
+            (each.line.push, each.line.staleness, 1e3 - each.loss / BATCH) for each in pushes
+        )
+        return log_epoch(log, pushes, began)
 
     found, x, y = [], np.ones((BATCH, 1), "f4"), np.full((BATCH, 1), -1e3, "f4")
-    asynchronous._Ledger, ledger = Noting, asynchronous._Ledger
+    parameter_server._log_epoch = noting
     with strategy.scope():
         once = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         counting = keras.Sequential([once])
         loss = keras.losses.MeanAbsoluteError(reduction="sum")
         counting.compile(Slow(1 / BATCH), loss)
     lbbsp_tf.fit_asynchronously(counting, x, y, batch_size=BATCH, epochs=30)
-    asynchronous._Ledger = ledger
+    parameter_server._log_epoch = log_epoch
     result("seen", found)
 
 
