@@ -1,1 +1,1 @@
-"""Runs the loop during training: everything a plugin needs beside its framework."""
+"""Training loop at run time: everything that a plugin needs apart from its framework."""

@@ -1,8 +1,9 @@
-"""One worker's side of training in which workers need not be in step.
+"""Training session of one worker whose peers need not be in the same step.
 
-The counterpart of `lbbsp_core.runtime.session` for SSP, ASP, DSSP and ElasticBSP: a coordinator
-on a server (`lbbsp_core.runtime.coordinator`) decides who proceeds and deals out the samples; the
-session measures, predicts, asks it, waits for its answers and records the pushes.
+It is the counterpart of `lbbsp_core.runtime.session` for SSP, ASP, DSSP and ElasticBSP. A
+coordinator on a server (`lbbsp_core.runtime.coordinator`) decides which workers proceed and
+assigns the samples. The session measures, predicts, sends requests to the coordinator, waits for
+its answers, and records the pushes.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ logger = logging.getLogger("lbbsp.session")
 
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.005
-"""Between two reads of the coordinator's answers."""
+"""Pauses between reads of the coordinator's answers: they double, from the first to the longest."""
 
 
 class Servers(Protocol):
-    """A framework's parameter servers, as an asynchronous session needs them."""
+    """Operations on a framework's parameter servers that an asynchronous session needs."""
 
     rank: int
     workers: int
@@ -73,15 +74,15 @@ class Servers(Protocol):
         ...
 
     def exchange_log(self, table: Table) -> Table:
-        """Pushes a request for the log, and pulls what answers it."""
+        """Pushes a request for the log, and pulls the answer."""
         ...
 
     def push_gradients(self, *, to_sum: bool) -> None:
-        """Pushes this worker's gradients into the model, or into the sum of those kept."""
+        """Pushes this worker's gradients into the model, or into the sum of kept gradients."""
         ...
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Bounds the time spent inside the context, a wait for others."""
+        """Bounds the time spent inside the context, in which this worker waits for others."""
         ...
 
 
@@ -89,16 +90,16 @@ class AsyncSession:
     """Runs one worker's side of training with a synchroniser; every worker of the job runs one.
 
     Args:
-        servers: Of the framework.
-        sync: Decides who waits for whom.
-        global_batch_size: X, the samples of N batches.
-        options: As the user gave them; the policy defaults to `Even`.
-        framework: Its name, for the run record.
+        servers: Parameter servers of the framework.
+        sync: Decides which workers wait for which.
+        global_batch_size: X, the samples in one batch of each of the N workers.
+        options: Options of the user; the policy defaults to `Even`.
+        framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
-        facts: What must be the same on all workers beside the options, as text.
+        facts: Further facts, as text, that must be the same on all workers.
 
     Raises:
-        ValueError: Options that cannot be satisfied, or that do not go together.
+        ValueError: The options cannot be satisfied, or exclude each other.
     """
 
     def __init__(
@@ -145,13 +146,13 @@ class AsyncSession:
         self._meter.open(options.choose_drivers(self.policy))
 
     def make_service(self) -> CoordinatorService:
-        """Makes what runs on the server: worker 0 hands it over, with the optimizer."""
+        """Creates the service that worker 0 sends to the server, together with the optimizer."""
         logs = self._record_path is not None
         coordinator = Coordinator(self.sync, self.constraints, self.policy, logs=logs)
         return CoordinatorService(coordinator, fingerprint(self._facts[0]))
 
     def start(self) -> None:
-        """Starts the training, once the service runs.
+        """Starts the training; the service must be running.
 
         Raises:
             DisagreementError: Another worker was started with other options.
@@ -159,25 +160,32 @@ class AsyncSession:
         self._compare(0)
 
     def use_samples(self, num_samples: int) -> None:
-        """Compares the data set among the workers.
+        """Checks that all workers train on the same data set in the same order.
 
         Raises:
-            DisagreementError: Another worker has another length or seed.
+            DisagreementError: Another worker has a different number of samples or seed.
         """
         self._facts.append(f"{num_samples} samples with the seed {self.options.seed}")
         self._compare(len(self._facts) - 1)
 
     def exclude_step(self) -> None:
-        """Excludes the running iteration from what is learned: it holds work that others do not."""
+        """Excludes the running iteration from learning, because it contains other work."""
         self._meter.exclude_step()
 
     def begin_epoch(self) -> None:
-        """Starts an iteration over the data: batches that were drawn and not used are dropped."""
+        """Starts an iteration over the data, and drops batches that were drawn but not used."""
         self._claims.clear()
         self.exclude_step()
 
     def claim(self, limit: int) -> tuple[int, int]:
-        """Claims the next samples for this worker, by position, up to position `limit`."""
+        """Claims the next samples for this worker.
+
+        Args:
+            limit: Position in the sample stream at which to stop.
+
+        Returns:
+            Positions of the first sample and of the one after the last; equal at the limit.
+        """
         with self._meter.excluded_wait():
             answer = self._ask(Question.CLAIM, limit)
         if answer.second > answer.first:
@@ -188,20 +196,20 @@ class AsyncSession:
         """Checks that a batch of `samples` was drawn and is the next one to be pushed.
 
         Raises:
-            ValueError: It was not.
+            ValueError: The next batch to be pushed has another size, or no batch was drawn.
         """
         if self._departed or not self._claims or self._claims[0] != samples:
             raise ValueError(
-                f"step must be called once for each batch that was drawn, with its samples "
-                f"({self._claims[:1] or 'none drawn'}), got {samples!r}: draw batches by "
-                "trainer.batch_sampler(...)"
+                f"step must be called once for each batch that was drawn, with its number of "
+                f"samples ({self._claims[0] if self._claims else 'no batch is drawn'}), got "
+                f"{samples!r}: draw batches by trainer.batch_sampler(...)"
             )
 
     def end_step(self, samples: int) -> None:
         """Pushes the gradients of an iteration, and waits until this worker may proceed.
 
         Args:
-            samples: Of its batch; the gradients have been computed.
+            samples: Batch size of the iteration, whose gradients have been computed.
         """
         self.check_batch(samples)
         busy_seconds, drivers = self._meter.reach()
@@ -217,28 +225,28 @@ class AsyncSession:
         self._wait_for(lambda answer: answer.released > self._iterations, "to be released")
 
     def begin_read(self) -> None:
-        """Notes how many updates the model has had: this worker is about to read it."""
+        """Stores the number of updates in the model that this worker is about to read."""
         self._updates_seen = self._answer.updates
 
     def end_read(self) -> None:
-        """Leaves the barrier: the model has been read, the next iteration starts."""
+        """Starts the next iteration; call it when the model has been read."""
         wall_seconds = self._meter.leave()
-        logger.debug("iteration %d took %.4f s with its waits", self._iterations, wall_seconds)
+        logger.debug("iteration %d took %.4f s, waits included", self._iterations, wall_seconds)
         self._drain()
 
     def depart(self) -> None:
-        """Leaves the training, so that no worker waits for this one; once is enough."""
+        """Leaves the training, so that no worker waits for this one; later calls do nothing."""
         if not self._departed:
             self._departed = True
             self._update_if(self._ask(Question.FINISH).first)
 
     def finish(self) -> None:
-        """Departs, and waits until all workers have."""
+        """Leaves the training, and waits until all workers have left."""
         self.depart()
         self._wait_for(lambda answer: not answer.active, "for all to finish")
 
     def close(self) -> None:
-        """Closes the run record; the final model has been read."""
+        """Closes the run record; call it when the final model has been read."""
         self._drain()
         self._record_path = None
         if self._log is not None:
@@ -248,7 +256,7 @@ class AsyncSession:
     def _predict(
         self, samples: int, busy_seconds: float, drivers: tuple[float, ...]
     ) -> tuple[int, int]:
-        """Learns from an iteration. Returns the predicted curve of the next one in integers."""
+        """Learns from an iteration; returns the predicted cost of the next one as integers."""
         before, self._drivers = self._drivers or drivers, drivers
         self._estimate, _ = self._estimator.learn(
             self._estimate, samples, busy_seconds, before, excluded=self._meter.take_excluded()
@@ -256,9 +264,9 @@ class AsyncSession:
         return quantise(*self._estimator.predict(self._estimate, drivers))
 
     def _update_if(self, last: int) -> None:
-        """Updates the model by the sum, if this worker's gradient was the last one missing."""
+        """Updates the model by the sum, if this worker's gradient has completed it."""
         if last:
-            self.servers.push_gradients(to_sum=False)  # their values are not read
+            self.servers.push_gradients(to_sum=False)  # only a signal: the values are not read
             self._ask(Question.APPLIED)
 
     def _compare(self, fact: int) -> None:
@@ -266,8 +274,8 @@ class AsyncSession:
         if self._ask(Question.COMPARE, fact, fingerprint(mine)).first != fingerprint(mine):
             raise DisagreementError(
                 f"workers disagree on sync, batches, policy, parameters or samples: worker "
-                f"{self.servers.rank} has {mine}, and another something else; start all with the "
-                "same"
+                f"{self.servers.rank} has {mine}, and another worker has different values; start "
+                "all workers with the same ones"
             )
 
     def _ask(self, question: Question, *values: int) -> Answer:
@@ -291,7 +299,7 @@ class AsyncSession:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _drain(self) -> None:
-        """Records, on rank 0, what has been pushed since the last time."""
+        """Records the pushes since the last call, on rank 0."""
         if self._record_path is None:
             return
         if self._log is None and not self._departed:

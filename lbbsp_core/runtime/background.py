@@ -1,4 +1,4 @@
-"""Waiting in the background, where a framework reports only by blocking."""
+"""Calls on a background thread, for frameworks that report completion only by blocking."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """A call made by the one background thread of the process, after all earlier ones.
+    """Call that runs on the single background thread of the process, after all earlier ones.
 
     Args:
-        call: Called in that thread; `result` returns or raises what it does.
+        call: Function without arguments; `result` returns its value or raises its exception.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -25,19 +25,19 @@ class BackgroundCall(Generic[T]):
         _queue().put(self._run)
 
     def result(self) -> T:
-        """Waits for the call. Returns, or raises, what it did."""
+        """Waits for the call, and returns its value or raises its exception."""
         return self._future.result()
 
     def _run(self) -> None:
         try:
             self._future.set_result(self._call())
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # `result` raises it
             self._future.set_exception(error)
 
 
 @lru_cache(maxsize=1)
 def _queue() -> SimpleQueue[Callable[[], None]]:
-    """Starts the thread. It ends with the process, whatever it waits for at that time."""
+    """Starts the thread, a daemon: the process can end while it waits."""
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     threading.Thread(target=_work, args=(queue,), name="lbbsp-background", daemon=True).start()
     return queue

@@ -1,4 +1,4 @@
-"""State machine of the loop: measure, predict, exchange, allocate; no framework inside."""
+"""State machine of the loop, independent of frameworks: measure, predict, exchange, allocate."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ logger = logging.getLogger("lbbsp.balancer")
 
 
 class BalancerState(NamedTuple):
-    """State from which a worker continues where it, or another worker of the job, has stopped.
+    """State from which this worker, or another worker of the job, can continue a training.
 
     Args:
-        step: The next global step.
+        step: Next global step.
         order: Number of samples, global batch size, seed, shuffle and drop_last, if known.
-        order_start: The step at which that order started.
-        plans: Plans of the steps from `step` on that are decided already.
-        rank: Worker to which everything that follows belongs.
+        order_start: Step at which that order started.
+        plans: Plans that are already decided, for the steps from `step` on.
+        rank: Rank of the worker to which `predictor`, `estimate` and `drivers` belong.
         predictor: Predictor of its speed.
-        policy_state: State of the policy.
-        estimate: State of the speed estimator.
-        drivers: Resources last sampled.
+        policy_state: State of the policy, the same on all workers.
+        estimate: State of its speed estimator.
+        drivers: Driving factors that were sampled last.
     """
 
     step: int
@@ -56,11 +56,11 @@ class BalancerState(NamedTuple):
 
 
 class Balancer:
-    """One worker's view of the loop; every worker runs one, and all compute the same plans.
+    """Runs the loop of one worker; all workers run one, and compute the same plans.
 
     A session calls, for every step::
 
-        sizes = balancer.sizes(step)                       # what to draw
+        sizes = balancer.sizes(step)                       # batch sizes to draw
         message = balancer.report(busy_seconds)            # measure, predict
         messages = ...                                     # the framework's all-gather
         balancer.receive(messages, wall_seconds)           # allocate, for step + lag
@@ -68,18 +68,19 @@ class Balancer:
     Args:
         rank: Number of this worker, in [0, workers).
         workers: Number of workers, N.
-        global_batch_size: X, samples a step over all workers.
-        policy: Decides sizes. Defaults to `LoadBalanced`.
-        predictor: Forecasts *this* worker's speed. Defaults to what measured best at this lag.
-        cost: Shape of this worker's cost, as a prior; its speed is a placeholder. A `CostShape`
-            says how much of it is learned. Defaults to `Proportional`.
-        limits: One for all workers, or one each.
-        granularity: Sizes are multiples of it.
-        lag: A plan decided after step k serves step ``k + lag``, >= 1.
+        global_batch_size: X, samples per step over all workers.
+        policy: Decides batch sizes. Defaults to `LoadBalanced`.
+        predictor: Forecasts *this* worker's speed. Defaults to a `Mixture` for this lag.
+        cost: Prior for the shape of this worker's cost; its speed is ignored. Pass a `CostShape`
+            to control what is learned of the overhead. Defaults to `Proportional`.
+        limits: Bounds of a batch: the same for all workers, or one entry per worker.
+        granularity: Batch sizes are multiples of it, in samples.
+        lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
+            applies to step ``k + lag``.
         outlier_filter: Decides which measurements reach the predictor.
 
     Raises:
-        ValueError: Options that no plan can satisfy; names the value and the remedy.
+        ValueError: No plan can satisfy the options; names the value and the remedy.
 
     Example:
         >>> fast, slow = (Balancer(rank=i, workers=2, global_batch_size=12) for i in (0, 1))
@@ -109,7 +110,10 @@ class Balancer:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
         if lag < 1:
-            raise ValueError(f"lag must be >= 1, got {lag}: a plan cannot serve its own step")
+            raise ValueError(
+                f"lag must be >= 1, got {lag}: a plan cannot apply to the step after which it is "
+                "decided"
+            )
         each = training_limits(limits, workers)
         self.rank = rank
         self.lag = lag
@@ -139,28 +143,27 @@ class Balancer:
         return self.constraints.workers
 
     def make_order(self, num_samples: int, seed: int) -> GlobalOrder:
-        """Makes the order of `num_samples` samples that these workers can run.
+        """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
-        A short last step with fewer samples than workers would leave a worker without work: it
-        is dropped, with a warning.
+        A short last step with fewer samples than workers is dropped, with a warning.
 
         Raises:
-            ValueError: A data set smaller than one global batch.
+            ValueError: The data set is smaller than one global batch.
         """
         full, rest = divmod(num_samples, self.constraints.global_batch_size)
         if full == 1 and self.workers > 1:
             logger.warning(
-                "an epoch of %d samples has one full step of %d: its first step is never learned "
-                "from, nor is a short one, so that batches stay even; make epochs longer, for "
-                "example by repeating the data",
+                "an epoch of %d samples has one full step of %d: batches will stay even, because "
+                "the first step of an epoch and short steps are excluded from learning; make "
+                "epochs longer, for example by repeating the data",
                 num_samples,
                 self.constraints.global_batch_size,
             )
         drop = 0 < rest < self.workers
         if drop:
             logger.warning(
-                "%d of %d samples are dropped each epoch: the last step would have fewer samples "
-                "than the %d workers",
+                "%d of %d samples are dropped in each epoch, because the last step would have "
+                "fewer samples than the %d workers",
                 rest,
                 num_samples,
                 self.workers,
@@ -170,7 +173,7 @@ class Balancer:
         )
 
     def use_order(self, order: GlobalOrder) -> None:
-        """Plans for the steps of `order`, short ones included; a new one starts at this step."""
+        """Plans for the steps of `order`; an order other than the last one starts at this step."""
         if order != self._order:
             self._order, self._order_start = order, self.step
 
@@ -178,19 +181,19 @@ class Balancer:
         """Returns this worker's samples of a global step, int64, shape ``(sizes(step)[rank],)``.
 
         Raises:
-            LookupError: No order, or a step whose plan is not decided yet.
+            LookupError: There is no order, or the plan of the step is not decided yet.
         """
         if self._order is None:
-            raise LookupError("no order to draw from: call use_order() first")
+            raise LookupError("there is no order to draw samples from: call use_order() first")
         step_of_order = step - self._order_start
-        if self.workers == 1:  # nothing to plan, so nothing to wait for
+        if self.workers == 1:  # independent of plans, so steps may be drawn ahead without limit
             return self._order.indices(step_of_order)
         return self._order.slice(step_of_order, self.rank, self.sizes(step))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Moves to a new epoch: where the last one ended, or ahead to `epoch` of the order.
+        """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order.
 
-        The rest of an epoch that was stopped half-way is skipped.
+        The rest of an unfinished epoch is skipped.
         """
         if self._order is not None:
             per_epoch = self._order.steps_per_epoch
@@ -198,17 +201,17 @@ class Balancer:
             self.skip_to(self._order_start + max(done, epoch) * per_epoch)
 
     def static_info(self) -> list[int]:
-        """Returns what never changes of this worker, as integers for `set_peers`."""
+        """Returns the static facts of this worker as integers, for `set_peers`."""
         prior = self.cost_shape.prior
         max_batch = prior.limits().maximum if isinstance(prior, Profile) else None
         return PeerInfo(self.cost_shape.marginal_segments(), max_batch).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]]) -> None:
-        """Takes the cost shapes and memory limits of all workers; before the first step.
+        """Sets the cost shapes and memory limits of all workers; call it before the first step.
 
         Args:
-            peer_info: By rank, the same on every worker; filled up at the end to one length
-                where a gather needs that.
+            peer_info: Result of `static_info` of each worker, by rank. Rows may be padded at the
+                end to the same length.
 
         Raises:
             ValueError: No plan fits into the memory of the workers.
@@ -222,19 +225,19 @@ class Balancer:
             self._start_planning()
 
     def record_to(self, record: RunRecord | None) -> None:
-        """Writes every received step to `record`, which only rank 0 has."""
+        """Sets the record to which every step is written; only rank 0 has one."""
         self._record = record
 
     def sizes(self, step: int) -> Sizes:
-        """Returns the plan of global step `step`; known up to ``lag - 1`` steps ahead.
+        """Returns the plan of global step `step`; plans are known ``lag - 1`` steps ahead.
 
         Raises:
-            LookupError: The step lies too far ahead: its plan is not decided yet.
+            LookupError: The plan of the step is not decided yet, or no longer stored.
         """
         if step not in self._plans:
             raise LookupError(
                 f"plans are known for steps {self.step} to {self.step + self.lag - 1}, not for "
-                f"step {step}: a plan serves the step {self.lag} after the one it follows"
+                f"step {step}: a plan decided after step k applies to step k + {self.lag}"
             )
         return self._scaled(step, self._plans[step][0])
 
@@ -246,23 +249,26 @@ class Balancer:
         stop: bool = False,
         drivers: tuple[float, ...] = (),
     ) -> StepMessage:
-        """Measures and predicts. Returns this worker's message about the running step.
+        """Learns from the running step, predicts, and returns this worker's message.
 
         Args:
-            busy_seconds: Busy time of this step; an invalid one is sanitised here, so that it
-                never reaches a peer (rule 7).
-            excluded: True for a step that is not learned from (the first of an epoch, a retrace).
-            stop: True asks all workers to stop after this step.
-            drivers: Resources sampled now, the exogenous inputs of the *next* step.
+            busy_seconds: Busy time of this step; an invalid value is sent as 0 (rule 7).
+            excluded: Whether the step is excluded from learning (the first of an epoch, a retrace).
+            stop: Whether to ask all workers to stop after this step.
+            drivers: Driving factors known now, before the *next* step starts.
+
+        Raises:
+            LookupError: The cost shape is not a straight line, and `set_peers` was not called.
         """
         if not self._linear and self._peers[self.rank] == LINE:
             raise LookupError(
-                f"no peer knows the shape of {self.cost_shape.prior!r}: call set_peers() first"
+                f"the peers do not know the shape of {self.cost_shape.prior!r}: call set_peers() "
+                "first"
             )
         samples = self.sizes(self.step)[self.rank]
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
-        short = self._is_short(self.step)  # its overhead weighs more
+        short = self._is_short(self.step)  # excluded: the overhead has a larger share in it
         self._estimate, accepted = self._estimator.learn(
             self._estimate, samples, busy_seconds, before, excluded=excluded or short
         )
@@ -272,14 +278,14 @@ class Balancer:
         return StepMessage(slope, overhead, busy_ns, plan, stop=stop, excluded=not accepted)
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
-        """Allocates: from the messages of the running step to the plan of ``step + lag``.
+        """Ends the running step: decides the plan of ``step + lag`` from the messages.
 
         Args:
-            messages: By rank, the same on every worker.
+            messages: Messages of all workers by rank, the same on every worker.
             wall_seconds: Time from barrier to barrier, for the record.
 
         Raises:
-            DisagreementError: A worker has computed another plan.
+            DisagreementError: A worker has computed a different plan.
         """
         self._check_plans(messages)
         excluded = tuple(rank for rank, message in enumerate(messages) if message.excluded)
@@ -294,22 +300,26 @@ class Balancer:
         self.step += 1
 
     def skip_to(self, step: int) -> None:
-        """Jumps ahead to global step `step`, keeping the latest plan and all that was learned."""
+        """Skips to global step `step`; keeps the latest plan and the state of the predictor."""
         if step > self.step:
             latest = self._plans[self.step + self.lag - 1]
             self.step = step
             self._plans = dict.fromkeys(range(step, step + self.lag), latest)
 
     def epoch_end_step(self) -> int:
-        """Returns the global step at which the running epoch of the order ends."""
+        """Returns the first global step after the running epoch of the order.
+
+        Raises:
+            LookupError: There is no order.
+        """
         if self._order is None:
-            raise LookupError("no order, so no epochs: call use_order() first")
+            raise LookupError("there are no epochs without an order: call use_order() first")
         per_epoch = self._order.steps_per_epoch
         done = (self.step - self._order_start) // per_epoch
         return self._order_start + (done + 1) * per_epoch
 
     def state(self) -> BalancerState:
-        """Returns what `restore` needs: plain values that pickle."""
+        """Returns a state for `restore`, which can be pickled."""
         return BalancerState(
             self.step,
             self._order.key if self._order else None,
@@ -323,10 +333,11 @@ class Balancer:
         )
 
     def restore(self, state: BalancerState) -> None:
-        """Continues where `state` was taken, also with a longer lag; before the first step.
+        """Continues from `state`, also with a longer lag; call it before the first step.
 
-        The position in the order holds for any number of workers; the plan for the same number;
-        what was learned of a worker's speed only for that worker, with the same predictor.
+        The position in the order is restored for any number of workers. The plans are restored
+        if the number of workers and the global batch size are the same, and the state of the
+        predictor if the rank and the predictor are the same.
         """
         self.step = state.step
         self._order = GlobalOrder(*state.order) if state.order else None
@@ -351,7 +362,7 @@ class Balancer:
         for rank, message in enumerate(messages):
             if message.checksum != messages[0].checksum:
                 raise DisagreementError(
-                    f"at step {self.step} worker {rank} has another plan than worker 0 "
+                    f"at step {self.step} worker {rank} has a different plan than worker 0 "
                     f"(checksums {message.checksum} and {messages[0].checksum}; here the plan is "
                     f"{self._policy_state.sizes}): run the same lbbsp and Python on all workers"
                 )
@@ -364,7 +375,7 @@ class Balancer:
         del self._plans[step - self.lag]
 
     def _scaled(self, step: int, sizes: Sizes) -> Sizes:
-        """Scales a plan down to a short step, whose minima relax to 1 (rule 6)."""
+        """Returns the plan scaled down if the step is short; minima are then at most 1 (rule 6)."""
         if not self._is_short(step):
             return sizes
         limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.constraints.limits)
@@ -397,6 +408,6 @@ class Balancer:
 
 
 def _within(limits: Limits, peer: PeerInfo) -> Limits:
-    """Narrows a worker's limits to its memory."""
+    """Returns a worker's limits, with the maximum that its memory allows."""
     known = [bound for bound in (limits.maximum, peer.max_batch) if bound is not None]
     return Limits(limits.minimum, min(known, default=None))

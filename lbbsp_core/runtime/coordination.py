@@ -1,9 +1,9 @@
 """Questions of workers to the coordinator, and its answers, as rows of exact integers.
 
-Workers that need not be in step share a *table* with one row for each of them, on the server
+Workers that need not be in the same step share a *table* with one row per worker, on the server
 where the coordinator runs. A worker writes a question into its own row; the server replaces the
-whole table by answers, which the worker then reads. Any transport that can push and pull an array
-of float32 will do (see `lbbsp_core.runtime.protocol` for the exactness).
+whole table by answers, which the worker then reads. The transport must be able to push and pull
+an array of float32 (`lbbsp_core.runtime.protocol` describes how it carries integers exactly).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lbbsp_core.runtime.record import PUSH_INTEGERS
 Table = npt.NDArray[np.float32]
 
 QUESTION_INTEGERS: Final = 7
-"""Integers of a question: what, its number, up to five more. As many as those of an `Answer`."""
+"""Integers of a question: kind, number, up to five values. An `Answer` has the same number."""
 
 LOG_ROWS: Final = 64
-"""Pushes that one reading of the log brings; the row before them holds their number."""
+"""Maximum number of pushes that one reading of the log returns, after a row with their number."""
 
 
 class Question(IntEnum):
-    """What a worker asks."""
+    """Kind of a question that a worker asks."""
 
     COMPARE = 1
     CLAIM = 2
@@ -39,16 +39,17 @@ class Question(IntEnum):
 
 
 class Answer(NamedTuple):
-    """What the coordinator has for a worker.
+    """Answer of the coordinator to a worker.
 
     Args:
-        number: Of the worker's last question that it has answered.
-        released: Iterations that the worker may have started.
-        pushes: Of all workers.
-        updates: Of the model.
-        active: Workers that have not departed.
-        first: The answer: the first of the claimed samples, or 1 for yes.
-        second: The end of the claimed samples.
+        number: Number of the worker's last question that has been answered.
+        released: Number of iterations that the worker may have started.
+        pushes: Number of pushes by all workers.
+        updates: Number of updates of the model.
+        active: Number of workers that have not departed.
+        first: Answer to the question: position of the first claimed sample, fingerprint of a
+            compared fact, or 1 for yes and 0 for no.
+        second: Position after the last claimed sample; 0 for other questions.
     """
 
     number: int = 0
@@ -70,9 +71,9 @@ class CoordinatorService:
     """Answers the tables of questions that workers push.
 
     Args:
-        coordinator: Decides.
-        options: What all workers must have been started with, as a fingerprint: fact 0. Fact k
-            is what the first worker says that asks about it.
+        coordinator: Coordinator that decides.
+        options: Fingerprint of the options with which all workers must have been started: fact 0.
+            The reference value of any other fact is that of the first worker that compares it.
     """
 
     def __init__(self, coordinator: Coordinator, options: int) -> None:
@@ -81,10 +82,11 @@ class CoordinatorService:
         self._answers: list[Answer] = []
 
     def answer(self, table: Table) -> Table:
-        """Answers the one row that holds a question; all rows say who may proceed.
+        """Answers the question of one worker, and updates the counts in the rows of all workers.
 
         Args:
-            table: Shape ``(workers, 2 * QUESTION_INTEGERS)``.
+            table: Table in which one row holds a question and the others are zero, shape
+                ``(workers, 2 * QUESTION_INTEGERS)``.
 
         Returns:
             Answers by rank, of the same shape.
@@ -108,10 +110,14 @@ class CoordinatorService:
         return np.stack([pack(answer) for answer in self._answers])
 
     def log(self, table: Table) -> Table:
-        """Returns the pushes from a number on: first how many rows, then those.
+        """Returns the log from a push on: a row with the number of pushes, then one row for each.
 
         Args:
-            table: Its first row holds the number; shape ``(1 + LOG_ROWS, 2 * PUSH_INTEGERS)``.
+            table: Table with the number of the first push to return in its first row, shape
+                ``(1 + LOG_ROWS, 2 * PUSH_INTEGERS)``.
+
+        Returns:
+            Rows of the same shape.
         """
         first, *_ = unpack(table[0])
         rows = [line.to_integers() for line in self._coordinator.log(first, LOG_ROWS)]

@@ -81,7 +81,7 @@ class Coordinator:
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
-        """Assigns the next samples to a worker, as many as its batch has.
+        """Assigns the samples of its next batch to a worker.
 
         Args:
             worker: Rank of the worker.

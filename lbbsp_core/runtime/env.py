@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def run_dir() -> Path | None:
-    """``LBBSP_RUN_DIR``: where rank 0 records the run; set by ``lbbsp launch --run-dir``."""
+    """Returns ``LBBSP_RUN_DIR``, the folder of the run record set by ``lbbsp launch --run-dir``."""
     folder = os.environ.get("LBBSP_RUN_DIR", "")
     return Path(folder) if folder else None

@@ -12,14 +12,14 @@ def fail_fast() -> None:
     """Makes an uncaught exception end the process at once, after its traceback.
 
     An ordinary exit waits in the framework's shutdown barrier for peers that in turn wait for
-    this worker's gradients: over a minute in TensorFlow, indefinitely in MXNet (measured). Peers,
-    or the launcher, notice a dead process within seconds.
+    this worker's gradients: over a minute in TensorFlow, indefinitely in MXNet (measured). The
+    peers, or the launcher, detect a dead process within seconds.
     """
     sys.excepthook = _print_and_exit
 
 
 def end_now(status: int) -> None:
-    """Ends the process without an exit barrier, with all that was printed."""
+    """Ends the process at once, without the framework's exit barrier, after flushing the output."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

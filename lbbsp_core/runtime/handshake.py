@@ -1,4 +1,4 @@
-"""Agreement of all workers, before the first step, on what never changes."""
+"""Handshake before the first step: all workers compare their static facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lbbsp_core.runtime.record import all_versions
 
 
 class Gathers(Protocol):
-    """The part of `lbbsp_core.runtime.session.Collectives` that a handshake needs."""
+    """Part of `lbbsp_core.runtime.session.Collectives` that a handshake needs."""
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Gathers integers from all workers, by rank."""
@@ -24,21 +24,21 @@ class Gathers(Protocol):
 def agree(
     balancer: Balancer, order: GlobalOrder | None, collectives: Gathers, facts: Mapping[str, int]
 ) -> list[list[int]]:
-    """Compares what never changes, and introduces the workers' costs to each other.
+    """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
     Every worker must call this at the same time, before the first step.
 
     Args:
-        balancer: This worker's.
+        balancer: Balancer of this worker.
         order: Samples of each step, if known.
-        collectives: Of the framework.
-        facts: Facts of the plugin's own.
+        collectives: Collectives of the framework.
+        facts: Further facts of the plugin, by name.
 
     Returns:
-        What each worker says of itself, for another balancer of the same cost.
+        `Balancer.static_info` of each worker, by rank, for another balancer of the same cost.
 
     Raises:
-        DisagreementError: Names the fact, the ranks and their values.
+        DisagreementError: A fact differs; names the fact, the ranks and their values.
     """
     policy = balancer.policy
     texts = {
@@ -51,11 +51,11 @@ def agree(
     compared = {
         "workers": balancer.workers,
         "global_batch_size": balancer.constraints.global_batch_size,
-        "lag (batches drawn ahead, and one)": balancer.lag,
+        "lag (1 + batches drawn ahead)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
         **facts,
-        "steps run so far": balancer.step,
+        "number of completed steps": balancer.step,
         **{name: fingerprint(text) for name, text in texts.items()},
     }
     shown = {name: text[:200] for name, text in texts.items()}
@@ -66,12 +66,12 @@ def agree(
 
 
 def _gather_static_info(balancer: Balancer, collectives: Gathers) -> list[list[int]]:
-    """Gathers rows of different lengths: filled up to the longest."""
+    """Gathers rows of different lengths, padded to the longest."""
     mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
 
 
 def _options_of(policy: Policy[Any]) -> str:
-    """Returns a dataclass's fields: the default repr has an address, which differs by worker."""
+    """Returns the repr of a dataclass; other reprs contain an address, which differs by worker."""
     return repr(policy) if dataclasses.is_dataclass(policy) else ""

@@ -1,4 +1,4 @@
-"""Bounded waiting, where a framework's own waits have no time-out."""
+"""Time limits for waits, where those of the framework have none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CHECK_SECONDS = 0.2
 class Watchdog:
     """Ends the process, with a message, when a wait takes too long.
 
-    A framework that waits inside its own library cannot be interrupted by an exception: a thread
-    watches the clock and ends the process, which the launcher, or whoever started the job,
-    notices.
+    An exception cannot interrupt a framework that waits inside its own library. A thread
+    therefore watches the clock and ends the process, which the launcher or the scheduler of the
+    job detects.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Watchdog:
 
     @contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:
-        """Bounds the waits inside the context to `seconds`, or the process ends with `message`."""
+        """Ends the process with `message` if the context lasts longer than `seconds`."""
         key = object()
         self._deadlines[key] = time.monotonic() + seconds, message
         try:

@@ -21,24 +21,24 @@ class SessionOptions:
     """Options that the plugins of all frameworks share.
 
     Args:
-        policy: Decides batch sizes. Defaults to ``LoadBalanced(min_gain, interval)``; where
-            workers are not in step, to `Even`.
-        predictor: Forecasts this worker's speed. Defaults to `Mixture`, which measured best.
+        policy: Decides batch sizes. Defaults to ``LoadBalanced(min_gain, interval)``, and to
+            `Even` in asynchronous training.
+        predictor: Forecasts this worker's speed. Defaults to `Mixture`.
         cost: Shape of this worker's batch-time curve. Defaults to `Proportional`.
-        limits: Bounds on a worker's batch, one for all workers or one each. Defaults to
+        limits: Bounds of a batch: the same for all workers, or one entry per worker. Defaults to
             ``Limits(1)``.
-        granularity: Batch sizes are multiples of it, >= 1 (8 suits GPUs, and XLA).
-        interval: Decide every so many steps, >= 1. Defaults to 1.
-        min_gain: Least predicted gain for a new plan, in [0, 1). Defaults to 0.02; 0 is the
-            paper's mode (Chen et al., arXiv 1806.02508).
+        granularity: Batch sizes are multiples of it, in samples, >= 1 (8 suits GPUs and XLA).
+        interval: Steps between decisions of the default policy, >= 1. Defaults to 1.
+        min_gain: Minimum relative gain for which the default policy adopts a new plan, in
+            [0, 1). Defaults to 0.02; 0 is the paper's mode (Chen et al., arXiv 1806.02508).
         record: File for the run record, or its folder; written by rank 0. Defaults to none, or
             to ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
-        seed: Seed of the sample order where the data set is given none, >= 0.
-        drivers: Names of the resources that the predictor takes as exogenous inputs, see
-            `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those that measured best.
+        seed: Seed of the sample order, >= 0, unless the data set is given its own.
+        drivers: Names of the driving factors that the predictor takes as exogenous inputs, see
+            `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those of the sampler.
 
     Raises:
-        ValueError: `interval` or `min_gain` beside another policy than the default.
+        ValueError: `interval` or `min_gain` is given together with a policy.
     """
 
     policy: Policy[Any] | None = None
@@ -55,16 +55,16 @@ class SessionOptions:
     def __post_init__(self) -> None:
         if self.policy is not None and self._policy_options:
             raise ValueError(
-                f"{sorted(self._policy_options)} belong to the default policy: set them on "
-                f"{self.policy!r}"
+                f"{sorted(self._policy_options)} are options of the default policy and cannot be "
+                f"combined with policy={self.policy!r}: set them on the policy itself"
             )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionOptions:
-        """Makes the options from a plugin's keyword arguments.
+        """Creates the options from a plugin's keyword arguments.
 
         Raises:
-            TypeError: An unknown option; names the nearest known one.
+            TypeError: An option is unknown; names the nearest known one.
         """
         known = [field.name for field in fields(cls)]
         try:
@@ -75,7 +75,11 @@ class SessionOptions:
         return cls(**options)
 
     def choose_policy(self, default: Policy[Any] | None = None) -> Policy[Any]:
-        """Returns the given policy, else LB-BSP with the given options, else `default`."""
+        """Returns the given policy, or else the default one.
+
+        Args:
+            default: Default if neither `interval` nor `min_gain` is given. None: LB-BSP.
+        """
         if self.policy is not None:
             return self.policy
         if default is not None and not self._policy_options:
@@ -83,15 +87,15 @@ class SessionOptions:
         return LoadBalanced(**self._policy_options)
 
     def choose_cost(self) -> Cost | CostShape:
-        """Returns the given cost, or the default one."""
+        """Returns the given cost, or `Proportional`."""
         return self.cost or Proportional()
 
     def choose_drivers(self, policy: Policy[Any]) -> Sequence[str] | None:
-        """Returns the names of resources to sample: none where `policy` uses no predictions."""
+        """Returns the driving factors to sample: none if `policy` uses no predictions."""
         return self.drivers if policy.uses_costs else ()
 
     def record_path(self) -> Path | None:
-        """Returns where to record the run, as asked for here or by the launcher."""
+        """Returns the path of the run record: `record`, or else the launcher's; None for none."""
         return Path(self.record) if self.record else run_dir()
 
     @property

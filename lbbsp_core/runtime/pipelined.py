@@ -1,4 +1,4 @@
-"""The pipelined mode of a session: the barrier of a step is passed on a background thread."""
+"""Pipelined session, whose background thread passes the barrier of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.session import Collectives, StepFlags, WorkerSession
 
 Rows = npt.NDArray[np.float32]
-_URGENT = 1 << 20  # an exchange travels before all gradients
+_URGENT = 1 << 20  # messages are sent before all gradients
 
 
 class PipelinedCollectives(Collectives, Protocol):
@@ -35,7 +35,12 @@ class PipelinedCollectives(Collectives, Protocol):
     def begin_gather(
         self, row: Row | Sequence[float], *, slot: int, priority: int = 0
     ) -> Callable[[], Rows]:
-        """Starts to gather a float32 row of one width from every worker.
+        """Starts to gather a float32 row from every worker; all rows have the same width.
+
+        Args:
+            row: Row of this worker, shape ``(width,)``.
+            slot: Selects one of the buffers, so that two gathers can be pending at a time.
+            priority: Gathers of higher priority are sent first.
 
         Returns:
             A function that waits for the rows by rank, shape ``(workers, width)``.
@@ -43,30 +48,30 @@ class PipelinedCollectives(Collectives, Protocol):
         ...
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Bounds the time spent inside the context, a wait for peers."""
+        """Bounds the time spent inside the context, in which this worker waits for its peers."""
         ...
 
 
 class PipelinedSession(WorkerSession):
-    """A session whose barriers are passed on a background thread.
+    """Session whose barriers are passed on a background thread.
 
     The thread waits for this worker's gradients, reads the clock, exchanges messages and waits
-    for the sums; its result is read when the balancer is asked, at the latest in the next step.
-    A loader that fetches nothing ahead asks at once for the very next plan, and so waits for it
-    (lag 1, the paper's own mode). With any other loader the next step starts while this one is
-    still computed, at the price of one more step of lag.
+    for the sums. The session reads its result when it next uses the balancer, at the latest in
+    the next step. A loader without prefetching needs the next plan at once and waits for it (lag
+    1, the paper's mode). With prefetching, the next step starts while the gradients of this one
+    are still being computed, at the cost of one more step of lag.
 
-    How far a loader fetches ahead shows when it draws its first batches: the lag grows with it,
-    and every step checks that all workers have the same.
+    The prefetch depth of a loader is detected when it draws its first batches: the lag is raised
+    accordingly, and every step checks that all workers have the same lag.
 
     Args:
-        collectives: Of the framework.
-        global_batch_size: X, samples a step over all workers; constant.
-        options: As the user gave them.
-        framework: Its name, for the run record.
+        collectives: Collectives of the framework.
+        global_batch_size: X, samples per step over all workers; constant.
+        options: Options of the user.
+        framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
-        facts: Facts of the plugin's own that must be the same on all workers; compared at the
-            first step.
+        facts: Further facts of the plugin, by name, that must be the same on all workers;
+            compared in the first step.
     """
 
     def __init__(
@@ -90,23 +95,24 @@ class PipelinedSession(WorkerSession):
 
     @property
     def balancer(self) -> Balancer:
-        """State machine of the loop, after the barrier that was reached last."""
+        """State machine of the loop, after the last barrier that was reached."""
         self.finish_barrier()
         return self._balancer
 
     def finish_barrier(self) -> None:
-        """Waits for the barrier that was reached last, and takes what the peers said there."""
+        """Waits until the last barrier is passed, and processes the messages of the peers."""
         if self._barrier is not None:
             barrier, self._barrier = self._barrier, None
             self._take(*barrier.result())
 
     def epoch_steps(self, order: GlobalOrder) -> Iterator[int]:
-        """Yields the global steps of an epoch; the rest of an unfinished one is skipped.
+        """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.
 
         After `restore` the running epoch continues.
 
         Raises:
-            RuntimeError: The training has moved on: the batch belongs to no step.
+            RuntimeError: Another epoch was started, or a state restored, so that the batch
+                belongs to no step.
         """
         self.use_order(order)
         if self._resumes:
@@ -119,40 +125,41 @@ class PipelinedSession(WorkerSession):
         for step in range(self.balancer.step, self.balancer.epoch_end_step()):
             if iteration != self._iteration:
                 raise RuntimeError(
-                    f"the batch of step {step} was to be drawn, but the training has moved on to "
-                    f"step {self.balancer.step}: iterate the loader again, and make it after "
-                    "load_states"
+                    f"the loader draws the batch of step {step}, but the training is at step "
+                    f"{self.balancer.step} of another epoch or of a restored state: iterate the "
+                    "loader again, and create it after load_states"
                 )
             yield step
 
     def local_indices(self, step: int) -> Indices:
-        """Returns this worker's samples of `step`; one that lies ahead raises the lag.
+        """Returns this worker's samples of `step`; raises the lag if the step lies ahead.
 
         Raises:
-            LookupError: No order to draw from.
+            LookupError: There is no order.
         """
         if step >= self._balancer.step + self._balancer.lag:
             self.finish_barrier()
         ahead = step - self._balancer.step
-        reads_late = ahead > 0 and self._barrier is None  # or will, while a barrier is pending
+        # Plans are then read one step later, while a barrier is pending.
+        reads_late = ahead > 0 and self._barrier is None
         lag = 1 + ahead + reads_late
         if lag > self._balancer.lag and self.workers > 1:
             self._replace_balancer(self._balancer.state(), lag)
         return self._balancer.local_indices(step)
 
     def restore(self, state: BalancerState) -> None:
-        """Continues where `state` was taken; batches that loaders have drawn belong to no step."""
+        """Continues from `state`; batches that loaders have already drawn become invalid."""
         super().restore(state)
         self._resumes = True
         self._iteration += 1
         self.exclude_step()
 
     def end_step(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
-        """Reaches the barrier of a step, and returns at once: measures, predicts, exchanges.
+        """Starts to pass the barrier of a step in the background, and returns at once.
 
         Args:
-            computed: Waits for the gradients of this worker: the barrier is reached.
-            summed: Waits for the sums over all workers: the barrier is left.
+            computed: Waits for the gradients of this worker; the barrier is then reached.
+            summed: Waits for the sums over all workers; the barrier is then left.
         """
         self.finish_barrier()
         flags = self._take_flags()
@@ -160,8 +167,9 @@ class PipelinedSession(WorkerSession):
             computed()
             with self.excluded_wait():
                 self.start(self._facts)
-                self._gather(np.zeros(WIDTH + 2, np.float32))()  # makes its keys in the same order
-            self._meter.take_excluded()  # which `flags` say already
+                # The first gather creates its keys, here in the same order on all workers.
+                self._gather(np.zeros(WIDTH + 2, np.float32))()
+            self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
         position = pack([self._position()])
         self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
 
@@ -175,10 +183,10 @@ class PipelinedSession(WorkerSession):
         flags: StepFlags,
         position: Row,
     ) -> tuple[Rows, float]:
-        """Passes the barrier; beside this, the training only draws by plans that are known."""
+        """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
         rows = self._gather(np.concatenate([self._report(flags), position]))
-        with self._pipelined.waiting("for the gradients and messages of the others"):
+        with self._pipelined.waiting("for the gradients and messages of the other workers"):
             summed()
             received = rows()
         return received, self._meter.leave()
@@ -188,7 +196,7 @@ class PipelinedSession(WorkerSession):
         self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
 
     def _position(self) -> int:
-        """Returns where this worker is in the training, as an integer."""
+        """Returns a fingerprint of this worker's step, lag and order."""
         order, balancer = self.order, self._balancer
         seen = (order.num_samples, order.seed) if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen)))
@@ -197,7 +205,7 @@ class PipelinedSession(WorkerSession):
         for rank, position in enumerate(positions):
             if position != positions[0]:
                 raise DisagreementError(
-                    f"worker {rank} is at another step or in another order than worker 0 (here, "
-                    f"worker {self.rank}, step {self._balancer.step} is next): all workers must "
-                    "leave an epoch, and load states, at the same step"
+                    f"worker {rank} is at another step or in another order than worker 0 (this is "
+                    f"worker {self.rank}, at step {self._balancer.step}): all workers must leave "
+                    "an epoch, and load states, at the same step"
                 )

@@ -1,10 +1,11 @@
 """Messages that workers exchange in each step, as exact integers.
 
-A message is a row of float32 values that each hold an integer below 2^24, because that is what
-every framework's gradient all-reduce carries without rounding: a worker puts its row into a
-``(workers, WIDTH)`` array of zeros, the *sum* over workers is then an exact all-gather, with
-the same bits everywhere (adding zeros is exact). It is piggybacked on the gradients, at no extra
-collective. At the start, `compare_facts` checks that all workers agree on what never changes.
+A message is a row of float32 values that each represent an integer below 2^24, because the
+gradient all-reduce of every framework transports these without rounding. Each worker puts its row
+into a ``(workers, WIDTH)`` array of zeros; the *sum* over workers is then an exact all-gather,
+with the same bits on every worker (adding zeros is exact). It is piggybacked on the gradient
+all-reduce and needs no further collective. Before the first step, `compare_facts` checks that all
+workers agree on the static facts.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
 
 _LIMB = 1 << 24
 _LARGEST = _LIMB * _LIMB - 1
-"""Two limbs: 2.8e14, in picoseconds per sample 281 s, in nanoseconds 78 hours."""
+"""Largest integer in two limbs, 2.8e14: 281 s in picoseconds, 78 hours in nanoseconds."""
 
 _MILLION = 1e6 * (1 + 1e-12)
-"""Keeps a whole number of millionths from being rounded down to the one before."""
+"""Slightly more than a million, so that truncation keeps a whole number of millionths."""
 
 _STOP = 1
 _HELD = 2
 
 
 class DisagreementError(RuntimeError):
-    """A static fact, or a plan, differs between workers that must agree on it."""
+    """Raised when a static fact or a plan differs between workers that must agree on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class StepMessage:
     """Message of one worker about a step, all integers (rule 3).
 
     Args:
-        picoseconds_per_sample: Predicted slowness, 1 / speed; 0 for "no estimate yet".
+        picoseconds_per_sample: Predicted slowness, 1 / speed; 0 if there is no estimate yet.
         overhead_nanoseconds: Predicted fixed part of an iteration.
-        busy_nanoseconds: Measured in this step.
-        checksum: 24 bits of the sender's latest plan.
-        stop: The sender asks all workers to stop after this step.
-        held: The measurement of this step is not to be learned from.
+        busy_nanoseconds: Busy time measured in this step; 0 if it is invalid.
+        checksum: 24-bit checksum of the sender's latest plan.
+        stop: Whether the sender asks all workers to stop after this step.
+        excluded: Whether the measurement of this step is excluded from learning.
     """
 
     picoseconds_per_sample: int
@@ -55,7 +56,7 @@ class StepMessage:
 
 
 WIDTH = 10
-"""Values in a message's row: two limbs for each of its five integers."""
+"""Length of a message's row: two limbs for each of its five integers."""
 
 Row = npt.NDArray[np.float32]
 
@@ -98,16 +99,16 @@ class PeerInfo:
     """Static facts of a worker, sent to its peers before the first step.
 
     Args:
-        segments: Its marginal cost, see `lbbsp_core.CostShape.marginal_segments`; crosses in
-            millionths of a sample.
-        max_batch: The largest batch that its memory holds, or None.
+        segments: Marginal work, see `lbbsp_core.CostShape.marginal_segments`; sent in millionths
+            of a sample.
+        max_batch: Largest batch that fits in the worker's memory; None if unknown.
     """
 
     segments: tuple[Segment, ...]
     max_batch: int | None = None
 
     def pack(self) -> list[int]:
-        """Packs into integers. Rows may be filled up to one length: the rest is not read."""
+        """Packs the facts into integers, to which padding may be appended."""
         # Slopes are rounded down: no segment may end above where the next one starts.
         numbers = [
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
@@ -126,14 +127,14 @@ class PeerInfo:
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)
-"""Marginal cost where the shape of a cost is a straight line."""
+"""Marginal work of a cost whose shape is a straight line."""
 
 
 def quantise(speed: float, overhead: float) -> tuple[int, int]:
-    """Converts a predicted curve to picoseconds per sample and nanoseconds of overhead.
+    """Converts a predicted cost to picoseconds per sample and nanoseconds of overhead.
 
     Args:
-        speed: Work per second; 0 for "no estimate yet", which gives zeros.
+        speed: Effective samples per second; 0 if there is no estimate yet, which gives zeros.
         overhead: kappa, the work of an empty batch, in samples.
     """
     if not speed:
@@ -142,7 +143,15 @@ def quantise(speed: float, overhead: float) -> tuple[int, int]:
 
 
 def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | None:
-    """Returns the cost that a worker predicts for itself, the same from the same integers."""
+    """Returns the cost that a worker has predicted; equal integers give bit-identical costs.
+
+    Args:
+        message: Message of the worker.
+        shape: Marginal work of the worker, see `PeerInfo.segments`.
+
+    Returns:
+        The cost, or None if the worker has no estimate yet.
+    """
     if not message.picoseconds_per_sample:
         return None
     overhead, slope = message.overhead_nanoseconds / 1e9, message.picoseconds_per_sample / 1e12
@@ -152,12 +161,12 @@ def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | Non
 
 
 def checksum(sizes: Sequence[int]) -> int:
-    """Returns 24 bits of a plan: unequal plans share them in 1 of 16 million cases."""
+    """Returns a 24-bit checksum of a plan; different plans collide in 1 of 16 million cases."""
     return zlib.crc32(repr(tuple(sizes)).encode()) % _LIMB
 
 
 def fingerprint(text: str) -> int:
-    """Returns 31 bits of a text, to compare it as an integer fact."""
+    """Returns a 31-bit hash of a text, by which texts are compared as integer facts."""
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 
@@ -169,11 +178,10 @@ def compare_facts(
     Args:
         names: Names of the facts.
         rows: Values by rank, shape ``(workers, facts)``.
-        shown: Text to show instead of a number, for facts that are fingerprints: the value on
-            this worker.
+        shown: Values of this worker as text, for facts whose integers are fingerprints.
 
     Raises:
-        DisagreementError: Naming the fact, the ranks and their values.
+        DisagreementError: A fact differs; names the fact, the ranks and their values.
     """
     for column, name in enumerate(names):
         values = [int(row[column]) for row in rows]

@@ -1,11 +1,11 @@
-"""One worker's training session: what every plugin does around a `Balancer`, once.
+"""Training session of one worker: the loop around a `Balancer` that all plugins share.
 
 A plugin supplies three things: a `Collectives` object, a way to draw a given number of samples,
 and the place in its training step where the gradients are summed over workers::
 
     session = WorkerSession(collectives, global_batch_size, options, framework="toy")
     session.use_order(session.make_order(num_samples))
-    session.start({"epochs": epochs})                  # all workers agree on what never changes
+    session.start({"epochs": epochs})                  # handshake: workers compare static facts
     for step in range(steps):
         samples = session.local_indices(step)          # draw, compute the local gradient
         row = session.before_allreduce()               # measure, predict
@@ -52,7 +52,7 @@ class Collectives(Protocol):
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Gathers integers in [0, 2^48) from all workers, which must all call it.
 
-        Small and rare: the handshake, the ends of epochs.
+        Gathers are small and rare: they occur in the handshake and at the ends of epochs.
 
         Returns:
             The values by rank, shape ``(workers, len(values))``, the same on every worker.
@@ -72,11 +72,11 @@ class SingleWorker:
 
 
 class StepFlags(NamedTuple):
-    """What a worker says of its running step.
+    """Flags of a worker's running step.
 
     Args:
-        excluded: The step is not learned from.
-        stop: The worker asks all workers to stop after this step.
+        excluded: Whether the step is excluded from learning.
+        stop: Whether the worker asks all workers to stop after this step.
     """
 
     excluded: bool
@@ -86,18 +86,18 @@ class StepFlags(NamedTuple):
 class WorkerSession:
     """Runs one worker's side of synchronous training; every worker of the job runs one.
 
-    It owns the `Balancer`, the clock, the resource sampler, the run record and the stop flag. A
-    step's part is `before_allreduce` and `after_allreduce`; everything else is rare.
+    It owns the `Balancer`, the timer, the resource sampler, the run record and the stop flag.
+    Every step calls `before_allreduce` and `after_allreduce`; the other methods are called rarely.
 
     Args:
-        collectives: Of the framework.
-        global_batch_size: X, samples a step over all workers; constant.
-        options: As the user gave them.
-        framework: Its name, for the run record.
+        collectives: Collectives of the framework.
+        global_batch_size: X, samples per step over all workers; constant.
+        options: Options of the user.
+        framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
 
     Raises:
-        ValueError: Options that no plan can satisfy; names the value and the remedy.
+        ValueError: No plan can satisfy the options; names the value and the remedy.
 
     Example:
         >>> session = WorkerSession(SingleWorker(), 8, SessionOptions(), framework="none")
@@ -158,18 +158,18 @@ class WorkerSession:
         balancer = self.balancer
         return balancer.sizes(balancer.step)
 
-    # The data.
+    # Data
 
     def make_order(self, num_samples: int, seed: int | None = None) -> GlobalOrder:
-        """Makes the order of `num_samples` samples; its seed defaults to that of the options.
+        """Creates the order of `num_samples` samples; the seed defaults to that of the options.
 
         Raises:
-            ValueError: Fewer samples than one global batch.
+            ValueError: The data set is smaller than one global batch.
         """
         return self.balancer.make_order(num_samples, self.options.seed if seed is None else seed)
 
     def use_order(self, order: GlobalOrder) -> None:
-        """Lets the steps from the running one on hold the samples of `order`."""
+        """Uses the samples of `order` from the running step on."""
         self.balancer.use_order(order)
         self.order = order
 
@@ -177,31 +177,31 @@ class WorkerSession:
         """Returns this worker's samples of global step `step`, int64, shape ``(samples,)``.
 
         Raises:
-            LookupError: No order, or a step whose plan is not decided yet.
+            LookupError: There is no order, or the plan of the step is not decided yet.
         """
         return self.balancer.local_indices(step)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Moves to the start of an epoch: the next one, or ahead to `epoch` of the order."""
+        """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
         self.balancer.begin_epoch(epoch)
         self.exclude_step()
 
     def skip_step(self) -> None:
-        """Moves on by a step without an exchange, where one worker trains alone."""
+        """Advances by a step without an exchange, for a single worker."""
         self.balancer.skip_to(self.balancer.step + 1)
 
-    # Agreement.
+    # Handshake
 
     def start(self, facts: Mapping[str, int]) -> None:
-        """Starts the training: workers agree on what never changes, and introduce their costs.
+        """Starts the training with the handshake: compares static facts, exchanges cost shapes.
 
-        Every worker calls it at the same time, before the first step of a fit.
+        Every worker must call it at the same time, before the first step of a fit.
 
         Args:
-            facts: Facts of the plugin's own that must be the same on all workers.
+            facts: Further facts of the plugin, by name, that must be the same on all workers.
 
         Raises:
-            DisagreementError: Names the fact, the ranks and their values.
+            DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
         self._peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
         self._meter.open(self.options.choose_drivers(self._policy) if self.workers > 1 else ())
@@ -212,10 +212,10 @@ class WorkerSession:
         self.exclude_step()
 
     def check_same(self, name: str, value: int) -> None:
-        """Compares a fact among all workers; a collective.
+        """Checks that all workers have the same value of a fact; a collective.
 
         Raises:
-            DisagreementError: Names the fact, the ranks and their values.
+            DisagreementError: The fact differs; names the fact, the ranks and their values.
         """
         compare_facts([name], self.collectives.all_gather([value]))
 
@@ -223,14 +223,14 @@ class WorkerSession:
         """Returns whether `flag` is true on any worker; a collective."""
         return any(row[0] for row in self.collectives.all_gather([int(flag)]))
 
-    # A step.
+    # Steps
 
     def begin_step(self) -> None:
-        """Restarts the clock before an excluded step, where the plugin knows when one begins."""
+        """Restarts the timer if the step is excluded; optional, at the start of a step."""
         self._meter.begin_step()
 
     def before_allreduce(self) -> Row:
-        """Measures and predicts: this worker has computed its gradient.
+        """Measures and predicts; call it when this worker has computed its gradient.
 
         Returns:
             This worker's message, shape ``(WIDTH,)`` float32. It is piggybacked on the gradient
@@ -239,13 +239,13 @@ class WorkerSession:
         return self._report(self._take_flags())
 
     def after_allreduce(self, rows: Iterable[Iterable[float]]) -> None:
-        """Allocates: from the messages of all workers to the plan of step + lag.
+        """Decides the plan of step + lag from the messages of all workers.
 
         Args:
             rows: Messages by rank, shape ``(workers, WIDTH)``, the same on every worker.
 
         Raises:
-            DisagreementError: A worker has computed another plan.
+            DisagreementError: A worker has computed a different plan.
         """
         self._receive([decode(row) for row in rows], self._meter.leave())
 
@@ -258,39 +258,39 @@ class WorkerSession:
         self._meter.begin_wait()
 
     def end_wait(self) -> None:
-        """Ends what `begin_wait` has started."""
+        """Ends a wait that `begin_wait` has started."""
         self._meter.end_wait()
 
     def exclude_step(self) -> None:
-        """Excludes the running step from what is learned: it holds work that others do not."""
+        """Excludes the running step from learning, because it contains other work."""
         self._meter.exclude_step()
 
-    # The end.
+    # End
 
     def request_stop(self) -> None:
-        """Asks all workers to stop; the next exchange says so, then `stopping` is true on all."""
+        """Asks all workers to stop: `stopping` is true on all of them after the next exchange."""
         self._stop_requested = True
 
     @property
     def stop_requested(self) -> bool:
-        """Request to stop of this worker that the others do not know of yet."""
+        """Request of this worker to stop that has not been exchanged yet."""
         return self._stop_requested
 
     @property
     def stopping(self) -> bool:
-        """Request to stop of any worker, known to all of them after the same step."""
+        """Request of any worker to stop, true on all workers after the same step."""
         return self.balancer.stopping
 
     def state(self) -> BalancerState:
-        """Returns what `restore` needs to continue from here."""
+        """Returns a state for `restore`, which can be pickled."""
         return self.balancer.state()
 
     def restore(self, state: BalancerState) -> None:
-        """Continues where `state` was taken; before the first step."""
+        """Continues from `state`; call it before the first step."""
         self._replace_balancer(state, self.balancer.lag)
 
     def close(self) -> None:
-        """Ends a fit: stops sampling, drops a request to stop. `start` begins the next one."""
+        """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
         self._stop_requested = False
 
@@ -311,7 +311,7 @@ class WorkerSession:
         return balancer
 
     def _replace_balancer(self, state: BalancerState, lag: int) -> None:
-        """Continues from `state` with another lag: predictors are made for a horizon."""
+        """Continues from `state` with another lag, which needs a predictor of that horizon."""
         self._balancer = self._make_balancer(lag)
         if self._peers is not None:
             self._balancer.set_peers(self._peers)
@@ -335,7 +335,7 @@ class WorkerSession:
             _log_waits(balancer.step, messages, wall_seconds)
         balancer.receive(messages, wall_seconds)
         if balancer.stopping:
-            self._stop_requested = False  # all workers know of it
+            self._stop_requested = False  # has been exchanged
 
     def _header(self) -> RunHeader:
         balancer, order = self._balancer, self.order
@@ -355,7 +355,7 @@ class WorkerSession:
 
 
 def _log_waits(step: int, messages: Sequence[StepMessage], wall_seconds: float) -> None:
-    """Logs who waited for whom in a step, and how long."""
+    """Logs which worker the others waited for in a step, and how long each of them waited."""
     busy = [message.busy_nanoseconds / 1e9 for message in messages]
     last = max(range(len(busy)), key=busy.__getitem__)
     waits = ", ".join(

@@ -1,4 +1,4 @@
-"""What a worker measures of its own steps: busy seconds and the resources that drive them."""
+"""Measurements of a worker's steps: busy seconds and driving factors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lbbsp_core.resources import ResourceSampler
 
 
 class Reading(NamedTuple):
-    """Measurement of a step at the moment its barrier is reached.
+    """Measurement of a step, taken when its barrier is reached.
 
     Args:
-        busy_seconds: Seconds of the worker's own work since it left the last barrier.
-        drivers: Resources sampled now: exogenous inputs of the *next* step's forecast.
+        busy_seconds: Busy seconds since the worker left the last barrier.
+        drivers: Driving factors sampled now, the exogenous inputs of the *next* step's forecast.
     """
 
     busy_seconds: float
@@ -24,9 +24,9 @@ class Reading(NamedTuple):
 
 
 class StepMeter:
-    """Times the steps of one worker, samples its resources, and knows which steps to exclude.
+    """Times the steps of one worker, samples its resources, and marks steps to exclude.
 
-    An *excluded* step is not learned from: the first one of a fit or an epoch, and one that
+    No predictor learns from an *excluded* step: the first one of a fit or an epoch, and one that
     follows an evaluation, a save or a (re)trace (rule 4).
     """
 
@@ -44,7 +44,7 @@ class StepMeter:
         return self._sampler.names if self._sampler else ()
 
     def open(self, names: Sequence[str] | None) -> None:
-        """Starts to sample the resources `names` (None: the default ones) on the cores in use."""
+        """Starts sampling the driving factors `names`; None selects the default ones."""
         self.close()
         self._sampler = ResourceSampler(names)
 
@@ -54,33 +54,34 @@ class StepMeter:
             self._sampler.close()
 
     def exclude_step(self) -> None:
-        """Excludes the running step: nothing is learned from its time.
+        """Excludes the running step from learning.
 
-        What drove an evaluation does not drive a step: the next sample covers the time from now.
+        The next sample of driving factors then covers the time from now on, since those of an
+        evaluation do not explain the time of a step.
         """
         self._sample()
         self._excluded = True
 
     def take_excluded(self) -> bool:
-        """Returns whether the running step is excluded; the next one is not, unless asked for."""
+        """Returns whether the running step is excluded, and resets the mark for the next step."""
         excluded, self._excluded = self._excluded, False
         return excluded
 
     def begin_step(self) -> None:
-        """Restarts the clock if the step is excluded: what came before it does not count."""
+        """Restarts the timer if the step is excluded, so that earlier work does not count."""
         if self._excluded:
             self._sample()
             self._timer.start()
 
     def begin_wait(self) -> None:
-        """Starts a wait that is not busy time, on any thread; several may overlap."""
+        """Starts a wait that does not count as busy time, on any thread; waits may overlap."""
         with self._lock:
             self._waits += 1
             if self._waits == 1:
                 self._timer.pause()
 
     def end_wait(self) -> None:
-        """Ends what `begin_wait` has started."""
+        """Ends a wait that `begin_wait` has started."""
         with self._lock:
             self._waits -= 1
             if self._waits == 0:
@@ -96,11 +97,11 @@ class StepMeter:
             self.end_wait()
 
     def reach(self) -> Reading:
-        """Measures the step: its barrier is reached."""
+        """Returns the measurement of the step; call it on reaching the barrier."""
         return Reading(self._timer.reach(), self._sample())
 
     def leave(self) -> float:
-        """Leaves the barrier. Returns wall seconds since the last one was left."""
+        """Starts the next step and returns wall seconds since the last barrier was left."""
         return self._timer.leave()
 
     def _sample(self) -> tuple[float, ...]:

@@ -104,7 +104,7 @@ EXPECTED = {
     "batch_below_workers": "at least workers * minimum = 2, got 1",
     "minimum": "at least workers * minimum = 18, got 16",
     "small_data": "num_samples = 9 < global_batch_size = 16",
-    "options_mix": "['interval'] belong to the default policy",
+    "options_mix": "['interval'] are options of the default policy",
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",

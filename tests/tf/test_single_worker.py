@@ -83,7 +83,7 @@ def test_steps_per_epoch_needs_a_data_set(balancer):
 
 def test_options_of_the_default_policy_do_not_mix_with_another(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(ValueError, match=r"\['interval'\] belong to the default policy"):
+    with pytest.raises(ValueError, match=r"\['interval'\] are options of the default policy"):
         lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, policy=Even(), interval=2)
 
 

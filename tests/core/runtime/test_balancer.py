@@ -433,13 +433,15 @@ def test_another_plan_on_one_worker_stops_all(who: int) -> None:
     messages = [balancer.report(0.1) for balancer in balancers]
     messages[who] = replace(messages[who], checksum=messages[who].checksum ^ 1)
     for balancer in balancers:
-        with pytest.raises(DisagreementError, match=r"at step 2 worker \d has another plan .* run"):
+        with pytest.raises(
+            DisagreementError, match=r"at step 2 worker \d has a different plan .* run"
+        ):
             balancer.receive(messages, 0.1)
 
 
 def test_workers_of_other_options_are_found_out() -> None:
     balancers = [*team(2, 60)[:1], *team(2, 60, policy=FixedShares((1.0, 2.0)))[1:]]
-    with pytest.raises(DisagreementError, match=r"worker 1 has another plan than worker 0"):
+    with pytest.raises(DisagreementError, match=r"worker 1 has a different plan than worker 0"):
         exchange_in_process(balancers, [0.1, 0.1])
 
 
@@ -500,7 +502,7 @@ def test_fewer_samples_than_workers_are_dropped_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert balancer.make_order(43, seed=0).steps_per_epoch == 2
     assert len(caplog.records) == 1
-    assert caplog.messages[0].startswith("3 of 43 samples are dropped each epoch")
+    assert caplog.messages[0].startswith("3 of 43 samples are dropped in each epoch")
     caplog.clear()
     assert balancer.make_order(44, seed=0).steps_per_epoch == 3
     assert balancer.make_order(40, seed=0).steps_per_epoch == 2

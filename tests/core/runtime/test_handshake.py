@@ -37,7 +37,7 @@ def test_a_worker_that_differs_is_named(name):
     mine = balancer()
     order = mine.make_order(50, seed=1)
     names = ["workers", "global_batch_size", "lag", "number of samples", "seed", "epochs",
-             "steps run so far", "lbbsp version", "policy", "sample order"]  # fmt: skip
+             "number of completed steps", "lbbsp version", "policy", "sample order"]  # fmt: skip
 
     def other(values):
         return [v + (i == names.index(name)) for i, v in enumerate(values)]

@@ -12,7 +12,7 @@ def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
     options = SessionOptions(interval=3, min_gain=0.1)
     assert options.choose_policy() == LoadBalanced(min_gain=0.1, interval=3)
     assert SessionOptions(policy=Even()).choose_policy() == Even()
-    with pytest.raises(ValueError, match=r"\['min_gain'\] belong to the default policy"):
+    with pytest.raises(ValueError, match=r"\['min_gain'\] are options of the default policy"):
         SessionOptions(policy=Even(), min_gain=0.1)
 
 
