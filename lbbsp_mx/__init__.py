@@ -1,7 +1,7 @@
 """LB-BSP for MXNet: a KVStore and a gluon Trainer that balance unequal workers.
 
-Import it before `mxnet`: this restores names that MXNet needs in NumPy, and checks the
-``DMLC_*`` variables, because MXNet answers wrong ones by aborting or by waiting indefinitely.
+Import it before `mxnet`: the import restores names that MXNet needs in NumPy, and checks the
+``DMLC_*`` variables, because MXNet aborts or waits indefinitely if they are wrong.
 """
 
 from lbbsp_mx.cluster import check_cluster

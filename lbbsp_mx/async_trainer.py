@@ -1,4 +1,4 @@
-"""The gluon Trainer for workers that need not be in step: `AsyncTrainer`, on ``dist_async``."""
+"""Gluon trainer for asynchronous training on ``dist_async``: `AsyncTrainer`."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ logger = logging.getLogger("lbbsp.mx")
 
 
 class AsyncTrainer(gluon.Trainer):
-    """Trains a gluon network on workers that need not be in step: SSP, ASP, DSSP, ElasticBSP.
+    """Trains a gluon network under SSP, ASP, DSSP or ElasticBSP: workers may run ahead of others.
 
     The optimizer runs on MXNet's parameter servers (``dist_async``), where each push enters the
-    model on arrival; beside it runs a coordinator, which drives the same synchroniser as
-    `lbbsp simulate`, deals out the samples, and asks the policy for batch sizes. With `BSP`, and
-    at the barriers of `ElasticBSP`, pushes are kept and enter together, as one update.
+    model on arrival. The first server also runs a coordinator, which runs the same synchronisers
+    as ``lbbsp simulate``, assigns the samples, and asks the policy for batch sizes. With `BSP`,
+    and at the barriers of `ElasticBSP`, pushes are kept and enter together, as one update.
 
-    A push of x samples moves the model by ``x / X`` of a step by their mean gradient, so that
-    under plain SGD a scheme learns as much from as many samples as any other. (Adam and its
-    relatives make a whole step of every push, and weight decay and momentum act at every push.)
-    For exact learning, and for speed where no worker needs to run ahead, use `lbbsp_mx.Trainer`.
+    A push of x samples moves the model by ``x / X`` of a step along their mean gradient, so that
+    under plain SGD every sample has the same weight in every scheme. (Adam and similar optimizers
+    make a full step at every push, and weight decay and momentum act at every push.) For exact
+    learning, and for speed where no worker needs to run ahead, use `lbbsp_mx.Trainer`.
 
-    Without ``DMLC_*`` there is one worker, which trains in this process.
+    Without ``DMLC_*`` variables there is one worker, which trains in this process.
 
     Args:
         params: Parameters of the network, all initialised.
-        optimizer: Name or object of the optimizer. Learning rates change by its ``lr_scheduler``,
-            which counts pushes.
-        optimizer_params: Its options.
-        sync: Decides who waits for whom: `SSP`, `ASP`, `DSSP`, `ElasticBSP`, `BSP`, or one of
-            your own; the same on all workers.
-        global_batch_size: X, the samples of N batches.
-        wait_seconds: Longest wait of an iteration for others, or for a server.
-        **options: Those of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
-            `FixedShares` and `LoadBalanced` (for LB + SSP and its relatives) work as well, asked
-            whenever all workers have pushed once more. The cost must be a straight line.
+        optimizer: Name or object of the optimizer. To change the learning rate, give it an
+            ``lr_scheduler``, which counts pushes.
+        optimizer_params: Options of the optimizer.
+        sync: Decides which workers wait for which: `SSP`, `ASP`, `DSSP`, `ElasticBSP`, `BSP`, or
+            a synchroniser of your own; the same on all workers.
+        global_batch_size: X, the samples in one batch of each of the N workers.
+        wait_seconds: Maximum seconds that an iteration waits for other workers or for a server.
+        **options: Options of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
+            `FixedShares` and `LoadBalanced` (for LB + SSP, LB + ASP) work as well and decide
+            whenever every worker has pushed once more. The cost must be `Proportional` or
+            `Affine`.
 
     Raises:
-        ValueError: Options that cannot be satisfied, or that do not go together.
+        ValueError: The options cannot be satisfied, or exclude each other.
 
     Example::
 
@@ -66,7 +67,7 @@ class AsyncTrainer(gluon.Trainer):
                 loss = loss_fn(net(x), y)
             loss.backward()
             trainer.step(x.shape[0])
-        trainer.finish()                      # waits for the others, and reads the final model
+        trainer.finish()              # waits for the other workers, and reads the final model
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class AsyncTrainer(gluon.Trainer):
         _check_initialised(params)
         if cluster.in_cluster() and runtime().serves_optimizer:
             raise ValueError(
-                "a process can have one AsyncTrainer in a cluster, and this is the second: the "
-                "servers run one optimizer; use another job, or one trainer for all parameters"
+                "a process can have only one AsyncTrainer in a cluster, because the servers run "
+                "one optimizer: use one trainer for all parameters, or a separate job"
             )
         runtime().serves_optimizer = True
         super().__init__(params, optimizer, optimizer_params, None, None, False)
@@ -112,33 +113,33 @@ class AsyncTrainer(gluon.Trainer):
         self._warn_if_unfair(keeps_pushes=sync.keeps_pushes)
 
     def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
-        """Makes the ``batch_sampler`` of the training's DataLoader; every worker the same.
+        """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
 
-        The samples are dealt out as the workers ask for them: each comes once an epoch, and a
-        fast worker gets more of them. What a worker has drawn when it leaves an iteration
-        half-way is dropped.
+        Workers are assigned samples on request: each sample occurs once per epoch, and a fast
+        worker gets more of them. Samples that a worker has drawn but not used when it leaves an
+        iteration are dropped.
 
         Args:
-            num_samples: Length of the whole data set.
-            epochs: Number of its epochs that one iteration of the loader covers.
+            num_samples: Number of samples in the whole data set.
+            epochs: Number of epochs that one iteration over the loader covers.
         """
         self._session.use_samples(num_samples)
         stream = SampleStream(num_samples, self._session.options.seed)
         return StreamSampler(self._session, stream, epochs)
 
     def exclude_step(self) -> None:
-        """Excludes the running iteration from what is learned: it holds work that others do not."""
+        """Excludes the running iteration from learning, because it contains other work."""
         self._session.exclude_step()
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Pushes this worker's gradient, waits until it may proceed, and reads the model.
 
         Args:
-            batch_size: Samples of the batch, as drawn.
+            batch_size: Samples in the batch, as drawn.
             ignore_stale_grad: Ignored.
 
         Raises:
-            ValueError: Another batch size than what was drawn.
+            ValueError: The batch size differs from that of the batch which was drawn.
         """
         self._refuse_changes()
         self._session.check_batch(batch_size)
@@ -147,95 +148,95 @@ class AsyncTrainer(gluon.Trainer):
         self._read(self._servers.learning)
 
     def finish(self) -> None:
-        """Departs, so that no worker waits for this one; waits for all; reads the final model."""
+        """Leaves the training, waits until all workers have left, and reads the final model."""
         self._session.finish()
         self._read(self._servers.learning)
         self._session.close()
 
     def set_learning_rate(self, lr: float) -> NoReturn:
-        """Refuses: the optimizer is on the servers.
+        """Raises an error, because the optimizer runs on the servers.
 
         Raises:
-            ValueError: Always; says what to do.
+            ValueError: Always; names the alternative.
         """
         raise ValueError(
-            f"the learning rate cannot become {lr!r} here, the optimizer runs on the servers: "
-            "give it an lr_scheduler, which counts pushes"
+            f"the learning rate cannot be set to {lr!r}, because the optimizer runs on the "
+            "servers: give it an lr_scheduler, which counts pushes"
         )
 
     def allreduce_grads(self) -> NoReturn:
-        """Refuses: nothing is summed over workers here.
+        """Raises an error, because no gradients are summed over workers.
 
         Raises:
-            ValueError: Always; says what to do.
+            ValueError: Always; names the alternative.
         """
-        raise ValueError("gradients enter the model by step() only: call trainer.step(batch_size)")
+        raise ValueError("gradients enter the model only by step(): call trainer.step(batch_size)")
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> NoReturn:
-        """Refuses, as `allreduce_grads` does."""
+        """Raises the error of `allreduce_grads`."""
         self.allreduce_grads()
 
     def save_states(self, fname: str) -> NoReturn:
-        """Refuses: the optimizer's state is on the servers.
+        """Raises an error, because the optimizer's state is on the servers.
 
         Raises:
-            ValueError: Always; says what to do.
+            ValueError: Always; names the alternative.
         """
         raise ValueError(
-            f"the optimizer's state is on the servers, and cannot be saved to {fname!r}: save the "
-            "parameters (net.save_parameters), or train by lbbsp_mx.Trainer"
+            f"the optimizer's state is on the servers, and cannot be saved to {fname!r} or loaded "
+            "from it: save the parameters (net.save_parameters), or train with lbbsp_mx.Trainer"
         )
 
     def load_states(self, fname: str) -> NoReturn:
-        """Refuses, as `save_states` does."""
+        """Raises the error of `save_states`."""
         self.save_states(fname)
 
     def _read(self, numbers: Sequence[int]) -> None:
-        """Reads the parameters of these numbers from the servers."""
+        """Reads the parameters with these indices from the servers."""
         self._session.begin_read()
         self._servers.read(numbers)
         self._session.end_read()
 
     def _warn_if_unfair(self, *, keeps_pushes: bool) -> None:
-        """Warns where a push is not what it seems."""
+        """Warns if the optimizer or the network makes a comparison of schemes unfair."""
         optimizer = self._optimizer
         scales = type(optimizer) is mx.optimizer.SGD and not optimizer.wd
         if not keeps_pushes and self.num_workers > 1 and not scales:
             logger.warning(
-                "%s with wd = %g acts in full at every push, %d times for as many samples as one "
-                "step of BSP: schemes compare fairly under SGD without weight decay",
+                "%s with wd = %g makes a full step at every push, that is %d steps for the samples "
+                "of one step of BSP: use SGD without weight decay for a fair comparison",
                 type(optimizer).__name__,
                 optimizer.wd,
                 self.num_workers,
             )
         if any(param.name.endswith("running_mean") for param in self._params):
             logger.warning(
-                "BatchNorm normalises each worker's batch by itself, and its running moments stay "
-                "each worker's own: use another normalisation where workers are not in step"
+                "BatchNorm normalises each worker's batch separately, and each worker keeps its "
+                "own running moments: use another normalisation for asynchronous training"
             )
 
     def _refuse_changes(self) -> None:
-        """Refuses changes of what the servers were given at the start."""
+        """Raises an error if settings that the servers received at the start have changed."""
         learning, before = _learning(self._params), self._servers.learning
         if learning != before:
             raise ValueError(
-                f"the parameters that learn were number {before} when the trainer was made "
-                f"and are {learning} now: set grad_req before"
+                f"the indices of parameters with gradients were {before} when the trainer was "
+                f"created and are {learning} now: set grad_req before"
             )
         if getattr(self, "_amp_loss_scaler", None) is not None:
             raise ValueError(
-                "mixed precision by amp scales the loss differently each step, and the servers "
-                "divide by a constant: leave amp out, or train by lbbsp_mx.Trainer"
+                "amp cannot be used, because it changes the scale of the loss and the servers "
+                "divide by a constant: leave amp out, or train with lbbsp_mx.Trainer"
             )
 
 
 class StreamSampler(gluon.data.Sampler):
-    """Batches of this worker, dealt out by the coordinator as the workers ask for them.
+    """Batches of this worker, assigned by the coordinator on request.
 
     Args:
-        session: Of the training.
-        stream: The samples.
-        epochs: Number of its epochs that an iteration covers.
+        session: Session of the training.
+        stream: Samples by position.
+        epochs: Number of epochs that one iteration covers.
     """
 
     def __init__(self, session: AsyncSession, stream: SampleStream, epochs: int) -> None:
@@ -244,7 +245,8 @@ class StreamSampler(gluon.data.Sampler):
 
     def __len__(self) -> int:
         raise TypeError(
-            "the number of batches that a worker draws is known only at the end: do not ask for len"
+            "len() is not available, because the number of batches that a worker draws is known "
+            "only at the end: iterate over the sampler"
         )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -258,7 +260,7 @@ class StreamSampler(gluon.data.Sampler):
 
 
 class _Servers:
-    """MXNet's parameter servers, for an `AsyncSession`."""
+    """Parameter servers of MXNet, for an `AsyncSession`."""
 
     def __init__(self, params: list[gluon.Parameter], wait_seconds: float) -> None:
         self._native = runtime().native("dist_async" if cluster.in_cluster() else "local", 120.0)
@@ -269,7 +271,12 @@ class _Servers:
         self._wait_seconds = wait_seconds
 
     def start(self, optimizer: ServerOptimizer | None, *, keeps_pushes: bool) -> None:
-        """Hands the model, the optimizer and the coordinator to the servers; all workers must."""
+        """Sends the model, the optimizer and the coordinator to the servers; a collective.
+
+        Args:
+            optimizer: Optimizer and coordinator on worker 0, None on the others.
+            keeps_pushes: Whether the synchroniser keeps pushes, which are then added to a sum.
+        """
         context = self._params[0].list_ctx()[0]
         values = {i: param.data(context) for i, param in enumerate(self._params)}
         if keeps_pushes:
@@ -277,16 +284,16 @@ class _Servers:
             values |= sums
         values[self.keys.questions] = mx.nd.zeros((self.workers, 2 * QUESTION_INTEGERS))
         values[self.keys.log] = mx.nd.zeros((1 + LOG_ROWS, 2 * PUSH_INTEGERS))
-        with self.waiting("for all to hand over the model"):
+        with self.waiting("for all workers to send the model"):
             self._native.init(list(values), list(values.values()))
         if optimizer is not None:
             trained = optimizer.optimizer
             trained.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
             trained.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
-            with self.waiting("for the servers to take the optimizer"):
+            with self.waiting("for the servers to receive the optimizer"):
                 self._native.set_optimizer(optimizer)
         if cluster.in_cluster():
-            with self.waiting("for worker 0 to hand over the optimizer"):
+            with self.waiting("for worker 0 to send the optimizer"):
                 self._native._barrier()
 
     def ask(self, table: Table) -> None:
@@ -300,16 +307,16 @@ class _Servers:
         return table.asnumpy()
 
     def exchange_log(self, table: Table) -> Table:
-        """Pushes a request for the log, and pulls what answers it."""
+        """Pushes a request for the log, and pulls the answer."""
         lines = mx.nd.array(table)
         self._native.push(self.keys.log, lines)
         self._native.pull(self.keys.log, out=lines)
         return lines.asnumpy()
 
     def push_gradients(self, *, to_sum: bool) -> None:
-        """Pushes this worker's gradients, and waits until the servers have them."""
+        """Pushes this worker's gradients, and waits until the servers have received them."""
         first = self.keys.sums if to_sum else 0
-        with self.waiting("for the servers to take its gradients"):
+        with self.waiting("for the servers to receive its gradients"):
             self._native.push([first + i for i in self.learning], self._gradients())
             mx.nd.waitall()
 
@@ -318,14 +325,14 @@ class _Servers:
         _wait(self._gradients())
 
     def read(self, numbers: Sequence[int]) -> None:
-        """Pulls the parameters of these numbers."""
+        """Pulls the parameters with these indices."""
         with self.waiting("for the model"):
             arrays = [self._params[i].list_data() for i in numbers]
             self._native.pull(list(numbers), out=arrays)
             _wait(arrays)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process when the wait inside the context takes too long."""
+        """Ends the process if the wait inside the context takes too long."""
         return runtime().waiting(self.rank, self._wait_seconds, what, "lbbsp_mx.AsyncTrainer")
 
     def _gradients(self) -> list[list[mx.nd.NDArray]]:
@@ -341,7 +348,7 @@ def _check_initialised(params: list[gluon.Parameter]) -> None:
         if param._deferred_init:
             raise ValueError(
                 f"parameter {param.name} must be initialised, with its shape known: give in_units "
-                "or in_channels, or call the network once before making the trainer"
+                "or in_channels, or call the network once before creating the trainer"
             )
         require_dense(param)
 

@@ -1,13 +1,14 @@
 r"""Batch normalisation over the global batch: `SyncBatchNorm`.
 
-Worker i sends its count, mean and sum of squared deviations ``(n_i, m_i, s_i)``; all combine
-them in rank order, in float64 (Chan, Golub, LeVeque 1979)::
+Worker i sends its count, mean and sum of squared deviations ``(n_i, m_i, s_i)``; all workers
+combine them in rank order, in float64 (Chan, Golub, LeVeque 1979)::
 
     n = sum n_i      m = sum n_i m_i / n      v = sum (s_i + n_i (m_i - m)^2) / n
 
-Gluon's losses add up over samples, so the backward pass needs the sums over *all* workers of
-``dy`` and ``dy x^`` for the gradient of x, and its own for those of gamma and beta, which the
-trainer sums. Uneven batches thereby give what one process with the whole batch gives.
+Gluon's losses are sums over samples. The backward pass therefore needs the sums of ``dy`` and
+``dy x^`` over *all* workers for the gradient of x, and the local sums for those of gamma and
+beta, which the trainer sums over workers. Uneven batches then give the gradients of one process
+with the whole batch.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from lbbsp_mx.kvstore import KVStore
 
 _OPERATOR = "lbbsp_sync_batch_norm"
 _LAYERS: WeakValueDictionary[str, SyncBatchNorm] = WeakValueDictionary()
-"""MXNet hands nothing but text to an operator: layers by their names."""
+"""Layers by name, because MXNet passes only text to an operator."""
 
 
 class SyncBatchNorm(nn.BatchNorm):
     """Batch normalisation over the global batch, for networks trained by `lbbsp_mx.Trainer`.
 
-    The same options as `mxnet.gluon.nn.BatchNorm`; it works in hybridised networks. Use a layer
-    once in a forward pass, on one device a worker, and with losses per sample.
+    It takes the options of `mxnet.gluon.nn.BatchNorm` and works in hybridised networks. Use each
+    layer once per forward pass, with one device per worker and losses per sample.
     """
 
     def __init__(self, axis: int = 1, **options: Any) -> None:
         if axis != 1:
-            raise ValueError(f"axis must be 1, the channels of NC..., got {axis}: transpose")
+            raise ValueError(
+                f"axis must be 1, the channels in the layout NC..., got {axis}: transpose the data"
+            )
         super().__init__(axis=axis, **options)
         self.running_mean.lbbsp_synchronised = self
         self._peers: _Peers | None = None
@@ -46,19 +49,26 @@ class SyncBatchNorm(nn.BatchNorm):
     def connect(
         self, store: KVStore, session: PipelinedSession, devices: int, mean_loss: bool
     ) -> None:
-        """Connects the layer to the other workers; the trainer calls it once channels are known.
+        """Connects the layer to the other workers; the trainer calls it.
+
+        Args:
+            store: Store that gathers the moments of all workers.
+            session: Session of the training, for which the gathers are not busy time.
+            devices: Number of devices of this worker.
+            mean_loss: Whether the loss is already averaged over the worker's batch.
 
         Raises:
-            ValueError: A training in which the result would not be exact.
+            ValueError: The result would not be exact.
         """
         if devices > 1:
             raise ValueError(
-                f"SyncBatchNorm needs one device a worker, got {devices}: start a worker for each"
+                f"SyncBatchNorm needs one device per worker, got {devices}: start one worker for "
+                "each device"
             )
         if mean_loss:
             raise ValueError(
-                "SyncBatchNorm needs the loss per sample, got mean_loss=True: leave the averaging "
-                "to the trainer, whose step divides by the global batch"
+                "SyncBatchNorm needs the loss per sample, got mean_loss=True: do not average the "
+                "loss, since the trainer divides by the global batch size"
             )
         self._peers = _Peers(store, session, self.name, self.running_mean.shape[0])
 
@@ -71,12 +81,12 @@ class SyncBatchNorm(nn.BatchNorm):
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
     ) -> Any:
-        """Normalises x by the moments of the global batch; in prediction, by the running ones."""
+        """Normalises x by the moments of the global batch, or the running ones in prediction."""
         if self._peers is None and cluster.in_cluster() and mx.autograd.is_training():
             known = self.running_mean.shape and self.running_mean.shape[0]
             if known:
                 raise RuntimeError(
-                    f"{self.name} is not connected to the other workers: make the "
+                    f"{self.name} is not connected to the other workers: create the "
                     "lbbsp_mx.Trainer of its parameters before training"
                 )
         vectors = (gamma, beta, running_mean, running_var)
@@ -84,7 +94,14 @@ class SyncBatchNorm(nn.BatchNorm):
         return _plain(F, y)
 
     def moments(self, x: Any) -> tuple[float, Any, Any]:
-        """Returns samples of a channel, mean and variance of the global batch, ``(channels,)``."""
+        """Returns the moments of the global batch.
+
+        Args:
+            x: Local batch, channels on axis 1.
+
+        Returns:
+            Number of values per channel, and their mean and variance, shape ``(channels,)``.
+        """
         count = x.size / x.shape[1]
         mean = x.mean(axis=1, exclude=True)
         squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
@@ -107,11 +124,11 @@ class SyncBatchNorm(nn.BatchNorm):
 
 
 class _Peers:
-    """All-gathers of one layer, whose waits are not busy time."""
+    """All-gathers of one layer, which do not count as busy time."""
 
     def __init__(self, store: KVStore, session: PipelinedSession, name: str, channels: int) -> None:
         self._store, self._session, self._name = store, session, name
-        # Keys are made here, by all workers in one order: what follows runs on MXNet's threads.
+        # All workers create the keys here, in the same order: later gathers run on MXNet's threads.
         for slot, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
             store.begin_gather(np.zeros(width, np.float32), slot=(name, slot))()
 
@@ -122,7 +139,7 @@ class _Peers:
 
 
 class _Operator(mx.operator.CustomOp):
-    """Normalisation, which keeps for the backward pass what it needs."""
+    """Operator that normalises one batch, with the state that its backward pass needs."""
 
     def __init__(self, layer: SyncBatchNorm) -> None:
         super().__init__()
@@ -130,7 +147,7 @@ class _Operator(mx.operator.CustomOp):
         self._total = 0.0
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        """Normalises x; while training, moves the running moments."""
+        """Normalises x; updates the running moments while training."""
         x, gamma, beta = in_data
         options = self._layer._kwargs
         if is_train and not options["use_global_stats"]:
@@ -175,40 +192,41 @@ class _Operator(mx.operator.CustomOp):
 
 @mx.operator.register(_OPERATOR)
 class _Properties(mx.operator.CustomOpProp):
-    """Properties of the operator, as MXNet asks for them."""
+    """Properties of the operator that MXNet reads."""
 
     def __init__(self, layer: str) -> None:
         super().__init__(need_top_grad=True)
         self._name = layer
 
     def list_arguments(self) -> list[str]:
-        """Names the inputs."""
+        """Returns the names of the inputs."""
         return ["data", "gamma", "beta"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names the arrays that the operator itself changes."""
+        """Returns the names of the arrays that the operator itself changes."""
         return ["running_mean", "running_var"]
 
     def infer_shape(self, in_shape: Any) -> Any:
-        """Infers the shapes: vectors have one value a channel."""
+        """Returns the shapes of inputs, outputs and moments; vectors have one value per channel."""
         vector = [in_shape[0][1]]
         return [in_shape[0], vector, vector], [in_shape[0]], [vector, vector]
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
-        """Makes the operator of a pass."""
+        """Creates the operator for one pass."""
         return _Operator(_LAYERS[self._name])
 
 
 def _plain(F: Any, x: Any) -> Any:
-    """Copies x in the ordinary layout.
+    """Returns a copy of x in the plain layout.
 
-    oneDNN's convolutions leave their output, and the gradient of their input, in blocks of
-    channels, which operators written in Python read as if they were in order (measured: wrong
-    moments, different from run to run). An addition or an identity may be done in place.
+    oneDNN's convolutions store their output, and the gradient of their input, in blocks of
+    channels. Operators written in Python read these as if they were in the plain layout, which
+    gave wrong moments that differed from run to run. MXNet may perform an addition or an identity
+    in place, so `tile` is used.
     """
     return F.tile(x, reps=(1,))
 
 
 def _over(vector: Any, x: Any) -> Any:
-    """Reshapes a vector of channels so that it broadcasts over x."""
+    """Returns a vector with one value per channel, reshaped to broadcast over x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))

@@ -1,4 +1,4 @@
-"""Identity of this process: what ``DMLC_*`` say, checked before MXNet reads them."""
+"""Cluster description in the ``DMLC_*`` variables, checked before MXNet reads it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from lbbsp_mx import env
 ROLES = ("worker", "server", "scheduler")
 _REMEDY = (
     "set DMLC_ROLE (worker, server or scheduler), DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (where "
-    "the scheduler listens), DMLC_NUM_SERVER and DMLC_NUM_WORKER, or none of them to train on "
-    "one machine"
+    "the scheduler listens), DMLC_NUM_SERVER and DMLC_NUM_WORKER, or none of them to train with "
+    "a single worker"
 )
 
 
 def check_cluster() -> None:
-    """Raises if the ``DMLC_*`` variables are set and wrong: MXNet would abort or hang.
+    """Raises an error if ``DMLC_*`` variables are set and wrong, because MXNet would abort or hang.
 
     Raises:
-        ValueError: Names the variable that is wrong, its value and the remedy.
+        ValueError: A variable is missing or wrong; names the variable, its value and the remedy.
     """
     given = env.cluster()
     if not given:
         return
     missing = [name for name in env.NAMES if name not in given]
     if missing:
-        raise ValueError(f"{', '.join(missing)} must be set beside {', '.join(given)}: {_REMEDY}")
+        raise ValueError(
+            f"{', '.join(missing)} must be set together with {', '.join(given)}: {_REMEDY}"
+        )
     if given["DMLC_ROLE"] not in ROLES:
         raise ValueError(
             f"DMLC_ROLE must be one of {', '.join(ROLES)}, got {given['DMLC_ROLE']!r}: {_REMEDY}"
@@ -37,12 +39,12 @@ def check_cluster() -> None:
 
 
 def in_cluster() -> bool:
-    """Returns whether the variables describe a cluster, which `check_cluster` has checked."""
+    """Returns whether the variables describe a cluster; call `check_cluster` first."""
     return bool(env.cluster())
 
 
 def describe() -> str:
-    """Describes the cluster, for an error."""
+    """Describes the cluster, for an error message."""
     given = env.cluster()
     return (
         f"{given['DMLC_NUM_WORKER']} workers and {given['DMLC_NUM_SERVER']} servers at "

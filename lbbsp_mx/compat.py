@@ -1,8 +1,8 @@
-"""Every patch for MXNet in one place: what 1.9.1, its last release, needs on today's NumPy.
+"""All patches for MXNet: names that 1.9.1, its last release, needs in current NumPy versions.
 
 MXNet reads ``numpy.bool``, which NumPy 1.24 removed, while it is imported and while it runs
-(apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 lacks more of
-the names that it lists. Each is restored only where it is missing.
+(apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 has removed
+further names that MXNet imports. A name is restored only if it is missing.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 
 def import_mxnet() -> ModuleType:
-    """Imports MXNet, with NumPy as it expects it.
+    """Imports MXNet, after restoring the names that it needs in NumPy.
 
-    In a process whose ``DMLC_ROLE`` is server or scheduler this serves until the job is over,
-    and then exits: that is how MXNet starts them.
+    If ``DMLC_ROLE`` is server or scheduler, MXNet serves within the import until the job has
+    ended, and then exits the process.
 
     Raises:
-        ImportError: It is not installed, an earlier import has failed half-way, or a library of
-            the system is missing; names the remedy.
+        ImportError: MXNet is not installed, an earlier import has failed halfway, or a system
+            library is missing; names the remedy.
     """
     restore_numpy_names()
     if "mxnet" not in sys.modules and "mxnet.base" in sys.modules:
         raise ImportError(
-            "an earlier `import mxnet` has failed in this process and left half of it behind: "
-            "start again with `import lbbsp_mx` before `import mxnet`"
+            "an earlier `import mxnet` has failed in this process and left a partial module: "
+            "restart Python, with `import lbbsp_mx` before `import mxnet`"
         )
     try:
         import mxnet
@@ -43,7 +43,7 @@ def import_mxnet() -> ModuleType:
 
 
 def restore_numpy_names() -> None:
-    """Restores the names that MXNet 1.9.1 reads; what NumPy still has stays as it is."""
+    """Restores the names that MXNet 1.9.1 reads and that NumPy lacks."""
     for name, value in _names().items():
         if name not in vars(np):
             setattr(np, name, value)
@@ -62,6 +62,6 @@ def _explained(error: Exception) -> ImportError:
         if isinstance(error, OSError)
         else "pip install setuptools"
         if "distutils" in str(error)
-        else "pip install 'lbbsp[mx]', which brings versions that fit"
+        else "pip install 'lbbsp[mx]', which installs compatible versions"
     )
     return ImportError(f"mxnet cannot be imported ({error}): {remedy}")

@@ -1,13 +1,13 @@
-"""The worker of ``lbbsp demo --framework mxnet``: handwritten digits, a small CNN, one `Trainer`.
+"""Worker of ``lbbsp demo --framework mxnet``: trains a small CNN on handwritten digits.
 
-Started by ``lbbsp demo``, once with the policy ``even`` (plain BSP) and once with ``lbbsp``. The
-two runs see the same samples in the same order from the same initial weights, so what differs
-between them is time, and the rounding of sums that are taken in another order.
+``lbbsp demo`` starts it once with the policy ``even`` (plain BSP) and once with ``lbbsp``. Both
+runs use the same samples in the same order and the same initial weights. They differ only in time
+and in rounding, because sums are computed in a different order.
 """
 
 from __future__ import annotations
 
-import lbbsp_mx  # before mxnet: it restores the names that mxnet needs in NumPy
+import lbbsp_mx  # before mxnet: restores the names that mxnet needs in NumPy
 
 import mxnet as mx  # isort: skip
 import numpy as np
@@ -17,7 +17,7 @@ from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, pa
 
 
 def main() -> None:
-    """Trains as one of the workers; rank 0 leaves the record and the result in the run folder."""
+    """Trains as one of the workers; rank 0 writes the record and the result to the run folder."""
     arguments = parse(__doc__)
     training, held_out = digits()
     data = repeated(training, arguments.steps)
@@ -47,15 +47,15 @@ def main() -> None:
 
 
 def channels_first(images: np.ndarray) -> np.ndarray:
-    """Images as MXNet's convolutions take them."""
+    """Returns images in the layout of MXNet's convolutions, channels first."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def build() -> gluon.nn.HybridSequential:
-    """Builds a CNN with few weights to send and much to compute: about 2 ms a sample and core.
+    """Builds a CNN with few weights and much computation, about 2 ms per sample on one core.
 
-    Smooth activations, average pooling and SGD keep the rounding of float32 sums, which depends
-    on the batch sizes, from growing over the steps.
+    With smooth activations, average pooling and SGD, differences in the rounding of float32 sums,
+    which depends on the batch sizes, do not grow over the steps.
     """
     nn = gluon.nn
     mx.random.seed(SEED)

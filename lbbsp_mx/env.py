@@ -1,4 +1,4 @@
-"""Every environment variable this package reads, one function each."""
+"""Environment variables that this package reads, one function each."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ NAMES = (
 
 
 def cluster() -> dict[str, str]:
-    """Returns the ``DMLC_*`` variables that are set, by the launcher or by hand."""
+    """Returns the ``DMLC_*`` variables that are set, by the launcher or manually."""
     return {name: os.environ[name] for name in NAMES if os.environ.get(name, "").strip()}

@@ -14,11 +14,11 @@ from lbbsp_mx.trainer import Trainer
 
 
 class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
-    """Handler that lets `Estimator.fit` train on unequal workers and stop together.
+    """Handler with which `Estimator.fit` trains on unequal workers that stop at the same step.
 
-    Pass it among the ``event_handlers``, and to `fit` a loader with the trainer's batch sampler.
-    A handler that ends the training on one worker must do so by `lbbsp_mx.Trainer.request_stop`:
-    then all workers stop, at the same step.
+    Pass it as one of the ``event_handlers`` of `fit`, together with a loader that has the
+    trainer's batch sampler. A handler that ends the training on one worker must call
+    `lbbsp_mx.Trainer.request_stop`; all workers then stop at the same step.
 
     Args:
         priority: Order among the handlers, as for gluon's GradientUpdateHandler.
@@ -29,7 +29,11 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
     """
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Checks the trainer."""
+        """Checks that the estimator has an `lbbsp_mx.Trainer`.
+
+        Raises:
+            ValueError: It has another trainer.
+        """
         if not isinstance(estimator.trainer, Trainer):
             raise ValueError(
                 "the estimator's trainer must be an lbbsp_mx.Trainer, got "
@@ -38,22 +42,22 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Excludes the first step: what came before, such as validation, is no part of it."""
+        """Excludes the first step, because it may follow a validation."""
         estimator.trainer.exclude_step()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        """Steps by the drawn samples. Returns whether all workers stop here.
+        """Makes a step of the trainer, and returns whether all workers stop after it.
 
         Raises:
-            ValueError: Losses that are averaged already, without ``mean_loss=True``.
+            ValueError: The losses are already averaged, without ``mean_loss=True``.
         """
         losses, labels = _listed(kwargs["loss"]), _listed(kwargs["label"])
         samples = sum(label.shape[0] for label in labels)
         averaged = sum(loss.size for loss in losses) == len(losses) < samples
         if averaged and not estimator.trainer.mean_loss:
             raise ValueError(
-                f"the loss must be per sample, got one number for {samples} samples: leave the "
-                "averaging out, or pass mean_loss=True to lbbsp_mx.Trainer if it is a mean"
+                f"the loss must be per sample, got one number for {samples} samples: do not "
+                "average it, or pass mean_loss=True to lbbsp_mx.Trainer if it is a mean"
             )
         estimator.trainer.step(samples)
         return bool(estimator.trainer.stopping)

@@ -1,4 +1,4 @@
-"""Waiting for the present values of arrays that something else is about to change: `Fence`."""
+"""Waits for the current values of arrays, regardless of operations queued later: `Fence`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Array = mx.nd.NDArray
 
 
 class Fence:
-    """Records arrays as they are queued to be now, and waits for that, whatever follows.
+    """Waits until the operations that are queued on some arrays now have finished.
 
-    MXNet waits for an array's *last* write, and a gradient's is its sum over workers, which is
-    queued before it is computed. So one element of each is copied; by one call for all arrays of
-    a kind, since a call costs as much as the copy of many elements.
+    MXNet can only wait for an array's *last* queued write. For a gradient this is the sum over
+    workers, which is queued before the gradient has been computed. A fence therefore queues a copy
+    of one element of each array and waits for the copies. One operator copies from all arrays of
+    the same device and dtype, because a call costs as much as copying many elements.
 
     Example::
 
         computed = fence.record(gradients)
-        ...                        # queue more on the gradients
-        computed()                 # waits until they had been computed
+        ...                        # queue further operations on the gradients
+        computed()                 # waits until the gradients have been computed
     """
 
     def __init__(self) -> None:
@@ -30,15 +31,18 @@ class Fence:
         self._copies: list[tuple[mx.nd.CachedOp, list[Array]]] = []
 
     def record(self, arrays: Sequence[Array]) -> Callable[[], None]:
-        """Returns what waits for the present values of the arrays; before the next call."""
+        """Returns a function that waits for the current values of the arrays.
+
+        It must be called before the next call of `record`, which reuses the copies.
+        """
         if list(map(id, arrays)) != list(map(id, self._arrays)):
-            self._arrays = list(arrays)  # which keeps their ids from being given to others
+            self._arrays = list(arrays)  # keeps them alive, so that their ids stay unique
             self._copies = [(_first_elements(kind), kind) for kind in _by_kind(arrays)]
         return partial(_wait, [copy(*kind) for copy, kind in self._copies])
 
 
 def _by_kind(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Groups the arrays that one operator can take."""
+    """Groups the arrays by device and dtype, since an operator takes only one of each."""
     kinds: dict[object, list[Array]] = defaultdict(list)
     for array in arrays:
         kinds[array.context, array.dtype].append(array)
@@ -46,7 +50,7 @@ def _by_kind(arrays: Sequence[Array]) -> list[list[Array]]:
 
 
 def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
-    """Makes an operator on such arrays whose result is the sum of their first elements."""
+    """Creates an operator that sums the first elements of arrays like these."""
     firsts = [
         mx.sym.slice(mx.sym.var(f"array{i}"), begin=(0,) * array.ndim, end=(1,) * array.ndim)
         for i, array in enumerate(arrays)

@@ -1,4 +1,4 @@
-"""Aggregates: gradients summed over workers by one native store, and small all-gathers."""
+"""Aggregate: sums of gradients over workers by one native store, and small all-gathers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from lbbsp_mx import cluster
 from lbbsp_mx.native import DISTRIBUTED, IN_ONE_PROCESS, runtime
 
 Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
-"""The array of each device: gluon gives one, or a list."""
+"""One array per device: gluon passes a single array or a list."""
 
 KINDS = (*DISTRIBUTED, *IN_ONE_PROCESS)
 NAME = "dist_lbbsp"
-"""In MXNet's registry: a name without "dist" a gluon Trainer on one device takes for none."""
+"""Name in MXNet's registry: on one device, a gluon Trainer ignores stores without "dist" in it."""
 
 _LARGEST_KEY = (2**31 - 1) // 9973
-"""MXNet spreads keys over servers by ``key * 9973`` in 32 bits: beyond, it reads wild memory."""
+"""Largest key for which ``key * 9973`` fits in 32 bits: beyond it MXNet reads invalid memory."""
 
 
 class KVStore(KVStoreBase):
-    """A store for gluon that sums gradients over workers of unequal batches.
+    """Store for gluon that sums gradients over workers with unequal batches.
 
-    It stands before one native store of MXNet and leaves the sums to its parameter servers; the
-    optimizer runs in the workers. Beside the gradients it carries small exact all-gathers, on
-    separate keys. Several stores in one process share the native one: MXNet hangs when asked
-    for a second.
+    It wraps a native store of MXNet, whose parameter servers compute the sums; the optimizer runs
+    in the workers. It also performs small exact all-gathers, on separate keys. Several stores in
+    one process share the native store, because MXNet hangs if a second one is created.
 
     Args:
         kind: "dist_sync" or "dist_device_sync" in a cluster, "local" or "device" in one process;
-            or a native store of such a kind that was made before.
-        start_seconds: Longest wait for the cluster to come together.
-        wait_seconds: Longest wait of a step for the other workers, or for a server.
+            or an existing native store of one of these kinds.
+        start_seconds: Maximum seconds to wait until all processes of the cluster have started.
+        wait_seconds: Maximum seconds that a step waits for the other workers or for a server.
 
     Raises:
-        ValueError: Another kind, or a cluster that is not described.
+        ValueError: The kind is unknown, or needs a cluster and no ``DMLC_*`` variable is set.
 
     Example::
 
@@ -76,12 +75,12 @@ class KVStore(KVStoreBase):
 
     @property
     def distributed(self) -> bool:
-        """True for a store that sums over processes."""
+        """Distribution: True if the store sums over processes."""
         return self._kind in DISTRIBUTED
 
     @property
     def type(self) -> str:
-        """Name of the store's type, as gluon asks for it."""
+        """Name of the store's type, which gluon reads."""
         return f"lbbsp_{self._kind}"
 
     @property
@@ -91,7 +90,7 @@ class KVStore(KVStoreBase):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, N, by MXNet's name."""
+        """Number of workers, N, under MXNet's name."""
         return self._workers
 
     @property
@@ -101,23 +100,27 @@ class KVStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Returns False for optimizers: a server would update at a constant batch size."""
+        """Returns False for optimizers, because a server would divide by a constant batch size.
+
+        Raises:
+            ValueError: The capability is unknown.
+        """
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return False
         raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
 
     def broadcast(self, key: int, value: Arrays, out: Arrays, priority: int = 0) -> None:
-        """Gives every worker the value of worker 0, and waits for it; a collective."""
+        """Sends the value of worker 0 to all workers, and waits for it; a collective."""
         with self.waiting("for the parameters of worker 0"):
             self._native.broadcast(self._key(key), value, out, priority)
-            # MXNet orders by arrays, not by keys: a gradient could overtake the parameter.
+            # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
             for each in _each(out):
                 each.wait_to_read()
 
     def pushpull(
         self, key: int, value: Arrays, out: Arrays | None = None, priority: int = 0
     ) -> None:
-        """Sums `weight` times the values over devices and workers, in place without `out`."""
+        """Sums `weight` times the values over devices and workers, in place if `out` is None."""
         if self.weight != 1.0:
             for each in _each(value):
                 each *= self.weight
@@ -135,10 +138,10 @@ class KVStore(KVStoreBase):
         """Starts to gather a row of float32 from every worker, and returns at once.
 
         Args:
-            row: Of this worker, shape ``(width,)``.
-            slot: Selects one of the store's own keys. Read its rows before it is used again:
-                MXNet does not keep the order of two sums on one key.
-            priority: Higher ones travel first.
+            row: Row of this worker, shape ``(width,)``.
+            slot: Selects a key. Wait for the rows before the next gather on the same slot, because
+                MXNet does not keep two sums on one key in order.
+            priority: Gathers of higher priority are sent first.
 
         Returns:
             A function that waits for the rows by rank, shape ``(workers, width)``.
@@ -147,13 +150,13 @@ class KVStore(KVStoreBase):
         slots[self._rank] = row
         if self._workers == 1:
             return lambda: slots
-        array = mx.nd.from_numpy(slots)  # in place, as `array` would take 0.1 ms to copy
+        array = mx.nd.from_numpy(slots)  # shares the memory: `array` would copy, which takes 0.1 ms
         key = self._gather_key(slot, len(row))
         self._native.pushpull(key, array, priority=priority)
         return array.asnumpy
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process when the wait inside the context takes too long."""
+        """Ends the process if the wait inside the context takes too long."""
         return runtime().waiting(self._rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
 
     def barrier(self) -> None:
@@ -163,13 +166,13 @@ class KVStore(KVStoreBase):
                 self._native._barrier()
 
     def _key(self, key: Hashable) -> int:
-        """Returns the native key, numbered in the order of first use: the same on all workers."""
+        """Returns the native key, numbered by first use, in the same order on all workers."""
         if key not in self._keys:
             number = next(self._numbers)
             if number > _LARGEST_KEY:
                 raise ValueError(
-                    f"a process can have {_LARGEST_KEY} keys in its stores, this is one more: "
-                    "make stores and trainers once, not in a loop"
+                    f"a process can have at most {_LARGEST_KEY} keys in its stores: create stores "
+                    "and trainers once, not in a loop"
                 )
             self._keys[key] = number
         return self._keys[key]
@@ -184,7 +187,7 @@ class KVStore(KVStoreBase):
 
 
 def _each(arrays: Arrays) -> Sequence[mx.nd.NDArray]:
-    """Returns the array of every device."""
+    """Returns the arrays as a sequence, one per device."""
     return arrays if isinstance(arrays, list | tuple) else [arrays]
 
 
@@ -192,10 +195,10 @@ KVStoreBase.kv_registry[NAME] = KVStore
 
 
 def make_store(kvstore: KVStore | mx.kv.KVStore | str | None) -> KVStore:
-    """Makes one of our stores from what a Trainer is given as `kvstore`.
+    """Returns the `KVStore` for the argument `kvstore` of a Trainer.
 
     Raises:
-        ValueError: Something that is no store, or one of a kind that cannot be used.
+        ValueError: The argument is not a store, or its kind is not supported.
     """
     if isinstance(kvstore, KVStore):
         return kvstore

@@ -1,4 +1,4 @@
-"""What all stores of this process share: the one native store, its end, and bounded waiting."""
+"""State that all stores of this process share: the native store, its shutdown, time limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISTRIBUTED = ("dist_sync", "dist_device_sync")
 IN_ONE_PROCESS = ("local", "device")
 
 LEAVE_SECONDS = 1800.0
-"""How long a worker that is done waits for the others, which may still evaluate."""
+"""Seconds that a finished worker waits for the others, which may still be evaluating."""
 
 
 class Runtime:
@@ -35,7 +35,11 @@ class Runtime:
         self.serves_optimizer = False
 
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
-        """Returns the native store of a kind; of the distributed ones there is only one.
+        """Returns a native store; a process has only one distributed store.
+
+        Args:
+            kind: Kind of the store, or an existing native store.
+            start_seconds: Maximum seconds to wait until all processes of the cluster have started.
 
         Raises:
             ValueError: The process has a distributed store of another kind.
@@ -48,34 +52,35 @@ class Runtime:
             return mx.kv.create(kind)
         if self.distributed is None:
             message = (
-                f"no cluster of {cluster.describe()} has come together within {start_seconds:g} s: "
-                "start the scheduler, all servers and all workers, where they reach each other"
+                f"the cluster of {cluster.describe()} has not started within {start_seconds:g} s: "
+                "start the scheduler, all servers and all workers, and check that they can connect "
+                "to each other"
             )
             with self.watchdog.deadline(start_seconds, message):
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
         if self.distributed.type != kind:
             raise ValueError(
-                f"this process has a store {self.distributed.type!r} already, and MXNet can make "
-                f"no second one: use it again instead of {kind!r}"
+                f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
+                f"create a second one: use the first one instead of {kind!r}"
             )
         return self.distributed
 
     def waiting(
         self, rank: int, seconds: float, what: str, owner: str
     ) -> AbstractContextManager[None]:
-        """Ends the process when the wait inside the context takes longer than `seconds`.
+        """Ends the process if the wait inside the context takes longer than `seconds`.
 
         Args:
-            rank: Of this worker.
-            seconds: Longest wait.
-            what: Of the wait, to complete "has waited ...".
-            owner: Class whose `wait_seconds` can be raised.
+            rank: Rank of this worker.
+            seconds: Maximum duration of the wait.
+            what: What is waited for, to complete the message "has waited ...".
+            owner: Name of the class whose `wait_seconds` is the limit.
         """
         return self.watchdog.deadline(
             seconds,
-            f"worker {rank} has waited {seconds:g} s {what}, and gives up: a worker or server did "
-            f"not respond; if it only needs longer, raise wait_seconds of {owner}",
+            f"worker {rank} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 
     def _adopt(self, native: mx.kv.KVStore) -> None:
@@ -85,9 +90,9 @@ class Runtime:
             atexit.register(self._leave, _exit_status())
 
     def _leave(self, status: Callable[[], int]) -> None:
-        """Leaves the cluster: together with all workers, or at once where this one has failed.
+        """Leaves the cluster: together with all workers, or at once if this worker has failed.
 
-        MXNet would do so when Python frees the store, which is too late: its threads still run
+        MXNet itself leaves when Python frees the store. This is too late: its threads still run
         when its library is unloaded, and abort the process.
         """
         if status():
@@ -95,27 +100,27 @@ class Runtime:
         try:
             for ending in reversed(self.endings):
                 ending()
-        except BaseException:  # Python would only print it, and exit with 0
+        except BaseException:  # Python would only print the exception, and exit with status 0
             traceback.print_exc()
             end_now(1)
-        message = f"the other workers have not ended within {LEAVE_SECONDS:g} s: this one gives up"
+        message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
         with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()
             self.distributed.__del__()
-            self.distributed.handle = None  # it is freed: once only
+            self.distributed.handle = None  # freed: Python must not free it again
 
 
 @lru_cache(maxsize=1)
 def runtime() -> Runtime:
-    """Returns the one of this process."""
+    """Returns the runtime of this process."""
     return Runtime()
 
 
 def _exit_status() -> Callable[[], int]:
-    """Watches what the process is asked to exit with. Returns what reads it; 0 if it just ends.
+    """Wraps `sys.exit`, and returns a function that gives the exit status; 0 without a call.
 
     A worker that exits with an error must not wait in MXNet's exit barrier for peers that wait
-    for its gradients, and Python does not say what status it is about to exit with.
+    for its gradients, but exit handlers cannot read the exit status of the process.
     """
     exit_with, requested = sys.exit, [0]
 

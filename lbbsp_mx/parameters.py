@@ -1,4 +1,4 @@
-"""What every gluon Trainer of ours asks of the parameters that it is given."""
+"""Order and checks of parameters, for all trainers of this package."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list
 
 
 def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
-    """Returns the parameters in the order in which the network made them, alike on all workers.
+    """Returns the parameters in the order of their creation, which is the same on all workers.
 
-    Gluon sorts a dictionary by names, and "conv10" comes before "conv9": a worker that has made
-    one network more than its peers, to evaluate say, would sum its gradients with those of others.
+    Gluon sorts a dictionary by name, and names are numbered per process: "conv10" comes before
+    "conv9". On a worker that has created one more network than its peers, for example for
+    evaluation, the order could differ, and gradients of different parameters would be summed.
     """
     return list(params.values()) if hasattr(params, "values") else params
 
 
 def require_dense(param: gluon.Parameter) -> None:
-    """Refuses a parameter that is sparse, or whose gradient is.
+    """Raises an error if a parameter or its gradient is sparse.
 
     Raises:
-        ValueError: It is.
+        ValueError: The parameter or its gradient is sparse.
     """
     if param._stype != "default" or param._grad_stype != "default":
         raise ValueError(
             f"parameter {param.name} must be dense, with dense gradients, got "
-            f"{param._stype!r} with {param._grad_stype!r}: MXNet's servers only sum "
-            "dense ones; use sparse_grad=False"
+            f"{param._stype!r} with {param._grad_stype!r}: use sparse_grad=False, because MXNet's "
+            "servers sum only dense gradients"
         )

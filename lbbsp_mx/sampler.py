@@ -1,4 +1,4 @@
-"""Draws: each step takes the samples that its plan gives to this worker."""
+"""Draw: takes the samples that the plan of each step gives to this worker."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lbbsp_core.runtime.pipelined import PipelinedSession
 class BatchSampler(Sampler):
     """Batches of this worker, for ``DataLoader(dataset, batch_sampler=...)``.
 
-    Each iteration is an epoch of a seeded order that is the same on every worker: over it, each
-    sample comes exactly once, whatever the plans. Batches are drawn by the number of their
-    *step*: a loader that fetches ahead sees older plans, the same ones on every worker, and
-    neither repeats nor drops a sample. Make one by `lbbsp_mx.Trainer.batch_sampler`.
+    Each iteration is an epoch of a seeded order that is the same on all workers; each sample
+    occurs exactly once in it, for any plans. Batches are drawn by the number of their *step*: a
+    loader that prefetches uses older plans, the same ones on all workers, and neither repeats nor
+    drops a sample. `lbbsp_mx.Trainer.batch_sampler` creates it.
 
     Args:
-        session: Of the training.
+        session: Session of the training.
         order: Samples of each step.
     """
 
@@ -31,10 +31,11 @@ class BatchSampler(Sampler):
         return self.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields an epoch: the rest of the running one after `load_states`, else the next one.
+        """Yields the batches of the next epoch, or of the rest of an epoch after `load_states`.
 
         Raises:
-            RuntimeError: The training has moved on: the batch belongs to no step.
+            RuntimeError: Another epoch was started, or a state loaded, so that the batch belongs
+                to no step.
         """
         for step in self._session.epoch_steps(self.order):
             yield self._session.local_indices(step).tolist()

@@ -1,6 +1,7 @@
-"""``python -m lbbsp_mx.server``: a parameter server or the scheduler, for clusters of your own.
+"""Program that runs a parameter server or the scheduler: ``python -m lbbsp_mx.server``.
 
-``DMLC_ROLE`` says which. It serves from within the import of MXNet, and exits with the job.
+Use it on clusters without ``lbbsp launch``. ``DMLC_ROLE`` selects the role. The process serves
+within the import of MXNet, and exits when the job ends.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import sys
 
 from lbbsp_mx import env
 
-if __name__ == "__main__":  # reached only if the import of this package did not serve
+if __name__ == "__main__":  # reached only if the role is neither server nor scheduler
     role = env.cluster().get("DMLC_ROLE")
     print(
-        f"DMLC_ROLE must be server or scheduler, got {role!r}: start workers with their own script",
+        f"DMLC_ROLE must be server or scheduler, got {role!r}: workers run the training script",
         file=sys.stderr,
     )
     sys.exit(2)

@@ -1,8 +1,8 @@
-"""What runs on the parameter servers of an `AsyncTrainer`: the optimizer, and the coordinator.
+"""Optimizer and coordinator on the parameter servers of an `AsyncTrainer`.
 
-MXNet's servers of ``dist_async`` know one thing: a push of a key calls the optimizer. Some keys
-are no parameters: a push to those adds to a sum, or asks the coordinator; a pull of the same key
-brings the answer.
+MXNet's servers of ``dist_async`` call the optimizer for every push to a key. Some keys do not
+hold parameters: a push to these adds to a sum of gradients, or asks the coordinator a question; a
+pull of the same key returns the answer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lbbsp_core.runtime.exit import end_now
 from lbbsp_core.runtime.record import PUSH_INTEGERS
 
 State = object
-"""What an optimizer keeps of a parameter."""
+"""State that an optimizer keeps for a parameter."""
 
 
 class Keys(NamedTuple):
-    """Keys by purpose; all that belong together are on the same server.
+    """Keys by purpose; a parameter and the sum of its gradients are on the same server.
 
-    MXNet puts a key on the server with number ``key * 9973 mod servers``.
+    MXNet stores a key on the server with number ``key * 9973 mod servers``.
 
     Args:
-        parameters: Number of parameters, at keys 0 and up.
-        servers: S.
+        parameters: Number of parameters, whose keys start at 0.
+        servers: Number of servers, S.
     """
 
     parameters: int
@@ -39,7 +39,7 @@ class Keys(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """Key of the first sum: that of the gradients of parameter i is at ``sums + i``."""
+        """Key of the first sum; the gradients of parameter i are summed at ``sums + i``."""
         return -(-self.parameters // self.servers) * self.servers
 
     @property
@@ -54,12 +54,12 @@ class Keys(NamedTuple):
 
 
 class ServerOptimizer(Optimizer):
-    """Optimizer as the servers run it.
+    """Optimizer that the servers run.
 
     Args:
-        optimizer: Updates parameters.
-        keys: Purposes of the keys.
-        service: Answers, on the server that has the key of the questions.
+        optimizer: Optimizer that updates the parameters.
+        keys: Keys by purpose.
+        service: Answers questions, on the server that has their key.
     """
 
     def __init__(self, optimizer: Optimizer, keys: Keys, service: CoordinatorService) -> None:
@@ -68,7 +68,7 @@ class ServerOptimizer(Optimizer):
         self._sums: dict[int, mx.nd.NDArray] = {}
 
     def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
-        """Creates the optimizer's own state of a parameter."""
+        """Creates the optimizer's state for a parameter; other keys have none."""
         if index >= self._keys.sums:
             return None
         with _ending_on_error():
@@ -77,7 +77,7 @@ class ServerOptimizer(Optimizer):
     def update_multi_precision(
         self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
     ) -> None:
-        """Handles a push."""
+        """Handles a push according to the purpose of its key."""
         with _ending_on_error():
             self._handle(index, weight, grad, state)
 
@@ -94,7 +94,7 @@ class ServerOptimizer(Optimizer):
             _assign(weight, self._service.log(_table(grad, PUSH_INTEGERS)))
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
-        """Updates by the sum where there is one: the push then only says that it is complete."""
+        """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
         total = self._sums.pop(index, None)
         used = grad if total is None else total
         self.optimizer.update_multi_precision(index, weight, used, state)
@@ -104,7 +104,7 @@ class ServerOptimizer(Optimizer):
 
 @contextmanager
 def _ending_on_error() -> Iterator[None]:
-    """Ends the server at an error, which MXNet's library would lose while the workers wait."""
+    """Ends the server on an error: MXNet would ignore it, and the workers would keep waiting."""
     try:
         yield
     except BaseException:
@@ -113,7 +113,7 @@ def _ending_on_error() -> Iterator[None]:
 
 
 def _table(pushed: mx.nd.NDArray, integers: int) -> Table:
-    """Returns what was pushed, which arrives flat, in rows of so many integers."""
+    """Returns the pushed array, which arrives flat, with one row per `integers` integers."""
     rows: Table = pushed.asnumpy().reshape(-1, 2 * integers)
     return rows
 

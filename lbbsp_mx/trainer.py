@@ -1,4 +1,4 @@
-"""The gluon Trainer: `Trainer`."""
+"""Gluon trainer for LB-BSP: `Trainer`."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ Wait = Callable[[], None]
 class Trainer(gluon.Trainer):
     """Trains a gluon network on unequal workers by LB-BSP, without changing what is learned.
 
-    Each worker's part of the constant global batch follows its predicted speed, every step, so
-    that all reach the gradient all-reduce together. Gluon's losses are per sample, so that the
-    gradients of uneven batches simply add up; ``step`` divides their sum by the *global* batch,
-    which makes the update that of plain BSP on the same samples (Chen et al., arXiv 1806.02508).
+    In every step, each worker's share of the constant global batch follows its predicted speed,
+    so that all workers reach the gradient all-reduce together. Gluon's losses are per sample, so
+    the gradients of uneven batches can be added; ``step`` divides their sum by the *global* batch
+    size. The update is then that of plain BSP on the same samples (Chen et al., arXiv
+    1806.02508).
 
-    With one worker (or without ``DMLC_*``) it trains as `mxnet.gluon.Trainer` does.
+    With a single worker (or without ``DMLC_*`` variables) it trains as `mxnet.gluon.Trainer` does.
 
     Args:
         params: Parameters of the network, as for `mxnet.gluon.Trainer`.
         optimizer: Name or object of the optimizer; it runs in the workers.
-        optimizer_params: Its options.
+        optimizer_params: Options of the optimizer.
         kvstore: "dist_sync" or "dist_device_sync" (in one process: "local", "device"), or an
             `lbbsp_mx.KVStore`.
-        compression_params: None: compressed gradients are not exact.
+        compression_params: Must be None, because compressed gradients are not exact.
         update_on_kvstore: None or False.
-        global_batch_size: X, samples a step over all workers; constant.
-        mean_loss: True for a loss already averaged over the worker's batch, such as
-            ``loss.mean()``: its gradients are then weighted by the batch's size.
-        **options: Those of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
+        global_batch_size: X, samples per step over all workers; constant.
+        mean_loss: Whether the loss is already averaged over the worker's batch, as by
+            ``loss.mean()``; its gradients are then weighted by the batch size.
+        **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
     Raises:
-        ValueError: Options that no plan can satisfy, or that would not be exact.
+        ValueError: No plan can satisfy the options, or the update would not be exact.
 
     Example::
 
@@ -94,7 +95,8 @@ class Trainer(gluon.Trainer):
             versions={"mxnet": mx.__version__},
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
         )
-        runtime().endings.append(self._session.finish_barrier)  # peers wait for its message
+        # Peers wait for the message of the last barrier.
+        runtime().endings.append(self._session.finish_barrier)
         self._init_kvstore()
         self._synchronise()
 
@@ -105,69 +107,79 @@ class Trainer(gluon.Trainer):
 
     @property
     def stopping(self) -> bool:
-        """Request to stop of any worker at the step before: true on all workers alike."""
+        """Request of any worker to stop, true on all workers after the same step."""
         return self._session.stopping
 
     def request_stop(self) -> None:
-        """Asks all workers to stop: after the next step `stopping` is true on all of them."""
+        """Asks all workers to stop: `stopping` is true on all of them after the next step."""
         self._session.request_stop()
 
     def exclude_step(self) -> None:
-        """Excludes the running step from what is learned: it holds work that others do not."""
+        """Excludes the running step from learning, because it contains other work."""
         self._session.exclude_step()
 
     def batch_sampler(self, num_samples: int, seed: int | None = None) -> BatchSampler:
-        """Makes the ``batch_sampler`` of the training's DataLoader; every worker the same.
+        """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
 
         Args:
-            num_samples: Length of the whole data set.
+            num_samples: Number of samples in the whole data set.
             seed: Seed of the order. Defaults to the trainer's.
 
         Raises:
-            ValueError: Fewer samples than one global batch.
+            ValueError: The data set is smaller than one global batch.
         """
         order = self._session.make_order(num_samples, seed)
         self._session.use_order(order)
         return BatchSampler(self._session, order)
 
-    # What a training loop calls.
+    # Methods for training loops
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sums gradients over workers, updates by their mean, and decides the next plan.
 
         Args:
-            batch_size: Samples of *this worker's* batch, all of its devices together.
+            batch_size: Samples in *this worker's* batch, on all of its devices together.
             ignore_stale_grad: As for `mxnet.gluon.Trainer`.
 
         Raises:
-            ValueError: Another batch size than the plan's.
+            ValueError: The batch size differs from that of the plan.
         """
         self._check_size(batch_size)
-        if getattr(self, "_amp_loss_scaler", None) is not None:  # it reads the sums first
+        if getattr(self, "_amp_loss_scaler", None) is not None:  # the update reads the sums first
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
         waits = self._begin_sums()
-        self._update_by_mean(ignore_stale_grad)  # in MXNet's queue, behind the sums
+        self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
         self._session.end_step(*waits)
         if self._barriers_inside or self.kvstore.num_workers == 1:
-            self._session.finish_barrier()  # before others wait on the same clock
+            self._session.finish_barrier()  # before collectives of layers pause the same timer
 
     def allreduce_grads(self) -> None:
-        """Sums gradients over workers and decides the next plan; `update` is to follow."""
+        """Sums gradients over workers and decides the next plan; call `update` afterwards."""
         self._check_size(None)
         self._allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Updates by gradients that `allreduce_grads` has summed."""
+        """Updates by the gradients that `allreduce_grads` has summed.
+
+        Args:
+            batch_size: Ignored: the mean is that over the global batch.
+            ignore_stale_grad: As for `mxnet.gluon.Trainer`.
+
+        Raises:
+            ValueError: `allreduce_grads` was not called before.
+        """
         if not self._reduced_total:
-            raise ValueError("update must follow allreduce_grads: call that first, or call step")
+            raise ValueError(
+                "update must follow allreduce_grads: call allreduce_grads first, or call step"
+            )
         self._update_by_mean(ignore_stale_grad)
 
     def save_states(self, fname: str) -> None:
-        """Saves the optimizer's state, and behind it the balancer's; each worker its own file.
+        """Saves the states of the optimizer and of the balancer; each worker to its own file.
 
-        A file that one worker wrote does for all, but for what was learned of its own speed.
+        All workers may load the file of one worker; the others then learn their speeds again.
         """
         super().save_states(fname)
         with open(fname, "ab") as stream:
@@ -175,18 +187,19 @@ class Trainer(gluon.Trainer):
         self.exclude_step()
 
     def load_states(self, fname: str) -> None:
-        """Loads what `save_states` (or gluon's own) wrote; all workers must, at the same time.
+        """Loads a file of `save_states` (or of gluon's own); all workers must, at the same time.
 
-        The running epoch continues where it was: make the loader, or iterate it, afterwards.
+        The epoch continues where the state was saved: create the loader, or start to iterate over
+        it, afterwards.
         """
         super().load_states(fname)
         with open(fname, "rb") as stream:
-            pickle.load(stream)  # the optimizer's, which gluon has read
+            pickle.load(stream)  # the optimizer's state, which gluon has read
             rest = io.BytesIO(stream.read())
         if rest.getbuffer().nbytes:
             self._session.restore(BalancerState(*pickle.load(rest)))
 
-    # What gluon's Trainer calls.
+    # Methods that gluon's Trainer calls
 
     def _init_kvstore(self) -> None:
         self._kvstore = self.kvstore
@@ -198,12 +211,13 @@ class Trainer(gluon.Trainer):
         self._session.end_step(*self._begin_sums())
         self._session.finish_barrier()
 
-    # Parts of the above.
+    # Helpers
 
     def _begin_sums(self) -> tuple[Wait, Wait]:
-        """Queues the sums. Returns what waits for the gradients, and what waits for the sums.
+        """Queues the sums over workers; each gradient is sent as soon as it has been computed.
 
-        Each gradient is sent as soon as it has been computed.
+        Returns:
+            A function that waits for the gradients, and one that waits for the sums.
         """
         learning = [param for param in self._params if param.grad_req != "null"]
         if self._local < len(self._contexts):
@@ -223,7 +237,7 @@ class Trainer(gluon.Trainer):
                 gradient *= self.kvstore.weight
 
     def _check_size(self, batch_size: int | None) -> None:
-        """Reads the step's batch and global batch from the plan, and compares."""
+        """Reads the batch sizes of the step from the plan, and checks that `batch_size` fits."""
         sizes = self.sizes
         planned = sizes[self.kvstore.rank]
         free = self.kvstore.num_workers == 1 and self._session.order is None
@@ -231,7 +245,7 @@ class Trainer(gluon.Trainer):
             raise ValueError(
                 f"step must be called with the {planned} samples that the plan gives to worker "
                 f"{self.kvstore.rank}, got {batch_size!r}: draw batches by "
-                "trainer.batch_sampler(...), or as large as trainer.sizes[trainer.kvstore.rank]"
+                "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples"
             )
         self._local = batch_size if free and batch_size else planned
         self._reduced_total = self._local if free else sum(sizes)
@@ -242,7 +256,7 @@ class Trainer(gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def _init_params(self) -> None:
-        """Initialises parameters; connects layers that normalise over all workers."""
+        """Initialises parameters, and connects layers that normalise over all workers."""
         waiting = list(self._params_to_init)
         super()._init_params()
         for param in waiting:
@@ -252,7 +266,7 @@ class Trainer(gluon.Trainer):
                 self._barriers_inside = True
 
     def _synchronise(self) -> None:
-        """Gives all workers the parameters of worker 0: now, or when their shapes are known."""
+        """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
         self._init_params()
         for param in self._params_to_init:
             param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
@@ -274,8 +288,8 @@ class Trainer(gluon.Trainer):
                 )
         if any(_is_plain_batch_norm(param) for param in self._params):
             logger.warning(
-                "BatchNorm normalises each worker's batch by itself, which depends on how the "
-                "batch is split: use lbbsp_mx.SyncBatchNorm"
+                "BatchNorm normalises each worker's batch separately, so that the result depends "
+                "on how the batch is split: use lbbsp_mx.SyncBatchNorm"
             )
 
 
@@ -284,7 +298,7 @@ def _is_plain_batch_norm(param: gluon.Parameter) -> bool:
 
 
 def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
-    """Zeroes the gradients of devices without work: a batch may be smaller than the devices."""
+    """Zeroes the gradients of devices without samples: a batch may be smaller than their number."""
     for param in params:
         for data, gradient in zip(param.list_data(), param.list_grad(), strict=True):
             if not data._fresh_grad:
@@ -293,10 +307,10 @@ def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
 
 
 def _store(kvstore: Store) -> KVStore:
-    """Returns the store asked for; in one process a distributed one becomes a local one."""
+    """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed."""
     alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, NAME)
     if alone and not cluster.in_cluster():
-        logger.warning("lbbsp_mx.Trainer is passive: there is one worker, nothing to balance")
+        logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
         return KVStore("local" if kvstore != "dist_device_sync" else "device")
     return make_store(kvstore)
 
@@ -304,11 +318,11 @@ def _store(kvstore: Store) -> KVStore:
 def _refuse(compression_params: object, update_on_kvstore: bool | None) -> None:
     if update_on_kvstore:
         raise ValueError(
-            "update_on_kvstore must be False, got True: a server would divide by a batch size of "
-            "its own; leave it out, the optimizer runs in the workers"
+            "update_on_kvstore must be False, got True: leave it out, because a server would "
+            "divide by a constant batch size; the optimizer runs in the workers"
         )
     if compression_params:
         raise ValueError(
-            f"compression_params must be None, got {compression_params!r}: compressed gradients "
-            "are not exact, and the messages of the workers use the same servers"
+            f"compression_params must be None, got {compression_params!r}: leave it out, because "
+            "compression makes gradients and the workers' messages inexact"
         )

@@ -80,7 +80,7 @@ def test_it_says_in_one_line_that_there_is_nothing_to_balance(caplog):
     with caplog.at_level(logging.WARNING):
         ours(network())
     assert [r.message for r in caplog.records] == [
-        "lbbsp_mx.Trainer is passive: there is one worker, nothing to balance"
+        "lbbsp_mx.Trainer is passive, because there is only one worker"
     ]
 
 
@@ -193,7 +193,7 @@ CLUSTER = {
         ({"DMLC_PS_ROOT_PORT": "70000"}, "must be a port, got '70000'"),
         ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER must be an integer >= 1, got '0'"),
         ({"DMLC_NUM_WORKER": "-1"}, "DMLC_NUM_WORKER must be an integer >= 1, got '-1'"),
-        ({"DMLC_PS_ROOT_URI": ""}, "DMLC_PS_ROOT_URI must be set beside DMLC_ROLE"),
+        ({"DMLC_PS_ROOT_URI": ""}, "DMLC_PS_ROOT_URI must be set together with DMLC_ROLE"),
     ],
 )
 def test_a_wrong_cluster_is_named_with_the_cure(monkeypatch, change, said):
@@ -201,7 +201,7 @@ def test_a_wrong_cluster_is_named_with_the_cure(monkeypatch, change, said):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=said) as raised:
         lbbsp_mx.check_cluster()
-    assert "or none of them to train on one machine" in str(raised.value)
+    assert "or none of them to train with a single worker" in str(raised.value)
 
 
 def test_a_right_cluster_and_none_are_fine(monkeypatch):
@@ -215,7 +215,7 @@ def test_a_cluster_that_never_comes_ends_in_bounded_time():
     text = "import lbbsp_mx; lbbsp_mx.KVStore('dist_sync', start_seconds=1)"
     status, said = program(text, **CLUSTER, DMLC_NODE_HOST="127.0.0.1")
     assert status == 1
-    assert "2 workers and 1 servers at 127.0.0.1:9 has come together within 1 s" in said
+    assert "2 workers and 1 servers at 127.0.0.1:9 has not started within 1 s" in said
 
 
 def test_a_server_started_as_a_worker_says_so():
