@@ -2,8 +2,8 @@
 
 For comparison, `fit_asynchronously` trains by ASP, through parameter servers.
 
-Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy answers a wrong
-one with an unrelated error or with a hang.
+Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy raises an unrelated
+error or hangs if it is wrong.
 """
 
 from lbbsp_tf.callback import LoadBalancer

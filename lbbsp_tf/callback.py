@@ -1,4 +1,4 @@
-"""The Keras callback: `LoadBalancer`."""
+"""Keras callback for LB-BSP: `LoadBalancer`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ Logs = dict[str, float] | None
 class LoadBalancer(keras.callbacks.Callback):
     """Balances `model.fit` over unequal workers by LB-BSP, without changing what is learned.
 
-    Each worker's part of the constant global batch follows its predicted speed, every step, so
-    that all reach the gradient all-reduce together; gradients are weighted by batch size, which
-    makes the update that of plain BSP on the same samples (Chen et al., arXiv 1806.02508).
+    In every step, each worker's share of the constant global batch follows its predicted speed,
+    so that all workers reach the gradient all-reduce together. Gradients are weighted by batch
+    size, so that the update is that of plain BSP on the same samples (Chen et al., arXiv
+    1806.02508).
 
-    With one worker (or without ``TF_CONFIG``) it is passive: the same script runs anywhere.
+    With a single worker (or without ``TF_CONFIG``) it is passive, so that the same script runs
+    without a cluster.
 
     Args:
-        strategy: The `tf.distribute.MultiWorkerMirroredStrategy` the model is built under, with
-            one replica a worker.
-        global_batch_size: X, samples a step over all workers; constant.
-        **options: Those of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
+        strategy: The `tf.distribute.MultiWorkerMirroredStrategy` under which the model is built,
+            with one replica per worker.
+        global_batch_size: X, samples per step over all workers; constant.
+        **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
     Raises:
-        ValueError: Options that no plan can satisfy, an unsuitable strategy, a wrong TF_CONFIG.
+        ValueError: No plan can satisfy the options, the strategy is unsuitable, or TF_CONFIG is
+            wrong.
 
     Example::
 
@@ -81,7 +84,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._weight_in_step = 0.0
         self._in_fit = False
         if not self.active:
-            logger.warning("LoadBalancer is passive: there is one worker, nothing to balance")
+            logger.warning("LoadBalancer is passive, because there is only one worker")
             return
         compat.patch_keras()
         compat.checkpoint_on_chief_only(self.rank)
@@ -91,7 +94,7 @@ class LoadBalancer(keras.callbacks.Callback):
 
     @property
     def active(self) -> bool:
-        """True if there are peers to balance with."""
+        """Activity: True if there is more than one worker."""
         return self.workers > 1
 
     @property
@@ -101,13 +104,15 @@ class LoadBalancer(keras.callbacks.Callback):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global steps that see every sample of the latest data set once; pass it to `fit`.
+        """Number of global steps per epoch of the latest data set; pass it to `fit`.
 
         Raises:
-            RuntimeError: Before `dataset` was called.
+            RuntimeError: `dataset` was not called before.
         """
         if self._order is None:
-            raise RuntimeError("steps_per_epoch is known once balancer.dataset(...) was called")
+            raise RuntimeError(
+                "steps_per_epoch depends on the data set: call balancer.dataset(...) first"
+            )
         return self._order.steps_per_epoch
 
     def dataset(
@@ -119,28 +124,28 @@ class LoadBalancer(keras.callbacks.Callback):
         seed: int | None = None,
         map: Callable[..., Nest] | None = None,
     ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
-        """Makes the training data of `fit`: this worker's samples of each global step.
+        """Creates the training data of `fit`: this worker's samples of each global step.
 
-        Every worker passes the *whole* data set, in the same order. Each step draws as many
-        samples as the plan says, from a seeded order that is the same on every worker: over an
-        epoch each sample comes exactly once, whatever the plans.
+        Every worker must pass the *whole* data set, in the same order. Each step draws this
+        worker's batch of the plan from a seeded order that is the same on all workers; each sample
+        occurs exactly once per epoch, for any plans.
 
         Args:
-            x: Array, or a nest (tuple, list, dict) of arrays, first axis samples.
-            y: The same, or None.
+            x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
+            y: Targets in the same form, or None.
             sample_weight: Array of shape ``(samples,)``, or None.
             seed: Seed of the order. Defaults to the balancer's.
-            map: Applied to each sample's tensors, as ``map(x, y, sample_weight)`` with what was
-                given, to augment or decode it.
+            map: Function that augments or decodes one sample, called as ``map(x, y,
+                sample_weight)`` without the arguments that are None.
 
         Returns:
-            What to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. It is
-            for `fit` alone: evaluate on arrays or on a `tf.data.Dataset`.
+            Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only
+            `fit` can use it: evaluate on arrays or on a `tf.data.Dataset`.
 
         Raises:
-            ValueError: Lengths that differ, or fewer samples than one global batch.
+            ValueError: Lengths differ, or the data set is smaller than one global batch.
         """
-        self._in_fit = False  # a fit that failed did not report its end
+        self._in_fit = False  # a failed fit does not call on_train_end
         arrays = pack_arrays(x, y, sample_weight)
         order = self._session.make_order(len(keras.tree.flatten(arrays)[0]), seed)
         pipeline = PlannedPipeline(self._session, order, arrays, map)
@@ -150,27 +155,27 @@ class LoadBalancer(keras.callbacks.Callback):
         self._session.use_order(order)
         return pipeline.batches()
 
-    # The hooks of Keras, in the order in which it calls them.
+    # Hooks of Keras, in the order in which it calls them
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Checks the fit, and that all workers agree on what never changes."""
+        """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
         if not self.active and self._order is None:
-            return  # one worker, the user's own data: nothing of ours takes part
+            return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
-        # Under this strategy `fit` draws one batch to build the model before it begins.
+        # Under this strategy `fit` has already drawn a batch to build the model.
         if self._order is None or (self.active and self._pipeline is None):
             raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            self._session.close()  # a fit that failed did not end its session
+            self._session.close()  # a failed fit does not close its session
             self._session.use_order(self._order)
             self._session.start({"epochs": self.params["epochs"]})
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Excludes the first step of an epoch; moves to the fit's first epoch."""
+        """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         self._session.exclude_step()
         if not self._in_fit:
             self._in_fit = True
@@ -180,7 +185,7 @@ class LoadBalancer(keras.callbacks.Callback):
                 self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Sets the weight of the step's losses; restarts the clock of an excluded step."""
+        """Sets the weight of the step's losses; restarts the timer if the step is excluded."""
         if self.active:
             weight = self.workers / sum(self.sizes)
             if weight != self._weight_in_step:
@@ -189,7 +194,7 @@ class LoadBalancer(keras.callbacks.Callback):
             self._session.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Advances one worker alone, which has no exchange to advance by."""
+        """Advances the session of a single worker, which has no exchange."""
         if not self.active and self._order is not None:
             self._session.skip_step()
 
@@ -198,7 +203,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._session.exclude_step()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Leaves the model and its history as they were."""
+        """Ends the session, and restores the model and its history."""
         self._pipeline = None
         self._in_fit = False
         if self.active:
@@ -207,20 +212,20 @@ class LoadBalancer(keras.callbacks.Callback):
             for hook in ("on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
-    # Parts of the hooks.
+    # Helpers
 
     def _use_pipeline(self, pipeline: PlannedPipeline) -> None:
-        """Draws from `pipeline` from now on: `fit` iterates its placeholders."""
+        """Draws from `pipeline` from now on; called when `fit` iterates over its placeholders."""
         if self._in_fit and pipeline is not self._pipeline:
             raise ValueError(
-                "validation_data must be arrays or a tf.data.Dataset: balancer.dataset(...) is "
-                "drawn by the training step alone"
+                "validation_data must be arrays or a tf.data.Dataset: only the training step can "
+                "draw from balancer.dataset(...)"
             )
         self._pipeline = pipeline
         self._order = pipeline.order
 
     def _replace_train_function(self) -> None:
-        """Wraps the model's step for this fit; it is traced again only if something changed."""
+        """Wraps the model's step for this fit; traces it again only if the model has changed."""
         self._weight_in_step = 0.0
         model = self.model
         config = getattr(model, "_compile_config", None)
@@ -237,10 +242,10 @@ class LoadBalancer(keras.callbacks.Callback):
         model.train_function = self._train_function
 
     def _run_after_history(self) -> None:
-        """Lets this callback decide after all others whether to stop (rule 11).
+        """Handles requests to stop after all other callbacks, on all workers together (rule 11).
 
-        Keras appends its History behind the user's callbacks, so what runs after History's own
-        hooks sees every request to stop, and can hold it back until all workers know of it.
+        Keras appends its History callback to the user's callbacks. Code that runs after History's
+        hooks therefore sees every request to stop, and can delay it until it has been exchanged.
         """
         model, history, session = self.model, self.model.history, self._session
 

@@ -1,4 +1,4 @@
-"""What must hold before a fit: of the strategy, the model and the arguments of `fit`."""
+"""Checks before a fit: of the strategy, the model and the arguments of `fit`."""
 
 from __future__ import annotations
 
@@ -15,36 +15,40 @@ logger = logging.getLogger("lbbsp.tf")
 
 
 def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
-    """Raises unless `strategy` can be balanced, or is that of one worker alone.
+    """Raises an error unless `strategy` is supported.
+
+    Args:
+        strategy: Strategy of the user.
+        workers: Number of its workers; a single worker may use any strategy.
 
     Raises:
-        ValueError: Names what is wrong, and the remedy.
+        ValueError: The strategy is not supported; names the remedy.
     """
     if workers == 1:
         if cluster_size() > 1:
             raise ValueError(
                 f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
-                "on this one alone: pass the tf.distribute.MultiWorkerMirroredStrategy"
+                "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
             )
         return
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
-            f"{type(strategy).__name__}"
+            f"{type(strategy).__name__}: LoadBalancer supports no other strategy"
         )
     replicas = strategy.num_replicas_in_sync
     if replicas != workers:
         raise ValueError(
-            f"LoadBalancer needs one replica a worker, got {replicas} replicas on {workers} "
+            f"LoadBalancer needs one replica per worker, got {replicas} replicas on {workers} "
             "workers: start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
         )
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:
-    """Raises unless `fit` was given the balancer's own ``steps_per_epoch``.
+    """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``.
 
     Raises:
-        ValueError: Names the right number.
+        ValueError: The numbers differ; names the right one.
     """
     if given != steps_per_epoch:
         raise ValueError(
@@ -54,42 +58,46 @@ def check_steps(given: int | None, steps_per_epoch: int) -> None:
 
 
 def not_fed_by_balancer() -> ValueError:
-    """Returns the error of a `fit` on other data than the balancer's."""
+    """Returns the error for a `fit` on data that did not come from the balancer."""
     return ValueError(
-        "fit must be fed by the balancer: fit(balancer.dataset(x, y), "
+        "fit needs the data of the balancer: call fit(balancer.dataset(x, y), "
         "steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer]), without batch_size and "
         "validation_split (use validation_data)"
     )
 
 
 def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Raises if `model` cannot be trained exactly; warns about what is inexact.
+    """Raises an error if `model` cannot be trained; warns if its training is not exact.
 
     Raises:
-        ValueError: Names what is wrong, and the remedy.
+        ValueError: The model or its options are not supported; names the remedy.
     """
     if model.distribute_strategy is not strategy:
-        raise ValueError("build and compile the model inside `with strategy.scope():`")
+        raise ValueError(
+            "the model must belong to the balancer's strategy: build and compile it inside `with "
+            "strategy.scope():`"
+        )
     if model.steps_per_execution != 1:
         raise ValueError(
-            f"steps_per_execution must be 1, got {model.steps_per_execution}: Keras 3 does not "
-            "run several steps at once under this strategy"
+            f"steps_per_execution must be 1, got {model.steps_per_execution}: leave it out, "
+            "because Keras 3 cannot run several steps at once under this strategy"
         )
     if model.jit_compile:
         raise ValueError(
-            "jit_compile must be False, got True: XLA compiles no collective across workers"
+            "jit_compile must be False, got True: leave it out, because XLA cannot compile "
+            "collectives across workers"
         )
     if getattr(model.optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
-            "gradient_accumulation_steps must be None: Keras 3 cannot accumulate under this "
-            "strategy; use a larger global_batch_size"
+            "gradient_accumulation_steps must be None, because Keras 3 cannot accumulate gradients "
+            "under this strategy: use a larger global_batch_size"
         )
     for problem in _inexact(model):
         logger.warning("%s", problem)
 
 
 def _inexact(model: keras.Model) -> Iterator[str]:
-    """Yields what makes uneven batches differ from one whole batch in this model."""
+    """Yields the reasons why uneven batches differ from one whole batch in this model."""
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     reductions = {getattr(loss, "reduction", "sum_over_batch_size") for loss in losses}
     if "mean_with_sample_weight" in reductions:
@@ -98,12 +106,15 @@ def _inexact(model: keras.Model) -> Iterator[str]:
             "uneven batches weigh it inexactly: use reduction='sum_over_batch_size'"
         )
     if "sum" in reductions and not sums_over_samples(model):
-        yield "losses reduced by sum and by mean in one model are weighted as means: use one kind"
+        yield (
+            "the model has losses reduced by sum and others reduced by mean, and all of them are "
+            "weighted as means: use one kind of reduction"
+        )
     layers = list(model._flatten_layers(include_self=False, recursive=True))
     if any(_is_plain_batch_norm(layer) for layer in layers):
         yield (
-            "BatchNormalization normalises each worker's batch by itself, which depends on how "
-            "the batch is split: use BatchNormalization(synchronized=True)"
+            "BatchNormalization normalises each worker's batch separately, so that the result "
+            "depends on how the batch is split: use BatchNormalization(synchronized=True)"
         )
     if any(getattr(layer, "mask_zero", False) for layer in layers):
         yield (

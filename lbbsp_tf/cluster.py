@@ -1,4 +1,4 @@
-"""Identity of this worker: what ``TF_CONFIG`` says, checked before TensorFlow reads it."""
+"""Cluster description in ``TF_CONFIG``, checked before TensorFlow reads it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
 
 _REMEDY = (
     'it must look like {"cluster": {"worker": ["host0:port", "host1:port"]}, '
-    '"task": {"type": "worker", "index": 0}}, or be unset to train on one machine'
+    '"task": {"type": "worker", "index": 0}}, or be unset to train with a single worker'
 )
 
 
 def check_tf_config() -> None:
-    """Raises if ``TF_CONFIG`` is set and wrong.
+    """Raises an error if ``TF_CONFIG`` is set and wrong.
 
     Raises:
-        ValueError: Names the part that is wrong, its value and the remedy.
+        ValueError: A part is wrong; names the part, its value and the remedy.
     """
     text = env.tf_config()
     if not text.strip():
@@ -35,19 +35,22 @@ def check_tf_config() -> None:
 
 
 def check_chief() -> None:
-    """Raises unless ``TF_CONFIG`` makes this process the chief of workers and parameter servers.
+    """Raises an error unless this process is the chief of workers and parameter servers.
 
     Raises:
-        ValueError: Names what is missing, and the remedy.
+        ValueError: ``TF_CONFIG`` names no such cluster or another task; names the remedy.
     """
     check_tf_config()
     config = json.loads(env.tf_config() or "{}")
     cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
     missing = [each for each in ("chief", "worker", "ps") if not cluster.get(each)]
-    remedy = "start the script by `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG so"
+    remedy = (
+        "start the script with `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG "
+        "accordingly"
+    )
     if missing:
         raise ValueError(
-            f"TF_CONFIG must name a chief, workers and parameter servers (ps), and names no "
+            f"TF_CONFIG must name a chief, workers and parameter servers (ps), but names no "
             f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {remedy}"
         )
     if kind != "chief":
@@ -58,7 +61,7 @@ def check_chief() -> None:
 
 
 def cluster_size() -> int:
-    """Counts the workers that a valid ``TF_CONFIG`` names, chief included; 0 if it is unset."""
+    """Returns the number of workers in a valid ``TF_CONFIG``, chief included; 0 if it is unset."""
     cluster = json.loads(env.tf_config() or "{}").get("cluster", {})
     return len(cluster.get("chief", ())) + len(cluster.get("worker", ()))
 
@@ -69,10 +72,10 @@ def rank_and_workers(
     """Returns this worker's rank and N, chief first, as TensorFlow orders the replicas.
 
     Args:
-        resolver: The strategy's cluster resolver.
+        resolver: Cluster resolver of the strategy.
 
     Returns:
-        ``(rank, workers)``; ``(0, 1)`` outside a cluster.
+        ``(rank, workers)``; ``(0, 1)`` without a cluster.
     """
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
@@ -83,17 +86,17 @@ def rank_and_workers(
 
 
 def _problem(config: object) -> str:
-    """Describes what is wrong with a parsed TF_CONFIG; an empty string if nothing is."""
+    """Returns what is wrong with a parsed TF_CONFIG, or an empty string."""
     if not isinstance(config, dict):
         return "must be a JSON object"
     cluster, task = config.get("cluster", {}), config.get("task", {})
     if not isinstance(cluster, dict) or not isinstance(task, dict):
-        return "needs objects as 'cluster' and 'task'"
+        return "must have JSON objects as 'cluster' and 'task'"
     if not cluster:
         return ""
     for kind, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
-            return f"needs a list of host:port strings as cluster[{kind!r}]"
+            return f"must have a list of host:port strings as cluster[{kind!r}]"
     all_addresses = [address for addresses in cluster.values() for address in addresses]
     for address in all_addresses:
         if all_addresses.count(address) > 1:
@@ -106,9 +109,10 @@ def _task_problem(cluster: dict[str, list[str]], task: dict[str, object]) -> str
     if kind == "evaluator":
         return ""
     if kind not in cluster:
-        return f"has task type {kind!r}, which the cluster {sorted(cluster)} does not have"
+        return f"has the task type {kind!r}, which is not in the cluster {sorted(cluster)}"
     if not isinstance(index, int) or not 0 <= index < len(cluster[kind]):
-        return f"has task index {index!r}, outside the {len(cluster[kind])} addresses of {kind!r}"
+        count = len(cluster[kind])
+        return f"must have a task index in [0, {count}), one for each {kind!r}, got {index!r}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Small all-gathers of integers, for what does not happen every step."""
+"""Small all-gathers of integers, for the handshake and the ends of epochs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class MirroredCollectives:
     """Collectives of a multi-worker strategy, which every worker must call.
 
     Args:
-        strategy: The workers' strategy.
-        rank: Number of this worker.
-        workers: N.
+        strategy: Strategy of the workers.
+        rank: Number of this worker, in [0, workers).
+        workers: Number of workers, N.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int, workers: int) -> None:
@@ -27,7 +27,7 @@ class MirroredCollectives:
         self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Gathers integers in [0, 2^48), shape ``(workers, len(values))``."""
+        """Gathers integers in [0, 2^48) by rank; returns shape ``(workers, len(values))``."""
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
         slots[self.rank] = pack(values)
         rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
@@ -36,7 +36,7 @@ class MirroredCollectives:
     def _sum_over_workers(self, slots: tf.Tensor) -> tf.Tensor:
         def replica(slots: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            # An identity made here sits on the replica's device, which all_reduce asks for.
+            # The identity is placed on the replica's device, as all_reduce requires.
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(slots))
 
         return self._strategy.run(replica, args=(slots,))

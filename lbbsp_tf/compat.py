@@ -1,7 +1,8 @@
-"""Every patch of Keras in one place: feature-detected, idempotent, each with its reason.
+"""All patches of Keras: idempotent, applied only where Keras needs them, each with its reason.
 
-Keras 3's `fit` does not run under `MultiWorkerMirroredStrategy` (keras-team/keras#20585, open):
-two calls of `strategy.reduce` are made with values it does not take. Both want the local value.
+Keras 3's `fit` does not run under `MultiWorkerMirroredStrategy` (keras-team/keras#20585, open),
+because it calls `strategy.reduce` twice with values that the strategy does not accept. Both calls
+need the local value.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def patch_keras() -> None:
 
 
 def checkpoint_on_chief_only(rank: int) -> None:
-    """Lets `ModelCheckpoint` write on the chief; other workers write to a temporary folder.
+    """Makes `ModelCheckpoint` write to its path on the chief only, elsewhere to a temporary folder.
 
     Every worker must run the save, because reading a variable that is averaged over workers is
-    a collective; but all of them writing one file would tear it (HDF5 refuses a second writer).
+    a collective. Concurrent writes to the same file would corrupt it (HDF5 rejects them).
     """
     checkpoint = keras.callbacks.ModelCheckpoint
     path_of = getattr(checkpoint, "_get_file_path", None)
@@ -56,13 +57,13 @@ def checkpoint_on_chief_only(rank: int) -> None:
 
 
 def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
-    """Returns this worker's part of a distributed value (or of a structure of them)."""
+    """Returns this worker's part of a distributed value, or of each value in a nest."""
     return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], value)
 
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Shadows a method on one instance, without Keras's tracking of attributes."""
+    """Replaces a method of one instance inside the context, hidden from Keras's tracking."""
     before = vars(owner).get(name)
     object.__setattr__(owner, name, value)
     try:
@@ -76,10 +77,10 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def without_metrics(model: keras.Model, losses: list[tf.Tensor]) -> Iterator[None]:
-    """Keeps `train_step` from updating metrics, and appends its losses to a list.
+    """Prevents `train_step` from updating metrics, and appends its losses to a list.
 
-    Metrics are read, changed and written back in separate operations: of steps that run at the
-    same time on different workers, all but one would not count.
+    Metrics are read, changed and written back in separate operations. If steps on different
+    workers ran at the same time, only one of them would be counted.
     """
     compute_loss = model.compute_loss
 
@@ -98,10 +99,10 @@ def without_metrics(model: keras.Model, losses: list[tf.Tensor]) -> Iterator[Non
 
 @contextmanager
 def atomic_iterations(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Makes `optimizer.apply` count its calls in one operation, for the same reason.
+    """Makes `optimizer.apply` count its calls in one operation.
 
-    Keras reads the count, adds one and assigns the sum: of 200 asynchronous steps on two workers,
-    it counted 159.
+    Keras reads the count, adds one and assigns the sum in separate operations. In a test it
+    counted 159 of 200 asynchronous steps on two workers.
     """
     count = optimizer.iterations
     with replaced(count, "assign_add", lambda value: count.value.assign_add(value)):
@@ -111,7 +112,7 @@ def atomic_iterations(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 def _build_from_local_batch(
     self: keras_trainer.TensorFlowTrainer, iterator: Nest = None, data_batch: Nest = None
 ) -> None:
-    """Replaces `_maybe_symbolic_build`, which reduces a tuple of distributed values."""
+    """Builds the model; replaces `_maybe_symbolic_build`, which reduces a tuple of values."""
     if self._distribute_strategy is None:
         return
     if iterator is not None:
@@ -122,7 +123,7 @@ def _build_from_local_batch(
 
 
 def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Wraps `reduce_per_replica`, which averages scalars over an axis they do not have."""
+    """Wraps `reduce_per_replica`, which averages scalars over an axis that they do not have."""
 
     @wraps(reduce)
     def reduce_per_replica(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:

@@ -1,9 +1,9 @@
-"""Draws: each step takes the samples that its plan gives to this worker.
+"""Draw: takes the samples that the plan of each step gives to this worker.
 
-TensorFlow's distributed iterators fetch batches ahead on their own threads, before the plan of
-the step is decided. So `fit` iterates under a strategy over *placeholders*, one sample each, that
-only show Keras the structure of the data; the step itself pulls its batch from a local pipeline,
-at the moment it starts. Nothing ever waits for a plan.
+TensorFlow's distributed iterators prefetch batches on background threads, before the plan of the
+step is decided. Under a strategy `fit` therefore iterates over *placeholders* of one sample each,
+from which Keras learns only the structure of the data. The step itself draws its batch from a
+local pipeline when it starts, so that no thread has to wait for a plan.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
 
 Nest: TypeAlias = object
-"""A nest of tensors or arrays: what Keras calls ``(x, y, sample_weight)``."""
+"""Nest of tensors or arrays, such as Keras's ``(x, y, sample_weight)``."""
 
 
 class PlannedPipeline:
-    """Samples of one `LoadBalancer.dataset`, drawn by the plan.
+    """Samples of one `LoadBalancer.dataset`, drawn by the plans.
 
     Args:
-        session: Knows the plans.
+        session: Session with the plans.
         order: Samples of each step.
-        arrays: Nest of arrays, equal first axes.
-        sample_map: Applied to each sample's tensors, like `tf.data.Dataset.map`, or None.
-        batch_map: Applied to each batch (class weights), or None.
+        arrays: Nest of arrays of the same length.
+        sample_map: Function of each sample's tensors, as for `tf.data.Dataset.map`, or None.
+        batch_map: Function of each batch, such as Keras's class weights, or None.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class PlannedPipeline:
     def batches(self) -> tf.data.Dataset:
         """Returns this worker's batches from the running step on.
 
-        Python is called for each step's indices by a stateless function: a generator would be
-        finalised when TensorFlow drops an iterator, on a thread that may wait for Python's lock.
+        The indices come from a stateless Python function. A generator would be finalised when
+        TensorFlow deletes the iterator, on a thread that may then wait for Python's GIL.
         """
         indices = tf.data.Dataset.counter().map(self._draw_in_graph)
         return self._gather(indices).with_options(_without_prefetch())
@@ -71,11 +71,11 @@ class PlannedPipeline:
     def placeholders(
         self, strategy: tf.distribute.Strategy, on_iterate: Callable[[PlannedPipeline], None]
     ) -> PlaceholderDataset:
-        """Returns what `fit` iterates over: endless batches of one sample.
+        """Returns endless batches of one sample, over which `fit` iterates.
 
         Args:
-            strategy: The workers' strategy.
-            on_iterate: Called with this pipeline whenever an iterator of it starts.
+            strategy: Strategy of the workers.
+            on_iterate: Called with this pipeline whenever an iteration starts.
         """
         first = tf.constant([0], tf.int64)
         with tf.device("/CPU:0"):
@@ -101,7 +101,7 @@ class PlannedPipeline:
         if number == 0:
             self._session.use_order(self.order)
             self._next = 0
-        self._next = max(self._next, self._session.step)  # a fit may skip ahead to its epoch
+        self._next = max(self._next, self._session.step)  # a fit may start at a later epoch
         index = self._session.local_indices(self._next)
         self._next += 1
         return index
@@ -116,16 +116,16 @@ class PlannedPipeline:
 
 
 class PlaceholderDataset(DistributedDatasetsFromFunction):
-    """Distributed data set that reports when it is iterated, and takes class weights.
+    """Distributed data set that reports the start of an iteration, and supports class weights.
 
-    Keras applies class weights by ``data.map(f).prefetch(n)``, which `tf.data` has and
-    TensorFlow's own distributed data sets have not. It knows data sets by TensorFlow's classes,
-    so this is one of them.
+    Keras applies class weights by ``data.map(f).prefetch(n)``, methods that TensorFlow's
+    distributed data sets lack. It recognises data sets by TensorFlow's classes, so this is a
+    subclass of one.
 
     Args:
-        distributed: The data set to stand for.
-        on_iterate: Called whenever an iterator starts.
-        mapped: Makes the placeholders of the same data with a batch-wise map.
+        distributed: Data set to wrap.
+        on_iterate: Called whenever an iteration starts.
+        mapped: Creates the placeholders of the same data with a function of each batch.
     """
 
     def __init__(
@@ -143,17 +143,17 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         return super().__iter__()
 
     def prefetch(self, count: int) -> PlaceholderDataset:
-        """Returns itself: there is nothing to fetch ahead."""
+        """Returns the data set itself, since placeholders need no prefetching."""
         return self
 
 
 def pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
-    """Packs arrays as Keras does: a nest of NumPy arrays of equal length, floats as floatx.
+    """Packs the data as Keras does: a nest of NumPy arrays of the same length, floats as floatx.
 
     Raises:
-        ValueError: No arrays, or arrays of different lengths.
+        ValueError: A value is not an array, or lengths differ.
     """
-    # Tuples, as Keras's own adapters do: tf.data would stack a list into one tensor.
+    # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
     arrays = keras.tree.map_structure(_as_array, packed)
     lengths = {len(array) for array in keras.tree.flatten(arrays)}
@@ -166,7 +166,7 @@ def pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
 
 
 def _without_prefetch() -> tf.data.Options:
-    """Keeps TensorFlow from adding prefetches and parallel maps, which would draw ahead."""
+    """Returns options without automatic prefetching and parallel maps, which would draw ahead."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -175,7 +175,7 @@ def _without_prefetch() -> tf.data.Options:
 
 
 def _over_samples(tensors: Nest, sample_map: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Applies `sample_map` over the first axis of a batch."""
+    """Returns a function that applies `sample_map` over the first axis of a batch."""
     spec = tf.data.Dataset.from_tensor_slices(tensors).map(sample_map).element_spec
     unpacked = isinstance(tensors, tuple)
     one = (lambda sample: sample_map(*sample)) if unpacked else sample_map
@@ -189,5 +189,8 @@ def _over_samples(tensors: Nest, sample_map: Callable[..., Nest]) -> Callable[..
 def _as_array(values: object) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim == 0:
-        raise ValueError(f"the data must be arrays with a first axis of samples, got {values!r}")
+        raise ValueError(
+            f"the data must be arrays whose first axis is that of samples, got {values!r}: pass "
+            "one array per input"
+        )
     return array.astype(keras.backend.floatx()) if array.dtype.kind == "f" else array

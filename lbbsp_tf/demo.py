@@ -1,8 +1,8 @@
-"""The worker of ``lbbsp demo``: handwritten digits, a small CNN, one `LoadBalancer`.
+"""Worker of ``lbbsp demo``: trains a small CNN on handwritten digits.
 
-Started by ``lbbsp demo``, once with the policy ``even`` (plain BSP) and once with ``lbbsp``. The
-two runs see the same samples in the same order from the same initial weights, so what differs
-between them is time, and the rounding of sums that are taken in another order.
+``lbbsp demo`` starts it once with the policy ``even`` (plain BSP) and once with ``lbbsp``. Both
+runs use the same samples in the same order and the same initial weights. They differ only in time
+and in rounding, because sums are computed in a different order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lbbsp_tf import LoadBalancer
 
 
 def main() -> None:
-    """Trains as one of the workers; rank 0 leaves the record and the result in the run folder."""
+    """Trains as one of the workers; rank 0 writes the record and the result to the run folder."""
     arguments = parse(__doc__)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     training, held_out = digits()
@@ -36,15 +36,15 @@ def main() -> None:
         verbose=0,
     )
     if balancer.rank == 0:
-        logits = model(held_out.x, training=False)  # no peer takes part
+        logits = model(held_out.x, training=False)  # without collectives
         save(arguments.run_dir / "final.npz", logits, held_out, model.get_weights())
 
 
 def build() -> keras.Model:
-    """Builds a CNN with few weights to send and much to compute: about 1 ms a sample and core.
+    """Builds a CNN with few weights and much computation, about 1 ms per sample on one core.
 
-    Smooth activations, average pooling and SGD keep the rounding of float32 sums, which depends
-    on the batch sizes, from growing over the steps.
+    With smooth activations, average pooling and SGD, differences in the rounding of float32 sums,
+    which depends on the batch sizes, do not grow over the steps.
     """
     layers = keras.layers
     model = keras.Sequential(

@@ -1,4 +1,4 @@
-"""Every environment variable this package reads, one function each."""
+"""Environment variables that this package reads, one function each."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def tf_config() -> str:
-    """``TF_CONFIG``: the cluster and this process's task, as JSON; set by the launcher."""
+    """Returns ``TF_CONFIG``, the cluster and this process's task as JSON; empty if it is unset."""
     return os.environ.get("TF_CONFIG", "")

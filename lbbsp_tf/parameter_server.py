@@ -1,8 +1,8 @@
-"""ASP under Keras 3: every push enters the model on arrival, and no worker waits.
+"""ASP for Keras 3: every push enters the model on arrival, and no worker waits.
 
-For comparison with BSP and LB-BSP. Keras 3's `fit` does not run under `ParameterServerStrategy`,
-so this drives TensorFlow's own `ClusterCoordinator`: a queue of iterations, from which every
-worker takes the next one when it has finished its last.
+It is meant for comparisons with BSP and LB-BSP. Keras 3's `fit` does not run under
+`ParameterServerStrategy`, so this module uses TensorFlow's `ClusterCoordinator`: a queue of
+iterations, from which each worker takes the next one when it has finished its previous one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ RETRY_SECONDS = 0.05
 
 
 def parameter_server_strategy() -> tf.distribute.Strategy:
-    """Makes the strategy for `fit_asynchronously` on the chief of the cluster in ``TF_CONFIG``.
+    """Creates the strategy for `fit_asynchronously` on the chief of the cluster in ``TF_CONFIG``.
+
+    Waits until all workers and servers run.
 
     Returns:
-        A `tf.distribute.ParameterServerStrategy`; it waits until all workers and servers run.
+        A `tf.distribute.ParameterServerStrategy`.
 
     Raises:
-        ValueError: ``TF_CONFIG`` is wrong, names no ps or no worker, or this is not its chief.
+        ValueError: ``TF_CONFIG`` is wrong, names no parameter server or no worker, or makes this
+            process another task than the chief.
     """
     check_chief()
     fail_fast()
@@ -53,48 +56,48 @@ def fit_asynchronously(
     epochs: int = 1,
     **options: object,
 ) -> dict[str, list[float]]:
-    """Trains by ASP: each worker's gradients are applied on arrival, whatever the others do.
+    """Trains by ASP: each worker's gradients are applied on arrival, without waiting for others.
 
-    An iteration is `model.train_step` on one batch: read the model from the parameter servers,
-    compute, apply the gradients there by the model's own optimizer. By then others may have
-    changed the model: the gradient is *stale* by as many updates, and the run's result is not that
-    of BSP (with one worker, it is that of plain SGD). The load balances by itself: a fast worker
-    takes more iterations from the queue.
+    An iteration is `model.train_step` on one batch: the worker reads the model from the parameter
+    servers, computes gradients, and applies them on the servers with the model's own optimizer.
+    Other workers may have changed the model in the meantime: the gradient is *stale* by as many
+    updates, and the result differs from that of BSP (with one worker it is that of plain SGD). The
+    load is balanced implicitly, because a fast worker takes more iterations from the queue.
 
     Each iteration takes the next batch of a seeded order, so that an epoch uses every sample
-    exactly once, on some worker. While no worker fails, that holds. TensorFlow runs the iteration
-    of a worker that fails again, on another or on its successor: its samples are then used at
-    least once, and again (wholly or in part) if the worker failed while or after it pushed.
-    ``lbbsp launch`` ends the job then.
-    The next epoch starts when the workers reach it; there is no barrier between epochs.
+    exactly once, on some worker, as long as no worker fails. TensorFlow runs the iteration of a
+    failed worker again on another one. Its samples are then used at least once, and a second time,
+    in whole or in part, if the worker failed during or after its push. (``lbbsp launch`` ends the
+    job if a worker fails.) There is no barrier between epochs.
 
-    Every update of a weight is applied whole, and ``optimizer.iterations`` counts all pushes. What
-    an optimizer reads, changes and writes back (momentum, Adam's moments), and non-trainable
-    weights (moving statistics), can lose the change of one of two pushes at the same time:
-    asynchronous training is like that. Metrics would count wrongly for that reason, and are left
-    alone: evaluate a copy afterwards, ``copy.set_weights(model.get_weights())``. Keras's own
-    `evaluate` and `predict` do not run under this strategy.
+    Every change of a weight is applied as a whole, and ``optimizer.iterations`` counts all pushes.
+    Momentum, Adam's moments and non-trainable weights (moving statistics) are read, changed and
+    written back: if two workers push at the same time, one of these changes can be lost. Metrics
+    would miscount for the same reason and are not updated: evaluate a copy of the model
+    afterwards, with ``copy.set_weights(model.get_weights())``. Keras's `evaluate` and `predict` do
+    not run under this strategy.
 
     Args:
-        model: Built and compiled inside `with strategy.scope()` of `parameter_server_strategy`,
-            with one replica a worker.
-        x: Array, or a nest (tuple, list, dict) of arrays, first axis samples. A copy of all data
-            goes to every worker once, at the start.
-        y: The same, or None.
+        model: Model, built and compiled inside `with strategy.scope()` of
+            `parameter_server_strategy`, with one replica per worker.
+        x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
+            All data is copied to every worker once, at the start.
+        y: Targets in the same form, or None.
         sample_weight: Array of shape ``(samples,)``, or None.
-        batch_size: Samples of an iteration (the last of an epoch has what is left), >= 1. To
-            compare with BSP at a global batch of X, give X / workers.
-        epochs: How often to use each sample, >= 1.
-        **options: ``seed`` (of the order) and ``record``, as in `lbbsp_core.SessionOptions`; a
-            worker's busy seconds are those of its whole iteration, reading and writing the model
-            included.
+        batch_size: Samples per iteration, >= 1; fewer in the last iteration of an epoch. To
+            compare with BSP at a global batch size of X, pass X / workers.
+        epochs: Number of times that each sample is used, >= 1.
+        **options: ``seed`` (of the order) and ``record``, as in `lbbsp_core.SessionOptions`. The
+            recorded busy seconds of a worker are those of its whole iteration, including reading
+            and changing the model.
 
     Returns:
-        ``{"loss": [...]}``: for each epoch the mean loss of its samples, each by the model that
-        its worker had.
+        ``{"loss": [...]}``, with one mean loss of all samples per epoch; the loss of a sample is
+        that of the model which its worker had read.
 
     Raises:
-        ValueError: A model of another strategy or not compiled, or invalid numbers.
+        ValueError: The model belongs to another strategy or is not compiled, or a number is out
+            of range.
     """
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
@@ -115,7 +118,7 @@ def fit_asynchronously(
     for epoch in range(epochs):
         steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
         scheduled.append([coordinator.schedule(iterate, (data, order.indices(k))) for k in steps])
-        if epoch > 0:  # always an epoch ahead, so that no worker runs out of work
+        if epoch > 0:  # one epoch is always scheduled ahead, so that no worker is idle
             losses.append(_log_epoch(log, _results(coordinator, scheduled.pop(0)), began))
     losses.append(_log_epoch(log, _results(coordinator, scheduled.pop(0)), began))
     log.close()
@@ -123,10 +126,10 @@ def fit_asynchronously(
 
 
 class _Push(NamedTuple):
-    """What an iteration reports.
+    """Report of an iteration.
 
     Args:
-        line: Of the run record; its seconds are by the clock of the first parameter server.
+        line: Line of the run record, with times of the first parameter server's clock.
         loss: Mean loss of the batch.
     """
 
@@ -135,7 +138,7 @@ class _Push(NamedTuple):
 
     @classmethod
     def packed(cls, loss: tf.Tensor, **line: tf.Tensor) -> tf.Tensor:
-        """Packs a push into one tensor: one message to the chief instead of many."""
+        """Packs a push into one tensor, which is sent to the chief as a single message."""
         values = [line[field.name] for field in fields(PushLine)]
         return tf.stack([tf.cast(value, tf.float64) for value in (*values, loss)])
 
@@ -147,13 +150,14 @@ class _Push(NamedTuple):
 
 
 class _Tally:
-    """Number of pushes that the model has seen, on the first parameter server.
+    """Number of pushes that have entered the model, stored on one parameter server.
 
-    `tf.Variable.assign_add` returns a value that is read after the addition, by when another push
-    may have been added: only CountUpTo adds and reads in one operation.
+    `tf.Variable.assign_add` reads its result after the addition, when another push may already
+    have been counted: only CountUpTo adds and reads in one operation. Create a tally inside the
+    strategy's scope.
 
     Args:
-        workers: N. Made inside the strategy's scope, on what is then the next server.
+        workers: Number of workers, N.
     """
 
     def __init__(self, workers: int) -> None:
@@ -163,11 +167,11 @@ class _Tally:
             self._pushes_of = tf.Variable(zeros, trainable=False, name="pushes_of_worker")
 
     def read(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads the pushes of all, int64, and of each worker, int64, shape ``(workers,)``."""
+        """Returns the pushes of all workers, and of each worker, shape ``(workers,)``; int64."""
         return self._pushes.read_value(), self._pushes_of.read_value()
 
     def count(self, worker: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Counts a push. Returns the number of pushes before it, and the time."""
+        """Counts a push, and returns the number of pushes before it and the time."""
         with tf.device(self._pushes.device):
             before = tf.raw_ops.ResourceCountUpTo(
                 resource=self._pushes.handle, limit=np.iinfo(np.int64).max, T=tf.int64
@@ -178,7 +182,7 @@ class _Tally:
             return before, self.now()
 
     def now(self) -> tf.Tensor:
-        """Reads the server's clock, in seconds."""
+        """Returns the time of the server's clock, in seconds."""
         with tf.device(self._pushes.device):
             return tf.timestamp()
 
@@ -186,7 +190,7 @@ class _Tally:
 def _iteration(
     model: keras.Model, strategy: tf.distribute.Strategy, tally: _Tally
 ) -> Callable[[Iterator[Nest], tf.Tensor], tf.Tensor]:
-    """Makes what the coordinator runs on a worker, given all data and a batch's indices."""
+    """Creates the function that a worker runs, given all data and the indices of a batch."""
 
     def learn(batch: Nest) -> tf.Tensor:
         losses: list[tf.Tensor] = []
@@ -199,7 +203,7 @@ def _iteration(
             )
         return losses[0]
 
-    # A separate function: it ends only when everything that it changes has been changed.
+    # A separate function, because it returns only when all its changes have been made.
     push = tf.function(lambda batch: strategy.run(learn, (batch,)))
 
     @tf.function
@@ -231,21 +235,21 @@ def _iteration(
 
 
 def _whole(arrays: Nest) -> Callable[[], tf.data.Dataset]:
-    """Makes a worker's data set, whose every element is all the data in the same memory."""
+    """Returns a function that creates a data set whose elements are all data, without copies."""
     with tf.device("/CPU:0"):
         tensors = keras.tree.map_structure(tf.constant, arrays)
     return tf.function(lambda: tf.data.Dataset.from_tensors(tensors).repeat())
 
 
 def _results(coordinator: Any, scheduled: list[Any]) -> list[_Push]:
-    """Waits for iterations, including those that failed and that the coordinator runs again."""
+    """Waits for iterations, including those that the coordinator runs again after a failure."""
     pushes: list[_Push] = []
     while len(pushes) < len(scheduled):
         try:
             pushes.append(_Push.unpacked(coordinator.fetch(scheduled[len(pushes)])))
         except Exception:  # noqa: PERF203
-            # A result is announced before the coordinator has copied it, and is lost if its worker
-            # dies just then; the iteration runs again. `done` raises what has finally failed.
+            # A result becomes ready before the coordinator has copied it, and is lost if the worker
+            # dies in between; the iteration then runs again. `done` raises errors that are final.
             if coordinator.done():
                 raise
             time.sleep(RETRY_SECONDS)
@@ -253,7 +257,7 @@ def _results(coordinator: Any, scheduled: list[Any]) -> list[_Push]:
 
 
 def _log_epoch(log: PushLog, pushes: list[_Push], began: float) -> float:
-    """Logs an epoch's pushes, by seconds since `began`. Returns the mean loss of its samples."""
+    """Logs the pushes of an epoch that began at `began`, and returns its mean loss per sample."""
     for line, _ in pushes:
         log.add(replace(line, seconds=line.seconds - began))
     return float(
@@ -262,7 +266,7 @@ def _log_epoch(log: PushLog, pushes: list[_Push], began: float) -> float:
 
 
 def _build(model: keras.Model, arrays: Nest) -> None:
-    """Builds the weights that do not exist yet; none can be made on the workers."""
+    """Builds missing weights of the model and the optimizer, which workers cannot create."""
     if not model.built:
         x, *_ = keras.utils.unpack_x_y_sample_weight(arrays)
         model(keras.tree.map_structure(lambda array: array[:1], x))
@@ -272,26 +276,26 @@ def _build(model: keras.Model, arrays: Nest) -> None:
 def _check(model: keras.Model, strategy: tf.distribute.Strategy, epochs: int) -> None:
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ValueError(
-            "build and compile the model inside `with strategy.scope():` of "
-            f"lbbsp_tf.parameter_server_strategy(), got a model of {type(strategy).__name__}"
+            "the model must belong to the strategy of lbbsp_tf.parameter_server_strategy(), got "
+            f"{type(strategy).__name__}: build and compile it inside `with strategy.scope():`"
         )
     if strategy.num_replicas_in_sync != 1:
         raise ValueError(
-            f"one replica a worker is needed, got {strategy.num_replicas_in_sync}: start one "
-            "worker for each GPU, with CUDA_VISIBLE_DEVICES"
+            f"the strategy must have one replica per worker, got {strategy.num_replicas_in_sync}: "
+            "start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
         )
     if not model.compiled:
-        raise ValueError("the model must be compiled: call model.compile(optimizer, loss) before")
+        raise ValueError("the model must be compiled: call model.compile(optimizer, loss) first")
     if getattr(model.optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
-            "gradient_accumulation_steps must be None: pushes of several workers would mix in the "
-            "accumulators; use a larger batch_size"
+            "gradient_accumulation_steps must be None, because pushes of several workers would be "
+            "mixed in the accumulators: use a larger batch_size"
         )
     require_integer("epochs", epochs, 1)
 
 
 def _workers(strategy: tf.distribute.Strategy) -> int:
-    """Returns N: the ``cluster_resolver`` of this strategy is None, it keeps its own."""
+    """Returns the number of workers, N; the ``cluster_resolver`` of this strategy is None."""
     return int(strategy.extended._num_workers)
 
 

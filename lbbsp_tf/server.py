@@ -1,7 +1,7 @@
-"""``python -m lbbsp_tf.server``: a worker or a parameter server that a chief commands.
+"""Program that runs a worker or a parameter server for a chief: ``python -m lbbsp_tf.server``.
 
-``TF_CONFIG`` says which. It serves until it is ended: TensorFlow's servers do not learn of the
-job's end, so that whoever starts them ends them (``lbbsp launch`` does).
+``TF_CONFIG`` selects the role. The process serves until it is killed, because TensorFlow does not
+notify its servers of the end of the job; ``lbbsp launch`` kills them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import tensorflow as tf
 
 
 def main() -> int:
-    """Serves until it is ended; returns an exit status only if it cannot serve."""
+    """Serves until the process is killed; returns an exit status only if it cannot serve."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type not in ("worker", "ps"):
         print(
             f"TF_CONFIG must have the task type worker or ps, got {resolver.task_type!r}: "
-            "the chief runs your script",
+            "the chief runs the training script",
             file=sys.stderr,
         )
         return 2
     cluster = resolver.cluster_spec()
     config = tf.compat.v1.ConfigProto()
-    # An iteration holds a thread of the server while it waits for its peer: with fewer threads
-    # than workers a parameter server may have none left to answer on (TensorFlow's own advice).
+    # An iteration blocks a thread of the server while it waits for its peer. With fewer threads
+    # than workers, a parameter server may have none left to answer (TensorFlow's own advice).
     config.inter_op_parallelism_threads = max(
         cluster.num_tasks("worker") + 1, len(os.sched_getaffinity(0))
     )

@@ -1,11 +1,11 @@
-r"""Aggregate: the user's `train_step`, weighted, timed, and with the exchange inside.
+r"""Aggregate: wraps the user's `train_step` with weights, timing and the exchange.
 
-For mean losses the update of plain BSP is ``g = sum_i (x_i / X) g_i``. Keras hands every
-worker ``g_i / N`` and sums, so the weight is ``N x_i / X``. It goes on the *loss*, through
-`optimizer.scale_loss`, which the stock `train_step` calls after the loss is logged: then
-synchronised batch normalisation, whose backward pass mixes the workers' losses, is exact too.
+For mean losses the update of plain BSP is ``g = sum_i (x_i / X) g_i``. Keras computes ``g_i / N``
+on each worker and sums these, so the weight is ``N x_i / X``. It multiplies the *loss*, through
+`optimizer.scale_loss`, which the stock `train_step` calls after the loss is logged. Synchronised
+batch normalisation, whose backward pass mixes the workers' losses, is then exact as well.
 Gradients are reduced before the *outermost* optimizer's `apply`, so that clipping and loss
-scaling see global gradients and no worker takes another branch than its peers.
+scaling use global gradients, and all workers take the same branches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Optimizer = keras.optimizers.Optimizer
 
 
 class BalancedStep:
-    """A `train_step` for `strategy.run`, wrapped; the wrapping happens while it is traced.
+    """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
 
     Args:
-        model: A compiled Keras model.
-        next_batch: Draws the step's batch, in the graph; `fit` iterates over placeholders.
-        session: Measures and exchanges around the all-reduce.
-        loss_weight: A variable holding ``N / X_k``, set before the step runs.
+        model: Compiled Keras model.
+        next_batch: Draws the step's batch, in the graph; `fit` itself iterates over placeholders.
+        session: Session that measures and exchanges around the all-reduce.
+        loss_weight: Variable with the value ``N / X_k``, set before the step runs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BalancedStep:
         self._loss_weight = loss_weight
 
     def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
-        """Trains a step on this worker's batch. Returns the logs of `train_step`."""
+        """Trains one step on this worker's batch, and returns the logs of `train_step`."""
         if not tf.executing_eagerly():
             self._session.exclude_step()  # tracing takes longer than a step
         data = self._next_batch()
@@ -71,13 +71,13 @@ class BalancedStep:
 
     def _weight(self, data: Nest) -> tf.Tensor:
         if sums_over_samples(self._model):
-            return tf.constant(1.0)  # local sums add up to the global sum as they are
+            return tf.constant(1.0)  # the sum of local sums is the global sum
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
         return tf.cast(tf.shape(first)[0], tf.float32) * self._loss_weight
 
     @contextmanager
     def _around(self, optimizer: Optimizer, weight: tf.Tensor) -> Iterator[None]:
-        """Weights the loss and reduces gradients before `optimizer` sees them."""
+        """Weights the loss, and reduces gradients before `optimizer` applies them."""
         scale_loss, apply = optimizer.scale_loss, optimizer.apply
 
         def weighted_loss(loss: tf.Tensor) -> tf.Tensor:
@@ -87,7 +87,7 @@ class BalancedStep:
         def apply_reduced(
             grads: Gradients, trainable_variables: Sequence[keras.Variable] | None = None
         ) -> None:
-            if not self._loss_weighted:  # a train_step of the user's own
+            if not self._loss_weighted:  # a custom train_step that does not call scale_loss
                 grads = [_scaled(g, weight) for g in grads]
             apply(self._reduce(grads), trainable_variables)
 
@@ -100,7 +100,7 @@ class BalancedStep:
             yield
 
     def _reduce(self, grads: Gradients) -> Gradients:
-        """Sums gradients over workers; the first call of a step carries the exchange."""
+        """Sums gradients over workers; the first call in a step includes the exchange."""
         present = [g for g in grads if g is not None]
         if not present:
             return grads
@@ -113,7 +113,8 @@ class BalancedStep:
         row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
         slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
-        # No gradient is sent before the clock is read, sparse ones (separate all-reduces) included.
+        # No gradient may be sent before the clock is read, not even a sparse one, which has an
+        # all-reduce of its own.
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, slots])
@@ -122,7 +123,7 @@ class BalancedStep:
             return [_identity(g) for g in grads]
 
     def _collective(self, tensors: Gradients) -> Gradients:
-        """Sums tensors over workers; the wait is not busy time."""
+        """Sums tensors over workers; the wait does not count as busy time."""
         paused = _call(self._session.begin_wait, after=tensors)
         with tf.control_dependencies([paused]):
             tensors = _all_reduce([_identity(t) for t in tensors])
@@ -147,7 +148,7 @@ class BalancedStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            # The gradient of a sum over workers is the sum of the workers' gradients.
+            # The gradient of a sum over workers is the sum over workers of the gradients.
             return self._collective(tensors), lambda *dy: self._collective(dy)
 
         with replaced(context, "all_reduce", all_reduce):
@@ -155,13 +156,13 @@ class BalancedStep:
 
 
 def sums_over_samples(model: keras.Model) -> bool:
-    """Returns whether all of the model's losses are sums over samples, not means."""
+    """Returns whether all losses of the model are sums over samples, not means."""
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
 
 
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
-    """Sums tensors over workers, packed by dtype: TensorFlow concatenates what it packs."""
+    """Sums tensors over workers, one dtype at a time, because TensorFlow concatenates them."""
     context = tf.distribute.get_replica_context()
     results: list[Gradient] = [None] * len(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -180,11 +181,11 @@ def _call(
     after: Gradients,
     returns: tf.DType | None = None,
 ) -> tf.Tensor:
-    """Calls Python from the graph once the tensors `after` exist, on the host."""
+    """Calls a Python function from the graph, on the host, after computing the tensors `after`."""
     waits = [t.values if isinstance(t, tf.IndexedSlices) else t for t in after]
     with tf.control_dependencies(waits):
-        # On a GPU a control dependency waits for a kernel's launch, not for its end: fetching a
-        # value that was computed behind it does wait.
+        # On a GPU, a control dependency waits for the launch of a kernel, not for its end. Fetching
+        # a value that is computed after it waits for the end.
         probe = tf.reshape(waits[-1], [-1])[:1]
     with tf.device("/CPU:0"):
         if returns is None:
@@ -209,10 +210,10 @@ def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:
 
 
 def _optimizers(model: keras.Model) -> list[Optimizer]:
-    """Returns the compiled optimizer, and those that a `train_step` of the user's own keeps."""
+    """Returns the compiled optimizer, and others that the model has for a custom `train_step`."""
     candidates = [model.optimizer, *vars(model).values()]
     found = {id(c): c for c in candidates if isinstance(c, keras.optimizers.Optimizer)}
-    # One that another wraps (loss scaling) must not reduce a second time.
+    # An optimizer that another one wraps (loss scaling) must not reduce a second time.
     wrapped = {id(_innermost(c)) for c in found.values() if _innermost(c) is not c}
     return [optimizer for key, optimizer in found.items() if key not in wrapped]
 

@@ -4,8 +4,8 @@ import pytest
 from jobs import run
 
 EXPECTED = {
-    "no_data_of_ours": "fit must be fed by the balancer",
-    "arrays": "fit must be fed by the balancer",
+    "no_data_of_ours": "fit needs the data of the balancer",
+    "arrays": "fit needs the data of the balancer",
     "batch_size": "without batch_size and validation_split",
     "validation_split": "without batch_size and validation_split",
     "validation_split_of_ours": "`validation_split` is only supported for",

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 LIMIT = 100  # seconds, on a machine that has other things to do
 
 MISUSE = {
-    "outside_scope": "of lbbsp_tf.parameter_server_strategy(), got a model of",
+    "outside_scope": "must belong to the strategy of lbbsp_tf.parameter_server_strategy(), got",
     "not_compiled": "must be compiled: call model.compile",
     "accumulation": "gradient_accumulation_steps must be None",
     "no_loss": "Lossless.train_step computed no loss: it must call self.compute_loss",

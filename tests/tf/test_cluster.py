@@ -20,19 +20,19 @@ def set_config(monkeypatch, cluster, kind="worker", index=0):
     [
         ("{", "is not JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"cluster": [], "task": 3}', "needs objects"),
+        ('{"cluster": [], "task": 3}', "must have JSON objects"),
         ('{"cluster": {"worker": "a:1"}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a"]}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {}}', "names the address 'a:1' twice"),
-        ('{"cluster": {"worker": ["a:1"]}}', "has task type None"),
+        ('{"cluster": {"worker": ["a:1"]}}', "has the task type None"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss"}}', "task type 'boss'"),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
-            "has task index 1, outside the 1 addresses",
+            "task index in [0, 1), one for each 'worker', got 1",
         ),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "0"}}',
-            "has task index '0'",
+            "task index in [0, 1), one for each 'worker', got '0'",
         ),
     ],
 )

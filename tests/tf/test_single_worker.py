@@ -42,7 +42,7 @@ def test_it_says_so_in_one_line(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
     assert [r.message for r in caplog.records] == [
-        "LoadBalancer is passive: there is one worker, nothing to balance"
+        "LoadBalancer is passive, because there is only one worker"
     ]
 
 
@@ -77,7 +77,7 @@ def test_data_that_is_not_ours_is_none_of_its_business(balancer):
 
 
 def test_steps_per_epoch_needs_a_data_set(balancer):
-    with pytest.raises(RuntimeError, match=r"once balancer.dataset"):
+    with pytest.raises(RuntimeError, match=r"call balancer\.dataset"):
         balancer.steps_per_epoch  # noqa: B018
 
 
@@ -90,7 +90,9 @@ def test_options_of_the_default_policy_do_not_mix_with_another(monkeypatch):
 def test_a_cluster_without_its_strategy_is_refused(monkeypatch):
     cluster = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", cluster)
-    with pytest.raises(ValueError, match=r"TF_CONFIG names 2 workers, but .* trains on this one"):
+    with pytest.raises(
+        ValueError, match=r"TF_CONFIG names 2 workers, but .* trains on one worker only"
+    ):
         lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
 
 
