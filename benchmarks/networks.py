@@ -1,4 +1,4 @@
-"""The network that the cluster benchmarks train: few weights, much work a sample."""
+"""Network that the cluster benchmarks train, with few weights and much computation per sample."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ SIDE, SAMPLES = 40, 384
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Seeded noise images, shape ``(SAMPLES, SIDE, SIDE, 1)``, and labels."""
+    """Returns seeded noise images, shape ``(SAMPLES, SIDE, SIDE, 1)``, and labels."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(SAMPLES, SIDE, SIDE, 1)).astype("f4"), rng.integers(0, 10, SAMPLES)
 
 
 def convolutional(strategy: tf.distribute.Strategy, channels: int) -> keras.Model:
-    """A compiled network whose cost a sample grows with the square of `channels`."""
+    """Returns a compiled network whose cost per sample grows with the square of `channels`."""
     layers = keras.layers
     with strategy.scope():
         keras.utils.set_random_seed(0)

@@ -1,10 +1,10 @@
-"""What does the callback cost where there is nothing to balance?
+"""Measures the overhead of the Keras callback on equal workers, where balancing has no benefit.
 
-Two equal workers train the same network on the same samples in interleaved blocks, in one pair of
-processes: stock Keras 3 (with the same cure, on a distributed data set of the same indices) and
-`LoadBalancer` with the policy `Even`, first one then the other by turns. Printed: the ratio of
-the medians of the step times of neighbouring blocks, its median over all pairs of blocks, with a
-95 % bootstrap interval. Machines are shared and noisy: only the ratio means anything.
+Two equal workers train the same network on the same samples in one pair of processes, in
+interleaved blocks: stock Keras 3 (with the same patches, on a distributed data set of the same
+indices) and `LoadBalancer` with the policy `Even`. The order of the two alternates. Prints the
+ratio of their median step times, as the median over all pairs of blocks with a 95 % bootstrap
+interval. Absolute times depend on the machine and its load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ X = 64
 
 
 def train(blocks: int, steps: int, channels: int) -> None:
-    """One of the workers; the chief prints."""
+    """Trains as one of the workers; the chief prints."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -27,7 +27,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
     import lbbsp_tf
 
     class Clock(keras.callbacks.Callback):
-        """Wall seconds from one batch end to the next."""
+        """Measures wall seconds from the end of a batch to the end of the next one."""
 
         def on_train_begin(self, logs=None):
             self.seconds, self.last = [], None
@@ -63,11 +63,11 @@ def train(blocks: int, steps: int, channels: int) -> None:
     clock, times = Clock(), {"stock": [], "balanced": []}
     sides = [("stock", stock, [clock]), ("balanced", ours, [balancer, clock])]
     for block in range(blocks + 1):
-        sides.reverse()  # what comes first meets another machine than what comes second
+        sides.reverse()  # the load of the machine may depend on the position in the pair
         for name, (model, feed), callbacks in sides:
             model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=callbacks,
                       epochs=steps // balancer.steps_per_epoch, verbose=0)  # fmt: skip
-            if block:  # the first one traces
+            if block:  # the first block includes tracing
                 times[name].append(np.median(clock.seconds))
     if balancer.rank == 0:
         report("Keras", times["stock"], times["balanced"])

@@ -1,10 +1,10 @@
-"""What do the Trainer and the store for MXNet cost where there is nothing to balance?
+"""Measures the overhead of `lbbsp_mx.Trainer` on equal workers, where balancing has no benefit.
 
-Two equal workers and a parameter server train the same network on the same samples in interleaved
-blocks, in one set of processes: stock gluon on ``dist_sync`` with ``update_on_kvstore=False``, and
-`lbbsp_mx.Trainer` with the policy `Even`, first one then the other by turns, through the same kind
-of DataLoader. Printed: the ratio of the medians of the step times of neighbouring blocks, its
-median over all pairs of blocks, with a 95 % bootstrap interval. Only the ratio means anything.
+Two equal workers and a parameter server train the same network on the same samples in one set of
+processes, in interleaved blocks: stock gluon on ``dist_sync`` with ``update_on_kvstore=False``, and
+`lbbsp_mx.Trainer` with the policy `Even`, both with the same kind of DataLoader. The order of the
+two alternates. Prints the ratio of their mean step times, as the median over all pairs of blocks
+with a 95 % bootstrap interval. Absolute times depend on the machine and its load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ X, SIDE, SAMPLES = 64, 40, 384
 
 
 def train(blocks: int, steps: int, channels: int) -> None:
-    """One of the workers; the first one prints."""
+    """Trains as one of the workers; rank 0 prints."""
     import lbbsp_mx
 
     import mxnet as mx  # isort: skip
@@ -37,7 +37,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
         return net
 
     class Plain(gluon.data.Sampler):
-        """The same samples in the same order, without a plan."""
+        """Draws the same samples in the same order, without a plan."""
 
         def __iter__(self):
             for step in range(order.steps_per_epoch):
@@ -57,10 +57,10 @@ def train(blocks: int, steps: int, channels: int) -> None:
     options = {"learning_rate": 0.01}
     balanced = lbbsp_mx.Trainer(nets[1].collect_params(), "sgd", options, store,
                                 global_batch_size=X, policy=lbbsp_core.Even())  # fmt: skip
-    # Keys of the two must differ, and MXNet makes no second store.
+    # MXNet cannot create a second store, so the keys of the two trainers must differ.
     stock = gluon.Trainer(nets[0].collect_params(), "sgd", options, _Shifted(native),
                           update_on_kvstore=False)  # fmt: skip
-    ahead = {"num_workers": 1, "thread_pool": True}  # both load while they compute
+    ahead = {"num_workers": 1, "thread_pool": True}  # both load data while they compute
     sides = [
         ("stock", nets[0], stock, gluon.data.DataLoader(data, batch_sampler=Plain(), **ahead)),
         ("balanced", nets[1], balanced,
@@ -68,7 +68,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
     ]  # fmt: skip
     times = {"stock": [], "balanced": []}
     for block in range(blocks + 1):
-        sides.reverse()  # what comes first meets another machine than what comes second
+        sides.reverse()  # the load of the machine may depend on the position in the pair
         for name, net, trainer, loader in sides:
             seconds = []
             for _ in range(steps // order.steps_per_epoch):
@@ -79,19 +79,19 @@ def train(blocks: int, steps: int, channels: int) -> None:
                         loss = loss_of(net(x), y)
                     loss.backward()
                     trainer.step(X if trainer is stock else len(x))
-                    loss.wait_to_read()  # as a metric does
+                    loss.wait_to_read()  # as a metric would
                     now = time.perf_counter()
                     seconds.append(now - last)
                     last = now
             mx.nd.waitall()
-            if block:  # the first one warms up
+            if block:  # the first block is a warm-up
                 times[name].append(np.mean(seconds))
     if native.rank == 0:
         report("gluon", times["stock"], times["balanced"])
 
 
 class _Shifted:
-    """Stands before a native store, with keys of its own; hands everything else on."""
+    """Wraps a native store, and shifts its keys so that they differ from those of another one."""
 
     def __new__(cls, native):
         from mxnet.kvstore import KVStoreBase

@@ -30,7 +30,7 @@ DRIVERS = 4
 
 
 def measurements(count: int) -> list[Measurement]:
-    """Returns bursty speeds around 100, with four driving factors of which one is informative."""
+    """Returns bursty speeds around 100 with four driving factors, one of which is informative."""
     random = np.random.default_rng(0)
     busy = np.repeat(random.random(count // 5 + 1) < 0.4, 5)[:count]
     speeds = 100 * (1 - 0.4 * busy) * np.exp(random.normal(0, 0.05, count))

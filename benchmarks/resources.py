@@ -1,10 +1,10 @@
-"""Microseconds per sample of the driving factors: wall time and thread CPU time.
+"""Measures the time of a sample of the driving factors: wall time and thread CPU time.
 
-Run: python benchmarks/resources.py [--samples 2000]
+    python benchmarks/resources.py [--samples 2000]
 
-Target: below 200 us per sample. *hot*: samples follow each other at once. *in a loop*: each sample
-follows 60 ms of matrix products, which evict its data from the caches, as in training. Run it on
-an idle machine.
+Target: below 200 us per sample. *hot*: samples follow each other immediately. *in a loop*: each
+sample follows 60 ms of matrix products, which evict its data from the caches, as in training. Run
+it on an idle machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How long do real workers take under each synchroniser, and does the simulator say the same?
+"""Measures real training times under each synchroniser, and compares them with the simulator's.
 
-Three workers, the third three times slower, train on scikit-learn's digits through one of MXNet's
-parameter servers, by `lbbsp_mx.AsyncTrainer`, until the same number of samples has entered the
-model. A sample costs 1 ms of sleep (3 ms on the slow worker), so that a busy machine disturbs
-little. Beside each real time stands that of `lbbsp_core.sim` with the workers' median speeds in
-the plain ASP run, and its median time between busy times. The schemes come by turns.
+Three workers, the third three times slower, train on scikit-learn's digits with
+`lbbsp_mx.AsyncTrainer` and one parameter server, until the same number of samples has entered the
+model. A sample takes 1 ms of sleep (3 ms on the slow worker), so that other load on the machine has
+little effect. Each real time is compared with that of `lbbsp_core.sim`, given the workers' median
+speeds in the plain ASP run and their median gap between iterations. Each round runs all schemes in
+turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Even, LastValue, LoadBal
 from lbbsp_core.runtime.record import PushLine
 
 X, STEPS = 48, 60
-SECONDS = 0.001, 0.001, 0.003  # a sample, by worker
+SECONDS = 0.001, 0.001, 0.003  # per sample, by worker
 SCHEMES = {
     "asp": (ASP(), Even()),
     "bsp": (BSP(), Even()),
@@ -36,7 +37,7 @@ SCHEMES = {
 
 
 def train(scheme: str) -> None:
-    """One of the workers."""
+    """Trains as one of the workers."""
     import lbbsp_mx
 
     import mxnet as mx  # isort: skip
@@ -75,7 +76,7 @@ def train(scheme: str) -> None:
 
 
 def real(scheme: str) -> tuple[float, float, list[PushLine]]:
-    """Seconds, accuracy and pushes of a real run."""
+    """Returns seconds, accuracy and pushes of a real run."""
     from lbbsp_core.launch import launch
 
     lines: list[str] = []
@@ -96,7 +97,7 @@ def real(scheme: str) -> tuple[float, float, list[PushLine]]:
 
 
 def simulated(scheme: str, pushes: list[PushLine]) -> float:
-    """Virtual seconds of a scheme, with the speeds of a real run under ASP."""
+    """Returns the virtual seconds of a scheme, with the speeds of a real run under ASP."""
     from lbbsp_core.sim import ReplayedCluster, SimConfig, run_async
 
     mine = [[line for line in pushes if line.worker == rank] for rank in range(3)]
@@ -111,7 +112,7 @@ def simulated(scheme: str, pushes: list[PushLine]) -> float:
 
 
 def main() -> None:
-    """Runs all schemes by turns, and prints medians."""
+    """Runs all schemes in each round, and prints medians over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Two equal workers train in two ways by turns, in blocks: what overhead benchmarks share."""
+"""Launcher and report of the overhead benchmarks, which alternate between two ways to train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ RESULT = "RESULT "
 
 
 def report(name: str, stock: list[float], balanced: list[float]) -> None:
-    """Prints the ratio of step times, by pairs of blocks, and its interval; seconds a block."""
+    """Prints step times, and their median ratio with its interval.
+
+    Args:
+        name: Name of the stock framework.
+        stock: Seconds per step of each block with the stock framework.
+        balanced: Seconds per step of each block with the balancer.
+    """
     import numpy as np
 
     theirs, ours = np.array(stock), np.array(balanced)
@@ -34,7 +40,7 @@ def main(
     blocks: int,
     channels: int,
 ) -> None:
-    """Launches the workers, each of which calls `train`, and prints what they report."""
+    """Launches the workers, each of which calls `train`, and prints their reports."""
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--blocks", type=int, default=blocks)
@@ -50,7 +56,7 @@ def main(
     names = ("blocks", "steps", "channels")
     numbers = [f"--{name}={getattr(options, name)}" for name in names]
     lines: list[str] = []
-    # One thread each, as under emulated speeds, but no CPU quotas: their periods are noise here.
+    # One thread each, as with emulated speeds, but without CPU quotas, whose periods add noise.
     os.environ.update(cluster.emulation_defaults())
     status = launch([script, "--worker", *numbers], workers=2, timeout=900, framework=framework,
                     output=lambda rank, line: lines.append(line))  # fmt: skip

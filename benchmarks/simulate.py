@@ -1,8 +1,8 @@
 """Measures how long a simulation of 1,000 iterations takes, from ten workers to ten thousand.
 
-Prints thread CPU seconds on one core for each policy under BSP, with drawing the cluster and the
-oracle in separate columns, and microseconds per iteration of a worker for each synchroniser that
-runs on events.
+Prints thread CPU seconds on one core for each policy under BSP, with the drawing of the cluster
+and the oracle in separate columns, and microseconds per iteration of a worker for each
+synchroniser that is simulated event by event.
 
     python benchmarks/simulate.py --workers 10 100 1000 10000
 """

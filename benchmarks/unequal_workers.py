@@ -1,13 +1,14 @@
-"""How near does a balanced run come to what three unequal machines can do together?
+"""Compares a balanced run of three unequal workers with the ideal one, and with plain BSP.
 
-Three worker processes at CPU quotas in the proportion 0.7 : 0.7 : 0.3 train a network of some
-CPU-milliseconds a sample with X = 192. In mid-run worker 0 and the slow worker 2 swap speeds.
-Printed, from the run's own record:
+Three worker processes with CPU quotas in the proportion 0.7 : 0.7 : 0.3 train a network of a few
+CPU milliseconds per sample with X = 192. In the middle of the run, worker 0 and the slow worker 2
+swap speeds. Prints, from the run records:
 
-- efficiency_without_communication before the swap: smallest possible slowest busy time under the
-  costs measured in the run, over the achieved step (the all-reduce counts as loss);
-- the same for plain BSP (`--policy even`), which waits for its slowest worker;
-- how many steps after the swap the plan is within 10 % of the new balance, for each worker.
+- efficiency_without_communication before and after the swap: the smallest possible busy time of
+  the slowest worker, under the costs measured in the run, over the achieved step (the all-reduce
+  counts as loss);
+- the same for plain BSP, which waits for its slowest worker;
+- the number of steps after the swap until every worker's batch is within 10 % of the new balance.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 SPEEDS, SWAPPED = (0.7, 0.7, 0.3), (0.3, 0.7, 0.7)
 X = 192
 START_SECONDS = 10.0
-"""About what the workers need to their first step."""
+"""Approximate time from the launch to the first step."""
 
 
 def train(policy: str, steps: int, channels: int) -> None:
-    """One of the workers."""
+    """Trains as one of the workers."""
     import tensorflow as tf
     from networks import SAMPLES, convolutional, data
 
@@ -64,22 +65,22 @@ def run(policy: str, options: argparse.Namespace, swap: float | None) -> Run:
             output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
         )  # fmt: skip
         if status:
-            sys.exit(f"the workers failed with status {status}; try --verbose")
+            sys.exit(f"the workers failed with status {status}: --verbose shows their output")
         return read_run(folder)
 
 
 def swap_step(steps: list[StepLine]) -> int:
-    """The first step that the swap touched: the slow worker's cost a sample falls for good."""
+    """Returns the first step after the swap, when the slow worker's cost per sample falls."""
     costs = [step.busy_seconds[2] / step.sizes[2] for step in steps]
     slow, fast = median(costs[5:15]), median(costs[-15:])
     if fast > 0.7 * slow:
-        sys.exit("the swap came before the run or after it: choose another --swap-at")
+        sys.exit("the swap happened before or after the steps: choose another --swap-at")
     border = (slow * fast) ** 0.5
     return next(k for k in range(5, len(costs)) if all(c < border for c in costs[k : k + 3]))
 
 
 def steps_to_adapt(steps: list[StepLine], swap: int) -> int:
-    """Steps from the swap until every worker's batch is within 10 % of the new balance."""
+    """Returns the steps from the swap until each batch is within 10 % of the new balance."""
     goal = [median(step.sizes[rank] for step in steps[-20:]) for rank in range(3)]
 
     def near(step: StepLine) -> bool:
@@ -89,12 +90,14 @@ def steps_to_adapt(steps: list[StepLine], swap: int) -> int:
 
 
 def main() -> None:
-    """Runs both policies and prints the answer."""
+    """Runs both policies and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--channels", type=int, default=48)
-    parser.add_argument("--swap-at", type=float, help="seconds after the launch; else in mid-run")
+    parser.add_argument(
+        "--swap-at", type=float, help="seconds after the launch (default: in mid-run)"
+    )
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.worker:
@@ -118,7 +121,7 @@ def main() -> None:
     print(f"quotas {SPEEDS}, X = {X}, swap at step {swap}")
     print("plans around the swap", [s.sizes for s in balanced.steps[swap - 1 : swap + 8]])
     answers = {
-        "seconds a sample, summed over workers": f"{work:.5f}",
+        "seconds per sample, summed over workers": f"{work:.5f}",
         "step, balanced": f"{before.step_seconds:.3f} s",
         "step, plain BSP": f"{even.step_seconds:.3f} s",
         "communication (last arrival to release)": f"{before.communication_seconds * 1e3:.1f} ms",

@@ -1,7 +1,7 @@
 """LB-BSP without a framework: measure, predict, exchange, allocate, synchronise, record.
 
 `WorkerSession` is the loop of a training worker around a `Balancer`; the other names are its
-stages. The launcher, the profiler, the simulator and the reports are packages of their own.
+stages. The launcher, the profiler, the simulator and the reports are separate packages.
 """
 
 from lbbsp_core.allocation import allocate

@@ -1,4 +1,4 @@
-r"""Exact search of `lbbsp_core.allocate`: the price of the last granule needed, and who gets it.
+r"""Exact search of `lbbsp_core.allocate` for the price of the last granule that is needed.
 
 Every curve is nondecreasing, so ``min max_i Gamma_i(x_i)`` with ``sum x_i = X`` is a selection
 problem: each worker starts from its minimum, and the batch consists of the *cheapest granules*
@@ -7,7 +7,7 @@ Along one linear segment of a curve the prices form a *ladder* ``first, first + 
 first + 2 step, ...``, and the price T* of the last granule needed is found without listing them
 all.
 
-Every worker computes its plan by itself, so the same inputs must give the same plan on any
+Every worker computes the plan separately, so the same inputs must give the same plan on any
 processor. Decisions are therefore made on integer *ticks*: prices times the power of two that
 puts T* between 2^59 and 2^60 ticks. Floating point occurs only elementwise, or in sums of
 integers below 2^53, which are exact in any order.

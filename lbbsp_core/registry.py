@@ -54,10 +54,10 @@ class Component(Generic[T]):
     """A class and some of its options.
 
     Args:
-        text: How it is written.
+        text: Text that names the component with its options.
         cls: Class of the component.
         options: Values of fields of the class, by name.
-        module: Module that it cannot work without; empty if there is none.
+        module: Optional dependency that the component needs; empty if there is none.
         extra: Extra of this package that installs the module.
     """
 
@@ -119,12 +119,12 @@ class Component(Generic[T]):
         """Returns the component with more options.
 
         Args:
-            text: How the result is written.
+            text: Text that names the result.
             options: Texts ``value``, which fill the open fields in their order, or
                 ``name=value``.
 
         Raises:
-            ValueError: An unknown option, one given twice, or a value of another type.
+            ValueError: An option is unknown or given twice, or a value has the wrong type.
         """
         if not options:
             return dataclasses.replace(self, text=text)
@@ -153,7 +153,7 @@ class Registry(Mapping[str, Component[T]]):
     """Components of one kind by name.
 
     Args:
-        kind: What they are, for errors.
+        kind: Kind of the components, for error messages.
         protocol: Protocol that all of them satisfy.
         components: Components, in the order in which they are listed.
     """
@@ -181,8 +181,8 @@ class Registry(Mapping[str, Component[T]]):
             text: See the module's description.
 
         Raises:
-            ValueError: The name or an option is unknown (names the nearest one), or a value is of
-                another type.
+            ValueError: The name or an option is unknown (names the nearest one), or a value has
+                the wrong type.
         """
         name, *options = text.split(":")
         if name in self:
@@ -222,15 +222,15 @@ class Registry(Mapping[str, Component[T]]):
                 raise  # the module exists, but one that it imports does not
             raise ValueError(
                 f"there is no {self.kind} {name!r}, and no module of that name to import: choose "
-                f"from {', '.join(self)}, or start where {name} can be imported"
+                f"from {', '.join(self)}, or run the command where {name} can be imported"
             ) from None
 
 
 def _read(what: str, text: str, kind: object) -> object:
-    """Returns the value that `text` stands for, of a field of type `kind`.
+    """Returns the value of a field of type `kind` that is written as `text`.
 
     Raises:
-        ValueError: It is not of that type, or the type has no text form.
+        ValueError: The text is not of that type, or the type has no text form.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     expected = []
@@ -340,7 +340,7 @@ def policy(text: str, **context: object) -> Policy:
         >>> policy("lbsp")
         Traceback (most recent call last):
             ...
-        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? There are bsp, fixed, dbs, \
+        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? Known names: bsp, fixed, dbs, \
 proportional, leader-straggler, lbbsp, lbbsp-every
     """
     return POLICIES.build(text, **context)

@@ -47,7 +47,7 @@ class Measurement:
 
     @property
     def is_valid(self) -> bool:
-        """Validity: True if `samples` and `busy_seconds` are plausible, see `is_plausible`.
+        """True if `samples` and `busy_seconds` are plausible, see `is_plausible`.
 
         Predictors accept valid measurements only (rule 7).
         """

@@ -75,7 +75,7 @@ class KVStore(KVStoreBase):
 
     @property
     def distributed(self) -> bool:
-        """Distribution: True if the store sums over processes."""
+        """True if the store sums over processes."""
         return self._kind in DISTRIBUTED
 
     @property

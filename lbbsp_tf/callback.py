@@ -94,7 +94,7 @@ class LoadBalancer(keras.callbacks.Callback):
 
     @property
     def active(self) -> bool:
-        """Activity: True if there is more than one worker."""
+        """True if there is more than one worker."""
         return self.workers > 1
 
     @property

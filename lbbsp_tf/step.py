@@ -113,8 +113,8 @@ class BalancedStep:
         row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
         slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
-        # No gradient may be sent before the clock is read, not even a sparse one, which has an
-        # all-reduce of its own.
+        # No gradient may be sent before the clock is read, not even a sparse one, which is summed
+        # by a separate all-reduce.
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, slots])

@@ -49,7 +49,10 @@ def demo(
         typer.Option("--json", metavar="FILE", help="Write the figures to this file as well."),
     ] = None,
 ) -> None:
-    """Train on unequal workers by plain BSP and by LB-BSP, and compare."""
+    """Train with plain BSP and with LB-BSP, and compare.
+
+    Both runs train on handwritten digits with the same unequal workers and the same samples.
+    """
     console = Console()
     relative_speeds = _relative_speeds(workers, speeds)
     plan = Plan(_known_framework(framework), relative_speeds, steps, run_dir)

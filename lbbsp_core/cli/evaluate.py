@@ -34,9 +34,10 @@ def evaluate(
         typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
     ] = None,
 ) -> None:
-    """Score speed predictors on recorded traces: in each iteration predict, score, then learn.
+    """Score speed predictors on recorded traces.
 
-    The RMSE is that of speed / mean speed; the first fifth of each series is not scored.
+    In each iteration a predictor forecasts, is scored, then learns. The RMSE is that of speed /
+    mean speed; the first fifth of each series is not scored.
     """
     out, err = Console(), Console(stderr=True)
     try:

@@ -50,7 +50,11 @@ def launch(
         float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
     ] = None,
 ) -> None:
-    """Run a script on N local workers, optionally with emulated unequal speeds."""
+    """Run a script on N local workers.
+
+    With --speeds the workers run at unequal speeds, which CPU quotas emulate. The first worker
+    that fails ends the job, and no process outlives it.
+    """
     try:
         status = launch_job(
             command,

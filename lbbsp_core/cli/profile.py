@@ -42,24 +42,29 @@ def profile(
     repeats: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Minimum number of timed steps per batch; their median counts."
+            metavar="N", help="Minimum number of timed steps per batch; the median is kept."
         ),
     ] = 5,
     rounds: Annotated[
         int,
-        typer.Option(metavar="N", help="Measure all batches N times; the smallest time counts."),
+        typer.Option(metavar="N", help="Measure all batches N times and keep the smallest median."),
     ] = 3,
     longest_step: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Try no larger batch after a step that takes longer."),
+        typer.Option(
+            metavar="SECONDS", help="Try no larger batch once a step has taken longer than this."
+        ),
     ] = 5.0,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Limit for loading the script, and for each step."),
+        typer.Option(
+            metavar="SECONDS", help="Time limit for loading the script, and for each step."
+        ),
     ] = 120.0,
 ) -> None:
-    """Measure seconds per step by batch size, find the memory limit, and fit all cost forms.
+    """Measure seconds per step by batch size.
 
+    Also finds the memory limit, and fits all cost forms to the measured points.
     The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
     child process, which may be killed when a batch is too large for the memory.
     """

@@ -64,7 +64,8 @@ def simulate(
     scenario: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|FILE.toml", help=f"A synthetic cluster: {', '.join(PRESETS)}, or a file."
+            metavar="NAME|FILE.toml",
+            help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
         ),
     ] = None,
     from_run: Annotated[
@@ -77,23 +78,24 @@ def simulate(
         str,
         typer.Option(
             metavar="A,B",
-            help=f"all, or some of {', '.join(POLICIES)}; with options: lbbsp:min_gain=0; your "
-            "own: module:Name.",
+            help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
+            "lbbsp:min_gain=0. Name your own class as module:Name.",
         ),
     ] = _ALL,
     predictors: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
-            help=f"all, or some of {', '.join(PREDICTORS)}; your own: module:Name. "
-            f"Default: {DEFAULT}; {_QUICK} for scenarios.",
+            help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Name your own class as "
+            f"module:Name. Default: {DEFAULT}; {_QUICK} for scenarios.",
         ),
     ] = None,
     sync: Annotated[
         str,
         typer.Option(
             metavar="A,B",
-            help="Some of bsp, ssp:3, asp, dssp:3:15, elasticbsp:15; your own: module:Name.",
+            help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
+            "class as module:Name.",
         ),
     ] = "bsp",
     workers: Annotated[
@@ -107,7 +109,10 @@ def simulate(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed of a scenario.")] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="X", help="Default: as recorded, or 64 per worker.")
+        int | None,
+        typer.Option(
+            min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
+        ),
     ] = None,
     lag: Annotated[
         int, typer.Option(min=1, help="A plan decided after step k applies to step k + LAG.")
@@ -126,7 +131,7 @@ def simulate(
     target_accuracy: Annotated[
         float | None,
         typer.Option(
-            metavar="A", help="Also learn to read digits, and show the time to this accuracy."
+            metavar="A", help="Also train on digits, and show the time to this accuracy, in (0, 1]."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model to learn with: softmax or mlp.")] = "softmax",
@@ -146,15 +151,15 @@ def simulate(
         ),
     ] = None,
 ) -> None:
-    """Compares policies, predictors and synchronisers in virtual time.
+    """Compare policies, predictors and synchronisers in virtual time.
 
     Workers are recorded (traces, or the record of a run) or synthetic (scenarios). Efficiency is
     the time of an oracle that knows each step's speeds, divided by the time of the run. All steps
     count, including the first ones, in which no speed is known yet. The shares of "fixed" are the
     mean speeds in the first fifth of the steps; "lbbsp-every" adopts every change, "lbbsp" only
-    those that gain enough. Under another sync than bsp, a run ends when equally many samples have
-    entered the model. Classes of your own (module:Name) are also looked up in the current
-    directory.
+    those that gain enough. With a synchroniser other than bsp, a run ends when the same number of
+    samples has entered the model. Your own classes (module:Name) are also searched for in the
+    current directory.
     """
     out, err = Console(), Console(stderr=True)
     try:
@@ -204,7 +209,7 @@ def simulate(
         from lbbsp_core.report.efficiencies import plot_efficiencies
 
         plot_efficiencies(rows, plot)
-        out.print(f"drawn to {plot}", markup=False)
+        out.print(f"plot written to {plot}", markup=False)
     if plots is not None:
         _draw(results, plots, out)
 
@@ -344,4 +349,4 @@ def _draw(results: list[Result], folder: Path, out: Console) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in draw_all(results, folder):
-        out.print(f"drawn to {path}", markup=False)
+        out.print(f"plot written to {path}", markup=False)

@@ -1,8 +1,8 @@
 r"""Fits cost forms to measured points, and selects the form that predicts best.
 
 Times span orders of magnitude and the allocator equalises their ratios, so errors are relative:
-a fit minimises :math:`\sum_j ((\Gamma(b_j) - t_j) / t_j)^2` with equal weights (the bias of a
-form outweighs the noise of a median, so the number of repeats gives no weight). Forms are
+a fit minimises :math:`\sum_j ((\Gamma(b_j) - t_j) / t_j)^2` with equal weights (points are not
+weighted by their repeats, because the bias of a form outweighs the noise of a median). Forms are
 compared by leave-one-out cross-validation.
 """
 

@@ -16,7 +16,7 @@ class CostShapeState(NamedTuple):
 
     Args:
         overhead: Estimate of kappa, the work of an empty batch, in samples.
-        last: Previous step; None after a step that must not be compared with.
+        last: Previous step; None if the next step must not be compared with it.
         weight: Denominator of the estimate, ``1 + sum z a``; the 1 is the prior.
         moment: Numerator of the estimate, ``prior + sum z c``.
         noise: Running mean of the relative change of speed between consecutive steps.
@@ -44,8 +44,8 @@ class CostShape:
     Fitting overhead and slope freely in closed loop is biased: after a slowdown x shrinks at
     equal time, and the difference is attributed to overhead. Between consecutive steps the
     slowdown comes *before* the change of x. Changes of work below `min_change`, or below three
-    times the usual change of speed, are ignored: they respond to noise in the same time that
-    they would be compared with. The prior has the weight of one change of x to a third (z a = 1).
+    times the usual change of speed, are ignored, because they are responses to noise in the very
+    times that would be compared. The prior has the weight of one change of x to a third (z a = 1).
 
     Args:
         prior: Cost whose marginal work is kept and whose overhead initialises kappa.
@@ -115,7 +115,7 @@ class CostShape:
         Args:
             state: From `init`, `learn` or `skip`; left unchanged.
             samples: Batch size of the step, > 0.
-            busy_seconds: Seconds the worker was busy alone, > 0.
+            busy_seconds: Busy time of the step, in seconds, > 0.
 
         Returns:
             The next state.

@@ -54,7 +54,7 @@ def controllers(mounts: str, memberships: str) -> list[Controller]:
 def _own_cgroup(mount: Path, memberships: str, controller: str) -> Path:
     """Returns this process's cgroup below a mount point.
 
-    In a container (Docker) the path may lie outside the mount; the mount point then stands for it.
+    In a container (Docker) the path may lie outside the mount; the mount point is then used.
     """
     for line in memberships.splitlines():
         _, names, path = line.split(":", 2)

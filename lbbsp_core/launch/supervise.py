@@ -194,7 +194,7 @@ class Supervisor:
         if event.code == 0:
             return None
         later = self._failures_within(GRACE_SECONDS)
-        message = f"{event} (then also: {'; '.join(map(str, later))})" if later else str(event)
+        message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
         return Outcome(event.status, event.process_index, message, _short(event.name))
 
     def _mark_exited(self, event: Exited) -> None:

@@ -74,7 +74,7 @@ class BatchConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What all workers know, in the same bits, after the exchange of step `step`.
+    """Facts about step `step` that are bit-identical on all workers after its exchange.
 
     Args:
         step: Global step that has just finished.
@@ -106,7 +106,7 @@ class Observation:
 
 
 class PolicyState(Protocol):
-    """What the state of every policy has."""
+    """Protocol of the state of every policy."""
 
     @property
     def sizes(self) -> Sizes:
@@ -155,7 +155,7 @@ class Policy(Protocol[S]):
         Args:
             state: Last state, which is left unchanged.
             constraints: As in `init`.
-            observation: What was measured and predicted in the step that has just finished.
+            observation: Measurements and predictions of the step that has just finished.
         """
         ...
 
@@ -193,6 +193,6 @@ def require_asynchronous(
         raise ValueError(
             f"policy {name or kind.__name__} and {sync} cannot be combined: the policy compares "
             "the times of all workers in the same step, and without a barrier in every step "
-            "workers are in different ones. Use a static policy (bsp, fixed) or one that "
-            "predicts (lbbsp), or synchronise by bsp"
+            "workers are in different steps. Use a static policy (bsp, fixed), a policy that "
+            "predicts (lbbsp), or the synchroniser bsp"
         )

@@ -11,7 +11,7 @@ from lbbsp_core.policy.even import Even
 
 
 class EpochBalancedState(NamedTuple):
-    """Plan in force, and what was measured since it was decided.
+    """Plan in force, and the measurements since its decision.
 
     Args:
         sizes: Plan in force.
@@ -59,7 +59,7 @@ class EpochBalanced:
     def update(
         self, state: EpochBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> EpochBalancedState:
-        """Counts the step; plans again at the end of an epoch."""
+        """Adds the step's measurements; decides a new plan at the end of an epoch."""
         state = _count(state, observation)
         if not observation.last_of_epoch or not all(state.samples):
             return state

@@ -12,7 +12,7 @@ from lbbsp_core.types import Limits
 
 
 class ProportionalControlState(NamedTuple):
-    """Plan in force, what was measured under it, and learned upper bounds.
+    """Plan in force, the measurements under it, and learned upper bounds.
 
     Args:
         sizes: Plan in force.

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lbbsp_core.types import Measurement, Real
 
-if TYPE_CHECKING:  # type checkers know PEP 696 on every Python: a bare `Predictor` has any state
+if (
+    TYPE_CHECKING
+):  # PEP 696 default, which type checkers support on every Python: `Predictor` alone has any state
     from typing_extensions import TypeVar
 
     S = TypeVar("S", default=Any)

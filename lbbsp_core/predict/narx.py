@@ -60,8 +60,8 @@ class NarxState(NamedTuple):
 class Narx:
     r"""Forecasts speed with NARX, LB-BSP's predictor: from past speeds and driving factors.
 
-    Paper: a recurrent network on past speeds and on past and *current* CPU and memory usage. It
-    states no orders, sizes, loss or refit rate that we could read. Ours::
+    Paper: a recurrent network on past speeds and on past and *current* CPU and memory usage. We
+    found no orders, sizes, loss or training interval in it. Ours::
 
         v^_(k+h) = v_k + u (s . z + sum_j a_j (tanh(w_j . z + b_j) - tanh(b_j)))
 
@@ -237,7 +237,7 @@ class Narx:
         new = weights + dposv(normal, slope)[1]
         error = target - self._forward(new, z)[0]
         loss = trust @ residual**2 + decay @ weights**2
-        better = bool(trust @ error**2 + decay @ new**2 <= loss)  # False too for a NaN
+        better = bool(trust @ error**2 + decay @ new**2 <= loss)  # also False for NaN
         return state._replace(
             weights=new if better else weights,
             center=center,
@@ -250,8 +250,8 @@ class Narx:
         """Returns centre and scale of the inputs, and the unit of the output."""
         unit = max(1.25 * float(np.abs(changes).mean()), 1e-4 * float(speeds[-1]))
         center, scale = inputs.mean(axis=0), inputs.std(axis=0)
-        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # a constant is no input
-        scale = np.maximum(scale, 0.1 * np.abs(center))  # nor is a slow drift amplified
+        scale[scale <= 1e-9 * (1 + np.abs(center))] = math.inf  # ignores constants
+        scale = np.maximum(scale, 0.1 * np.abs(center))  # does not amplify slow drifts
         center[:LAGS], scale[:LAGS] = 0.0, unit
         return center, scale, unit
 

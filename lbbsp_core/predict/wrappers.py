@@ -29,7 +29,7 @@ class ClippedState(NamedTuple):
 class Clipped:
     r"""Clips a forecast to the observed range: ``min(v) / margin <= v^ <= max(v) * margin``.
 
-    Ours: models that extrapolate can leave the range of speeds that the machine has at all.
+    Ours: models that extrapolate can leave the range of speeds that the machine can reach.
 
     Args:
         predictor: Predictor whose forecast is clipped.

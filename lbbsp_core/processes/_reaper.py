@@ -3,7 +3,8 @@
 The kernel kills the parent's children themselves (see ``_exec``), but not the processes that
 these have started. The parent writes the names of process groups and cgroups to this program's
 standard input, one per line. The input ends when the parent dies, even by SIGKILL; then this
-program kills and removes what was named. A parent that exits normally kills this program first.
+program kills these groups and removes these cgroups. A parent that exits normally kills this
+program first.
 """
 
 import os

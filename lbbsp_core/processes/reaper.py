@@ -41,6 +41,6 @@ class Reaper:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the helper was killed: the job can do without it
+        with suppress(BrokenPipeError):  # the helper was killed: the job continues without it
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()

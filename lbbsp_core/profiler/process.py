@@ -21,8 +21,8 @@ MAX_ANSWER_BYTES: Final = 65_536
 OUTPUT_TAIL_BYTES: Final = 2_000
 EXIT_SECONDS: Final = 5.0  # between closing the pipe and ending
 REAP_SECONDS: Final = 5.0  # between SIGKILL and the end
-# Ends for lack of memory: the kernel's OOM killer, aborts of allocators, faults of libraries.
-# Names and not values, because Windows does not define all of these signals.
+# Signals that mean a lack of memory: the kernel's OOM killer, aborts of allocators, faults of
+# libraries. They are given by name, because Windows does not define all of them.
 OUT_OF_MEMORY_SIGNALS: Final = ("SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS")
 
 Message: TypeAlias = dict[str, object]
@@ -146,8 +146,8 @@ class StepProcess:
             answer = None
         if not isinstance(answer, dict):
             raise self._error(
-                f"{doing}: the answer must be a JSON object, got {line[:80]!r}: let the script "
-                "write only to files that it has opened itself"
+                f"{doing}: the answer must be a JSON object, got {line[:80]!r}: change the script "
+                "to write only to files that it has opened itself"
             )
         return answer
 
@@ -161,8 +161,8 @@ class StepProcess:
         """Waits for the process to end, and reaps it.
 
         Returns:
-            The exit status, or minus the signal's number; None if the process only closed its
-            pipe, and was killed for that.
+            The exit status, or minus the signal's number; None if the process closed its pipe
+            without ending, and was then killed.
         """
         until = time.monotonic() + EXIT_SECONDS
         while wait_unreaped(self._process.pid, block=False) is None:

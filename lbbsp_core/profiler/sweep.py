@@ -43,7 +43,7 @@ class BatchSweep:
         point_seconds: Minimum total seconds of the timed steps per batch (100 steps at most).
         longest_step: Seconds of a step after which no larger batch is tried.
         rounds: Number of times that every batch is measured, with all others in between, >= 1.
-            Other load on the machine only adds time, and in bursts: the smallest median counts.
+            Other load on the machine only adds time, in bursts, so the smallest median is kept.
     """
 
     max_batch: int = 8192

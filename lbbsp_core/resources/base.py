@@ -53,7 +53,7 @@ class Source(Protocol):
 
     @property
     def may_block(self) -> bool:
-        """Blocking behaviour: whether calls may wait for a lock, for example of a driver.
+        """True if calls may wait for a lock, for example of a driver.
 
         Such a source is only read in the background, and not closed in a forked child.
         """

@@ -18,7 +18,7 @@ def _available_cores() -> frozenset[int]:
 
 def _involuntary_switches() -> int:
     """Counts involuntary context switches of all threads of this process, ended ones included."""
-    if sys.platform == "win32":  # not available there
+    if sys.platform == "win32":  # not available on Windows
         return 0
     import resource
 

@@ -192,7 +192,7 @@ class RunRecord:
 
 
 class PushLog:
-    """Writes pushes to a record in the order of their numbers, in whatever order they come.
+    """Writes pushes to a record in the order of their numbers, in whatever order they arrive.
 
     Args:
         record: Record to write to; None discards the pushes.
@@ -209,7 +209,7 @@ class PushLog:
         self._next = 0
 
     def add(self, line: PushLine) -> None:
-        """Takes a push, and writes those that are no longer preceded by a missing number."""
+        """Adds a push, and writes those that are no longer preceded by a missing number."""
         self._pending[line.push] = line
         while self._next in self._pending:
             self._write(self._pending.pop(self._next))
@@ -324,8 +324,8 @@ def read_run(path: str | Path) -> Run:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file is empty or of another schema, or a line is not what a run writes:
-            names the file, the line and the key.
+        ValueError: The file is empty or of another schema, or a line is invalid; names the file,
+            the line and the key.
     """
     path = Path(path)
     path = path / "run.jsonl" if path.is_dir() else path

@@ -119,7 +119,7 @@ def check_async_policy(policy: Policy, preemption: Preemption | None = None) -> 
     """Checks that a policy works without common steps.
 
     Raises:
-        ValueError: It does not; the message says why.
+        ValueError: It does not work; the message names the reason.
     """
     require_asynchronous(policy)
     if preemption is not None and not policy.is_static:

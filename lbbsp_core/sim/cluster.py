@@ -58,7 +58,7 @@ class SimulatedCluster(Protocol):
 class ReplayedCluster:
     """Cluster with recorded speeds: x samples in step k take ``x / v_k`` seconds.
 
-    This assumes that busy seconds are proportional to samples, since a trace does not say which
+    This assumes that busy seconds are proportional to samples, since a trace does not show which
     part of them is overhead.
 
     Args:

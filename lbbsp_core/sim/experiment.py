@@ -217,8 +217,8 @@ def simulate(
         One row for each run.
 
     Raises:
-        ValueError: An unknown name, no trace, or options that no plan can satisfy.
-        TraceError: A trace of one worker, or with hardly any common step.
+        ValueError: A name is unknown, there are no traces, or no plan can satisfy the options.
+        TraceError: A trace has a single worker, or too few steps that all workers have in common.
     """
     if not traces:
         raise ValueError("simulate needs at least one trace, got none: name a trace file")
@@ -284,7 +284,7 @@ def run_experiments(
         One result for each run on each cluster, in the order of clusters.
 
     Raises:
-        ValueError: An impossible combination, or a run that can never finish.
+        ValueError: A combination is impossible, or a run can never finish.
     """
     if goal is not None and not 0 < goal.accuracy <= 1:
         raise ValueError(
@@ -382,8 +382,8 @@ def chosen_runs(
         The combinations, each once, ordered by synchroniser.
 
     Raises:
-        ValueError: An unknown name (names the nearest one), or a named policy that needs common
-            steps under a synchroniser without them.
+        ValueError: A name is unknown (names the nearest one), or a named policy needs common
+            steps and the synchroniser has none.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]

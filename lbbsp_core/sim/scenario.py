@@ -52,7 +52,7 @@ class Scenario:
 
     Args:
         name: Name of the scenario in tables.
-        workers: Number of workers, N; 0: as many as are listed, or 4.
+        workers: Number of workers, N; 0: the length of the given list, or 4 without one.
         steps: Number of global batches, >= 1.
         seed: Seed of all randomness, >= 0.
         global_batch_size: X, in samples; 0: 64 samples per worker.

@@ -79,7 +79,7 @@ class Synchroniser(Protocol[S]):
         ...
 
     def finish(self, state: S, worker: int, now: float) -> tuple[S, SyncDecision]:
-        """Decides what follows from `worker` leaving, because it is done or dead.
+        """Decides what follows from `worker` leaving, because it has finished or failed.
 
         No worker waits for it any more. Its kept pushes still enter the model, together with
         those of the others.
@@ -121,7 +121,7 @@ def require_time(now: float) -> float:
     """Returns `now` if it is finite.
 
     Raises:
-        ValueError: It is not.
+        ValueError: `now` is NaN or infinite.
     """
     if not math.isfinite(now):
         raise ValueError(f"now must be finite, got {now!r}: pass the seconds of a monotonic clock")

@@ -13,7 +13,7 @@ from lbbsp_core.validate import require_integer
 
 
 class DSSPWorker(NamedTuple):
-    """What DSSP knows of one worker.
+    """State of one worker under DSSP.
 
     Args:
         credits: Iterations that it may still start regardless of its lead.
@@ -31,7 +31,7 @@ class DSSPState(NamedTuple):
 
     Args:
         clocks: Iterations that each worker has pushed.
-        workers: What DSSP knows of each worker.
+        workers: State of each worker.
         max_count: Maximum of the counts of the active workers.
     """
 

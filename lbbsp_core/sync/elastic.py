@@ -20,7 +20,7 @@ from lbbsp_core.validate import require_integer
 
 
 class Runner(NamedTuple):
-    """What ElasticBSP knows of one worker.
+    """State of one worker under ElasticBSP.
 
     Args:
         remaining: Iterations to push until it waits for the barrier; 0: it waits, and its last
@@ -42,7 +42,7 @@ class ElasticState(NamedTuple):
     """State of `ElasticBSP`.
 
     Args:
-        runners: What is known of each worker.
+        runners: State of each worker.
         missing: Active workers that have not reached the barrier.
     """
 
@@ -58,12 +58,12 @@ class ElasticBSP:
     the last two. (2) Predict R pushes of each worker, ``e[p, i] = last_p + i I_p``. (3) `zipline`
     picks one push of each worker, as close together as possible. (4) Until the barrier worker p
     runs to its chosen push, and each push before that enters the model on arrival; at the barrier
-    all wait, and the chosen pushes enter as in BSP, as one update. Repeat from (1).
+    all wait, and the chosen pushes enter as one update, as in BSP. Repeat from (1).
 
     Ours: an interval runs from release to push, since a difference of pushes across a barrier
     would include the wait; predictions start at the barrier, i = 1, ..., R; and the warm-up,
     until all workers have been observed (also after a join), is BSP, so that R = 1 is BSP
-    throughout. A worker runs the number of iterations that was chosen for it, whatever they take.
+    throughout. A worker runs the chosen number of iterations, however long they take.
 
     Args:
         lookahead: R, maximum iterations of a worker between two barriers, an integer >= 1.

@@ -1,4 +1,4 @@
-"""An immutable sequence of which a copy with one item replaced is cheap."""
+"""Immutable sequence that is cheap to copy with one item replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 1 << _BITS
 
 @dataclass(frozen=True, slots=True)
 class PersistentVector(Generic[T]):
-    """A tree of tuples, 32 wide, in which reading or replacing an item takes O(log n).
+    """Tree of tuples with 32 branches each; reading or replacing an item takes O(log n).
 
     States use it so that a transition is pure without copying the data of ten thousand workers.
     It compares and pickles by value.

@@ -7,7 +7,7 @@ from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes, requ
 
 
 class Rounds:
-    """Lets a policy decide whenever every worker has pushed once more since its last decision.
+    """Calls a policy whenever every worker has pushed once more since the last decision.
 
     Ours: under a synchroniser that lets workers run ahead there is no common step by which a plan
     could be keyed. A worker that starts an iteration draws by the sizes at that moment.

@@ -13,7 +13,7 @@ from lbbsp_core.runtime.protocol import WIDTH, Row, StepMessage, decode, encode
 
 
 class FakeClock:
-    """A clock in nanoseconds that only `advance` moves, for `BusyTimer` and the like.
+    """Clock in nanoseconds that only `advance` moves, for example for a `BusyTimer`.
 
     Args:
         nanoseconds: First time that it shows.

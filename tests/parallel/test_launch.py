@@ -233,7 +233,7 @@ sys.exit('a consequence')
     assert lines[-2] == "[1] RuntimeError: the culprit"
     first, _, others = lines[-1].partition(" (")
     assert first == "lbbsp launch: worker 1 failed with exit status 1"
-    assert others in ("", "then also: worker 2 failed with exit status 1)")  # "": a busy machine
+    assert others in ("", "followed by: worker 2 failed with exit status 1)")  # "": a busy machine
 
 
 def test_exit_status_of_the_first_failure(script, capfd):
