@@ -49,7 +49,7 @@ def main() -> None:
         cells = zip(names, times, strict=True)
         print(f"{workers:>8,}", *(f"{took:>{max(8, len(name))}.2f}" for name, took in cells))
     syncs = ("bsp", "ssp:3", "asp", "dssp:3:15", "elasticbsp:15")
-    print(f"\n{'workers':>8}", *(f"{name:>14}" for name in syncs), " microseconds an iteration")
+    print(f"\n{'workers':>8}", *(f"{name:>14}" for name in syncs), " microseconds per iteration")
     for workers in options.workers:
         scenario = load_scenario(options.scenario).sized(workers)
         steps = max(2, EVENTS // workers)

@@ -278,7 +278,7 @@ def _run(path: Path, options: _Options, err: Console) -> _Entrant:
     for note in run.cluster.notes:
         err.print(f"{path}: {note}", style="yellow", markup=False, soft_wrap=True)
     err.print(
-        f"{path}: {run.cluster.workers} workers, {run.step_seconds:.4g} s a step as recorded",
+        f"{path}: {run.cluster.workers} workers, {run.step_seconds:.4g} s per step as recorded",
         style="dim",
         markup=False,
         soft_wrap=True,

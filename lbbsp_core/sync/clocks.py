@@ -76,7 +76,7 @@ class Clocks(NamedTuple):
         """Finds the next rank at the same count, or else the first rank at the next count.
 
         Ranks are scanned once for each value of `min_count`, during which every worker pushes:
-        O(1) a push.
+        O(1) per push.
         """
         for rank in range(self.slowest + 1, len(self.counts)):
             if self.counts[rank] == self.min_count:

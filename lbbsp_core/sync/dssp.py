@@ -65,7 +65,7 @@ class DSSP:
         ValueError: A bound is not an integer >= 0, or upper < lower.
 
     Example:
-        >>> dssp = DSSP(0, 3)  # worker 0 needs 1 s an iteration, worker 1 needs 4 s
+        >>> dssp = DSSP(0, 3)  # worker 0 needs 1 s per iteration, worker 1 needs 4 s
         >>> state, releases = dssp.init(2), []
         >>> for worker, now in (0, 1.0), (1, 4.0), (0, 5.0), (1, 8.0), (0, 9.0), (0, 10.0):
         ...     state, decision = dssp.push(state, worker, now)

@@ -27,7 +27,7 @@ class SSP:
 
     c_p is the number of iterations that worker p has pushed (Ho et al., NeurIPS 2013, Section 2).
     Each push enters the model on arrival. With s = 0 all workers wait for the slowest, at BSP's
-    times (but with N updates an iteration, not one); with s = inf it is ASP.
+    times (but with N updates per iteration, not one); with s = inf it is ASP.
 
     Args:
         staleness: s, maximum lead over the slowest worker, in iterations: an integer >= 0, or

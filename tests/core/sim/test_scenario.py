@@ -212,7 +212,7 @@ def test_a_recorded_run_is_reproduced_within_a_tenth_and_lbbsp_gains(tmp_path: P
     assert bsp["total_seconds"] / 56 == pytest.approx(measured, rel=0.1)
     assert bsp["trace"] == tmp_path.name
     assert lbbsp["total_seconds"] < 0.8 * bsp["total_seconds"]
-    assert "s a step as recorded" in result.output
+    assert "s per step as recorded" in result.output
 
 
 def test_records_that_tell_too_little(tmp_path: Path) -> None:
