@@ -12,9 +12,8 @@ from mxnet import gluon
 
 from lbbsp_core.order import SampleStream
 from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.coordination import LOG_ROWS, QUESTION_INTEGERS, Table
+from lbbsp_core.runtime.coordination import Table, empty_log, empty_questions
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.record import PUSH_INTEGERS
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.native import runtime
@@ -275,8 +274,8 @@ class _Servers:
         if keeps_pushes:
             sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
             values |= sums
-        values[self.keys.questions] = mx.nd.zeros((self.workers, 2 * QUESTION_INTEGERS))
-        values[self.keys.log] = mx.nd.zeros((1 + LOG_ROWS, 2 * PUSH_INTEGERS))
+        values[self.keys.questions] = mx.nd.array(empty_questions(self.workers))
+        values[self.keys.log] = mx.nd.array(empty_log())
         with self.waiting("for all to hand over the model"):
             self._native.init(list(values), list(values.values()))
         if optimizer is not None:
@@ -295,7 +294,7 @@ class _Servers:
 
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
-        table = mx.nd.zeros((self.workers, 2 * QUESTION_INTEGERS))
+        table = mx.nd.array(empty_questions(self.workers))
         self._native.pull(self.keys.questions, out=table)
         return table.asnumpy()
 

@@ -16,9 +16,13 @@ import mxnet as mx
 import numpy as np
 from mxnet.optimizer import Optimizer
 
-from lbbsp_core.runtime.coordination import QUESTION_INTEGERS, CoordinatorService, Table
+from lbbsp_core.runtime.coordination import (
+    LOG_WIDTH,
+    QUESTION_WIDTH,
+    CoordinatorService,
+    Table,
+)
 from lbbsp_core.runtime.exit import end_now
-from lbbsp_core.runtime.record import PUSH_INTEGERS
 
 State = object
 """What an optimizer keeps of a parameter."""
@@ -89,9 +93,9 @@ class ServerOptimizer(Optimizer):
             weight += grad
             self._sums[index - keys.sums] = weight
         elif index == keys.questions:
-            _assign(weight, self._service.answer(_table(grad, QUESTION_INTEGERS)))
+            _assign(weight, self._service.answer(_table(grad, QUESTION_WIDTH)))
         else:
-            _assign(weight, self._service.log(_table(grad, PUSH_INTEGERS)))
+            _assign(weight, self._service.log(_table(grad, LOG_WIDTH)))
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates by the sum where there is one: the push then only says that it is complete."""
@@ -112,10 +116,9 @@ def _ending_on_error() -> Iterator[None]:
         end_now(1)
 
 
-def _table(pushed: mx.nd.NDArray, integers: int) -> Table:
-    """Returns what was pushed, which arrives flat, in rows of so many integers."""
-    rows: Table = pushed.asnumpy().reshape(-1, 2 * integers)
-    return rows
+def _table(pushed: mx.nd.NDArray, width: int) -> Table:
+    """Returns what was pushed, which arrives flat, in rows of `width` values."""
+    return pushed.asnumpy().reshape(-1, width)
 
 
 def _assign(weight: mx.nd.NDArray, values: Table) -> None:

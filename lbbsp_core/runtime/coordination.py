@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.protocol import StepMessage, curve, pack, unpack
-from lbbsp_core.runtime.record import PUSH_INTEGERS
+from lbbsp_core.runtime.record import PUSH_INTEGERS, PushLine
 
 Table = npt.NDArray[np.float32]
 
@@ -25,6 +25,10 @@ QUESTION_INTEGERS: Final = 7
 
 LOG_ROWS: Final = 64
 """Pushes that one reading of the log brings; the row before them holds their number."""
+
+QUESTION_WIDTH: Final = 2 * QUESTION_INTEGERS
+LOG_WIDTH: Final = 2 * PUSH_INTEGERS
+"""Limbs of a row, see `lbbsp_core.runtime.protocol.pack`."""
 
 
 class Question(IntEnum):
@@ -60,10 +64,34 @@ class Answer(NamedTuple):
     second: int = 0
 
 
-def ask_row(table: Table, rank: int, question: Question, number: int, values: list[int]) -> None:
-    """Writes a question into the row of worker `rank` of an empty table."""
-    row = [int(question), number, *values]
+def empty_questions(workers: int) -> Table:
+    """Makes a table without questions or answers, shape ``(workers, QUESTION_WIDTH)``."""
+    return np.zeros((workers, QUESTION_WIDTH), np.float32)
+
+
+def empty_log() -> Table:
+    """Makes a table for a part of the log, shape ``(1 + LOG_ROWS, LOG_WIDTH)``."""
+    return np.zeros((1 + LOG_ROWS, LOG_WIDTH), np.float32)
+
+
+def ask(workers: int, rank: int, question: Question, number: int, values: list[int]) -> Table:
+    """Makes a table with one question, in the row of worker `rank`."""
+    table, row = empty_questions(workers), [int(question), number, *values]
     table[rank] = pack([*row, *[0] * (QUESTION_INTEGERS - len(row))])
+    return table
+
+
+def ask_log(first: int) -> Table:
+    """Makes a table that asks for the pushes from number `first` on."""
+    table = empty_log()
+    table[0] = pack([first, *[0] * (PUSH_INTEGERS - 1)])
+    return table
+
+
+def read_log(table: Table) -> list[PushLine]:
+    """Reads the pushes of a table that `CoordinatorService.log` has made."""
+    (count, *_), *rows = map(unpack, table)
+    return [PushLine.from_integers(row) for row in rows[:count]]
 
 
 class CoordinatorService:
@@ -84,7 +112,7 @@ class CoordinatorService:
         """Answers the one row that holds a question; all rows say who may proceed.
 
         Args:
-            table: Shape ``(workers, 2 * QUESTION_INTEGERS)``.
+            table: Shape ``(workers, QUESTION_WIDTH)``.
 
         Returns:
             Answers by rank, of the same shape.
@@ -111,7 +139,7 @@ class CoordinatorService:
         """Returns the pushes from a number on: first how many rows, then those.
 
         Args:
-            table: Its first row holds the number; shape ``(1 + LOG_ROWS, 2 * PUSH_INTEGERS)``.
+            table: From `ask_log`, shape ``(1 + LOG_ROWS, LOG_WIDTH)``.
         """
         first, *_ = unpack(table[0])
         rows = [line.to_integers() for line in self._coordinator.log(first, LOG_ROWS)]
