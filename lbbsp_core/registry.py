@@ -340,7 +340,7 @@ def policy(text: str, **context: object) -> Policy:
         >>> policy("lbsp")
         Traceback (most recent call last):
             ...
-        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? There are bsp, fixed, dbs, \
+        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? Known names: bsp, fixed, dbs, \
 proportional, leader-straggler, lbbsp, lbbsp-every
     """
     return POLICIES.build(text, **context)

@@ -79,6 +79,7 @@ class AsyncTrainer(gluon.Trainer):
         wait_seconds: float = 1800.0,
         **options: object,
     ) -> None:
+        chosen = SessionOptions.of(options)
         params = list(as_created(params))
         _check_initialised(params)
         if cluster.in_cluster() and runtime().serves_optimizer:
@@ -94,7 +95,7 @@ class AsyncTrainer(gluon.Trainer):
             servers,
             sync,
             global_batch_size,
-            SessionOptions.of(options),
+            chosen,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
@@ -140,7 +141,6 @@ class AsyncTrainer(gluon.Trainer):
             ValueError: Another batch size than what was drawn.
         """
         self._refuse_changes()
-        self._session.check_batch(batch_size)
         self._servers.wait_for_gradients()
         self._session.end_step(batch_size)
         self._read(self._servers.learning)
@@ -264,6 +264,7 @@ class _Servers:
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
         self.learning = _learning(params)
+        self._answers = mx.nd.array(empty_questions(self.workers))
         self._params = params
         self._wait_seconds = wait_seconds
 
@@ -294,9 +295,8 @@ class _Servers:
 
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
-        table = mx.nd.array(empty_questions(self.workers))
-        self._native.pull(self.keys.questions, out=table)
-        return table.asnumpy()
+        self._native.pull(self.keys.questions, out=self._answers)
+        return self._answers.asnumpy()
 
     def exchange_log(self, table: Table) -> Table:
         """Pushes a request for the log, and pulls what answers it."""

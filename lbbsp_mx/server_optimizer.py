@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import mxnet as mx
-import numpy as np
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.coordination import (
@@ -122,4 +121,4 @@ def _table(pushed: mx.nd.NDArray, width: int) -> Table:
 
 
 def _assign(weight: mx.nd.NDArray, values: Table) -> None:
-    weight[:] = values.astype(np.float32).reshape(weight.shape)
+    weight[:] = values.reshape(weight.shape)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -51,7 +52,8 @@ def fit_asynchronously(
     *,
     batch_size: int,
     epochs: int = 1,
-    **options: object,
+    seed: int = 0,
+    record: str | Path | None = None,
 ) -> dict[str, list[float]]:
     """Trains by ASP: each worker's gradients are applied on arrival, whatever the others do.
 
@@ -85,9 +87,9 @@ def fit_asynchronously(
         batch_size: Samples of an iteration (the last of an epoch has what is left), >= 1. To
             compare with BSP at a global batch of X, give X / workers.
         epochs: How often to use each sample, >= 1.
-        **options: ``seed`` (of the order) and ``record``, as in `lbbsp_core.SessionOptions`; a
-            worker's busy seconds are those of its whole iteration, reading and writing the model
-            included.
+        seed: Seed of the order.
+        record: As in `lbbsp_core.SessionOptions`, with one line a push. A worker's busy seconds
+            are those of its whole iteration, reading and writing the model included.
 
     Returns:
         ``{"loss": [...]}``: for each epoch the mean loss of its samples, each by the model that
@@ -98,17 +100,17 @@ def fit_asynchronously(
     """
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
-    chosen = SessionOptions.of(options)
+    options = SessionOptions(seed=seed, record=record)
     fail_fast()
     arrays = pack_arrays(x, y, sample_weight)
-    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, chosen.seed)
+    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, seed)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         _build(model, arrays)
         tally = _Tally(_workers(strategy))
     iterate = _iteration(model, strategy, tally)
     data = iter(coordinator.create_per_worker_dataset(_whole(arrays)))
-    log = PushLog.open(chosen.record_path(), _header(strategy, order))
+    log = PushLog.open(options.record_path(), _header(strategy, order))
     began = float(tally.now())
     losses = []
     scheduled: list[list[Any]] = []

@@ -22,8 +22,8 @@ from lbbsp_core.runtime.coordination import (
     CoordinatorService,
     Question,
     Table,
-    ask,
-    ask_log,
+    log_request,
+    question_table,
     read_log,
 )
 from lbbsp_core.runtime.coordinator import Coordinator
@@ -269,7 +269,8 @@ class AsyncSession:
         """Asks the coordinator, and waits for its answer."""
         self._asked += 1
         servers = self.servers
-        servers.ask(ask(servers.workers, servers.rank, question, self._asked, list(values)))
+        rank, workers = servers.rank, servers.workers
+        servers.ask(question_table(workers, rank, question, self._asked, list(values)))
         return self._wait_for(lambda answer: answer.number == self._asked, "for the coordinator")
 
     def _wait_for(self, done: Callable[[Answer], bool], what: str) -> Answer:
@@ -291,7 +292,7 @@ class AsyncSession:
         if self._log is None and not self._departed:
             self._log = PushLog(open_record(self._record_path, self._header()))
         while self._log is not None and self._logged < self._answer.pushes:
-            for line in read_log(self.servers.exchange_log(ask_log(self._logged))):
+            for line in read_log(self.servers.exchange_log(log_request(self._logged))):
                 self._log.add(line)
                 self._logged += 1
 

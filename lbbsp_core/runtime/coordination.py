@@ -74,14 +74,16 @@ def empty_log() -> Table:
     return np.zeros((1 + LOG_ROWS, LOG_WIDTH), np.float32)
 
 
-def ask(workers: int, rank: int, question: Question, number: int, values: list[int]) -> Table:
+def question_table(
+    workers: int, rank: int, question: Question, number: int, values: list[int]
+) -> Table:
     """Makes a table with one question, in the row of worker `rank`."""
     table, row = empty_questions(workers), [int(question), number, *values]
     table[rank] = pack([*row, *[0] * (QUESTION_INTEGERS - len(row))])
     return table
 
 
-def ask_log(first: int) -> Table:
+def log_request(first: int) -> Table:
     """Makes a table that asks for the pushes from number `first` on."""
     table = empty_log()
     table[0] = pack([first, *[0] * (PUSH_INTEGERS - 1)])
@@ -99,13 +101,13 @@ class CoordinatorService:
 
     Args:
         coordinator: Decides.
-        options: What all workers must have been started with, as a fingerprint: fact 0. Fact k
+        fingerprint: Of the options that all workers must have been started with: fact 0. Fact k
             is what the first worker says that asks about it.
     """
 
-    def __init__(self, coordinator: Coordinator, options: int) -> None:
+    def __init__(self, coordinator: Coordinator, fingerprint: int) -> None:
         self._coordinator = coordinator
-        self._facts = {0: options}
+        self._facts = {0: fingerprint}
         self._answers: list[Answer] = []
 
     def answer(self, table: Table) -> Table:
@@ -139,7 +141,7 @@ class CoordinatorService:
         """Returns the pushes from a number on: first how many rows, then those.
 
         Args:
-            table: From `ask_log`, shape ``(1 + LOG_ROWS, LOG_WIDTH)``.
+            table: From `log_request`, shape ``(1 + LOG_ROWS, LOG_WIDTH)``.
         """
         first, *_ = unpack(table[0])
         rows = [line.to_integers() for line in self._coordinator.log(first, LOG_ROWS)]

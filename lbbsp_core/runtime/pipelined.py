@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     WIDTH,
@@ -23,7 +24,7 @@ from lbbsp_core.runtime.protocol import (
     pack,
     unpack,
 )
-from lbbsp_core.runtime.session import Collectives, StepFlags, WorkerSession
+from lbbsp_core.runtime.session import StepFlags, WorkerSession
 
 Rows = npt.NDArray[np.float32]
 _URGENT = 1 << 20  # an exchange travels before all gradients
@@ -56,6 +57,8 @@ class PipelinedSession(WorkerSession):
     (lag 1, the paper's own mode). With any other loader the next step starts while this one is
     still computed, at the price of one more step of lag.
 
+    `end_step` takes the place of `start`, `before_allreduce` and `after_allreduce`.
+
     How far a loader fetches ahead shows when it draws its first batches: the lag grows with it,
     and every step checks that all workers have the same.
 
@@ -68,6 +71,8 @@ class PipelinedSession(WorkerSession):
         facts: Facts of the plugin's own that must be the same on all workers; compared at the
             first step.
     """
+
+    collectives: PipelinedCollectives
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class PipelinedSession(WorkerSession):
         super().__init__(
             collectives, global_batch_size, options, framework=framework, versions=versions
         )
-        self._pipelined = collectives
+        self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
         self._resumes = False
@@ -147,6 +152,11 @@ class PipelinedSession(WorkerSession):
         self._iteration += 1
         self.exclude_step()
 
+    def close(self) -> None:
+        """Ends the training: passes the last barrier, then ends the session."""
+        self.finish_barrier()
+        super().close()
+
     def end_step(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
         """Reaches the barrier of a step, and returns at once: measures, predicts, exchanges.
 
@@ -166,7 +176,7 @@ class PipelinedSession(WorkerSession):
         self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
 
     def _gather(self, row: Row) -> Callable[[], Rows]:
-        return self._pipelined.begin_gather(row, slot=1, priority=_URGENT)
+        return self.collectives.begin_gather(row, slot=1, priority=_URGENT)
 
     def _pass(
         self,
@@ -178,7 +188,7 @@ class PipelinedSession(WorkerSession):
         """Passes the barrier; beside this, the training only draws by plans that are known."""
         computed()
         rows = self._gather(np.concatenate([self._report(flags), position]))
-        with self._pipelined.waiting("for the gradients and messages of the others"):
+        with self.collectives.waiting("for the gradients and messages of the others"):
             summed()
             received = rows()
         return received, self._meter.leave()
