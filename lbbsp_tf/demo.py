@@ -1,6 +1,6 @@
 """The worker of ``lbbsp demo``: handwritten digits, a small CNN, one `LoadBalancer`.
 
-Started by ``lbbsp demo``, once with the policy ``even`` (plain BSP) and once with ``lbbsp``. The
+Started by ``lbbsp demo``, once with the policy ``bsp`` (even batches) and once with ``lbbsp``. The
 two runs see the same samples in the same order from the same initial weights, so what differs
 between them is time, and the rounding of sums that are taken in another order.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, SEED, digits, parse, repeated, save
 from lbbsp_tf import LoadBalancer
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     balancer = LoadBalancer(
         strategy,
         GLOBAL_BATCH_SIZE,
-        policy=POLICIES[arguments.policy](),
+        policy=arguments.policy,
         record=arguments.run_dir,
     )
     keras.utils.set_random_seed(SEED)
