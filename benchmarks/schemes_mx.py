@@ -106,9 +106,9 @@ def simulated(scheme: str, pushes: list[PushLine]) -> float:
     ]
     speeds = [median(line.samples / line.busy_seconds for line in own) for own in mine]
     cluster = ReplayedCluster(np.tile(speeds, (STEPS, 1)), (((),) * 3,) * STEPS, X)
-    setting = SimConfig(X, communication_seconds=max(median(gaps), 0.0))
+    config = SimConfig(X, communication_seconds=max(median(gaps), 0.0))
     sync, policy = SCHEMES[scheme]
-    return run_async(cluster, setting, sync, policy, LastValue()).total_seconds
+    return run_async(cluster, config, sync, policy, LastValue()).total_seconds
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from lbbsp_core.predict import (
 )
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.collectives import Collectives, SingleWorker
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import DisagreementError, StepMessage
 from lbbsp_core.runtime.record import (
@@ -44,7 +45,7 @@ from lbbsp_core.runtime.record import (
     StepLine,
     read_run,
 )
-from lbbsp_core.runtime.session import Collectives, SingleWorker, WorkerSession
+from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_core.sync import (
     ASP,
     BSP,

@@ -12,9 +12,8 @@ from mxnet import gluon
 
 from lbbsp_core.order import SampleStream
 from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.coordination import LOG_ROWS, QUESTION_INTEGERS, Table
+from lbbsp_core.runtime.coordination import Table, empty_log, empty_questions
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.record import PUSH_INTEGERS
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.native import runtime
@@ -81,6 +80,7 @@ class AsyncTrainer(gluon.Trainer):
         wait_seconds: float = 1800.0,
         **options: object,
     ) -> None:
+        chosen = SessionOptions.of(options)
         params = list(as_created(params))
         _check_initialised(params)
         if cluster.in_cluster() and runtime().serves_optimizer:
@@ -96,7 +96,7 @@ class AsyncTrainer(gluon.Trainer):
             servers,
             sync,
             global_batch_size,
-            SessionOptions.of(options),
+            chosen,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
@@ -142,7 +142,6 @@ class AsyncTrainer(gluon.Trainer):
             ValueError: The batch size differs from that of the batch which was drawn.
         """
         self._refuse_changes()
-        self._session.check_batch(batch_size)
         self._servers.wait_for_gradients()
         self._session.end_step(batch_size)
         self._read(self._servers.learning)
@@ -267,6 +266,7 @@ class _Servers:
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
         self.learning = _learning(params)
+        self._answers = mx.nd.array(empty_questions(self.workers))
         self._params = params
         self._wait_seconds = wait_seconds
 
@@ -282,8 +282,8 @@ class _Servers:
         if keeps_pushes:
             sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
             values |= sums
-        values[self.keys.questions] = mx.nd.zeros((self.workers, 2 * QUESTION_INTEGERS))
-        values[self.keys.log] = mx.nd.zeros((1 + LOG_ROWS, 2 * PUSH_INTEGERS))
+        values[self.keys.questions] = mx.nd.array(empty_questions(self.workers))
+        values[self.keys.log] = mx.nd.array(empty_log())
         with self.waiting("for all workers to send the model"):
             self._native.init(list(values), list(values.values()))
         if optimizer is not None:
@@ -302,9 +302,8 @@ class _Servers:
 
     def read_answers(self) -> Table:
         """Pulls the table of answers."""
-        table = mx.nd.zeros((self.workers, 2 * QUESTION_INTEGERS))
-        self._native.pull(self.keys.questions, out=table)
-        return table.asnumpy()
+        self._native.pull(self.keys.questions, out=self._answers)
+        return self._answers.asnumpy()
 
     def exchange_log(self, table: Table) -> Table:
         """Pushes a request for the log, and pulls the answer."""

@@ -1,6 +1,6 @@
 """Worker of ``lbbsp demo --framework mxnet``: trains a small CNN on handwritten digits.
 
-``lbbsp demo`` starts it once with the policy ``even`` (plain BSP) and once with ``lbbsp``. Both
+``lbbsp demo`` starts it once with the policy ``bsp`` (even batches) and once with ``lbbsp``. Both
 runs use the same samples in the same order and the same initial weights. They differ only in time
 and in rounding, because sums are computed in a different order.
 """
@@ -13,7 +13,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mxnet import autograd, gluon
 
-from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, SEED, digits, parse, repeated, save
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         "sgd",
         {"learning_rate": 0.1, "momentum": 0.9},
         global_batch_size=GLOBAL_BATCH_SIZE,
-        policy=POLICIES[arguments.policy](),
+        policy=arguments.policy,
         record=arguments.run_dir,
     )
     loader = gluon.data.DataLoader(

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import mxnet as mx
-import numpy as np
 from mxnet.optimizer import Optimizer
 
-from lbbsp_core.runtime.coordination import QUESTION_INTEGERS, CoordinatorService, Table
+from lbbsp_core.runtime.coordination import (
+    LOG_WIDTH,
+    QUESTION_WIDTH,
+    CoordinatorService,
+    Table,
+)
 from lbbsp_core.runtime.exit import end_now
-from lbbsp_core.runtime.record import PUSH_INTEGERS
 
 State = object
 """State that an optimizer keeps for a parameter."""
@@ -89,9 +92,9 @@ class ServerOptimizer(Optimizer):
             weight += grad
             self._sums[index - keys.sums] = weight
         elif index == keys.questions:
-            _assign(weight, self._service.answer(_table(grad, QUESTION_INTEGERS)))
+            _assign(weight, self._service.answer(_table(grad, QUESTION_WIDTH)))
         else:
-            _assign(weight, self._service.log(_table(grad, PUSH_INTEGERS)))
+            _assign(weight, self._service.log(_table(grad, LOG_WIDTH)))
 
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
@@ -112,11 +115,10 @@ def _ending_on_error() -> Iterator[None]:
         end_now(1)
 
 
-def _table(pushed: mx.nd.NDArray, integers: int) -> Table:
-    """Returns the pushed array, which arrives flat, with one row per `integers` integers."""
-    rows: Table = pushed.asnumpy().reshape(-1, 2 * integers)
-    return rows
+def _table(pushed: mx.nd.NDArray, width: int) -> Table:
+    """Returns the pushed array, which arrives flat, in rows of `width` values."""
+    return pushed.asnumpy().reshape(-1, width)
 
 
 def _assign(weight: mx.nd.NDArray, values: Table) -> None:
-    weight[:] = values.astype(np.float32).reshape(weight.shape)
+    weight[:] = values.reshape(weight.shape)

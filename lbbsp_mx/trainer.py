@@ -79,6 +79,7 @@ class Trainer(gluon.Trainer):
         mean_loss: bool = False,
         **options: object,
     ) -> None:
+        chosen = SessionOptions.of(options)
         _refuse(compression_params, update_on_kvstore)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._refuse_inexact(mean_loss)
@@ -90,7 +91,7 @@ class Trainer(gluon.Trainer):
         self._session = PipelinedSession(
             self.kvstore,
             global_batch_size,
-            SessionOptions.of(options),
+            chosen,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},

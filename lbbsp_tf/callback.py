@@ -9,9 +9,10 @@ import keras
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
+from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.session import SingleWorker, WorkerSession
+from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
@@ -80,7 +81,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._order: GlobalOrder | None = None
         self._pipeline: PlannedPipeline | None = None
         self._train_function: Callable[..., object] | None = None
-        self._traced_for: tuple[object, ...] = ()
+        self._traced_for: tuple[object, ...] | None = None
         self._weight_in_step = 0.0
         self._in_fit = False
         if not self.active:
@@ -176,13 +177,14 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        self._session.exclude_step()
-        if not self._in_fit:
-            self._in_fit = True
-            self._session.begin_epoch(epoch)
-            if self.active:
-                self._session.check_same("first epoch", epoch)
-                self._replace_train_function()
+        if self._in_fit:
+            self._session.exclude_step()
+            return
+        self._in_fit = True
+        self._session.begin_epoch(epoch)
+        if self.active:
+            self._session.check_same("first epoch", epoch)
+            self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of the step's losses; restarts the timer if the step is excluded."""
@@ -230,7 +232,7 @@ class LoadBalancer(keras.callbacks.Callback):
         model = self.model
         config = getattr(model, "_compile_config", None)
         traced_for = (model, model.optimizer, config, self._pipeline)
-        if len(self._traced_for) != 4 or any(
+        if self._traced_for is None or any(
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
             step = BalancedStep(

@@ -1,6 +1,6 @@
 """Worker of ``lbbsp demo``: trains a small CNN on handwritten digits.
 
-``lbbsp demo`` starts it once with the policy ``even`` (plain BSP) and once with ``lbbsp``. Both
+``lbbsp demo`` starts it once with the policy ``bsp`` (even batches) and once with ``lbbsp``. Both
 runs use the same samples in the same order and the same initial weights. They differ only in time
 and in rounding, because sums are computed in a different order.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, POLICIES, SEED, digits, parse, repeated, save
+from lbbsp_core.demo.digits import GLOBAL_BATCH_SIZE, SEED, digits, parse, repeated, save
 from lbbsp_tf import LoadBalancer
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     balancer = LoadBalancer(
         strategy,
         GLOBAL_BATCH_SIZE,
-        policy=POLICIES[arguments.policy](),
+        policy=arguments.policy,
         record=arguments.run_dir,
     )
     keras.utils.set_random_seed(SEED)

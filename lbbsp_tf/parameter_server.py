@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -54,7 +55,8 @@ def fit_asynchronously(
     *,
     batch_size: int,
     epochs: int = 1,
-    **options: object,
+    seed: int = 0,
+    record: str | Path | None = None,
 ) -> dict[str, list[float]]:
     """Trains by ASP: each worker's gradients are applied on arrival, without waiting for others.
 
@@ -87,9 +89,10 @@ def fit_asynchronously(
         batch_size: Samples per iteration, >= 1; fewer in the last iteration of an epoch. To
             compare with BSP at a global batch size of X, pass X / workers.
         epochs: Number of times that each sample is used, >= 1.
-        **options: ``seed`` (of the order) and ``record``, as in `lbbsp_core.SessionOptions`. The
-            recorded busy seconds of a worker are those of its whole iteration, including reading
-            and changing the model.
+        seed: Seed of the order, >= 0.
+        record: Path of the run record, as in `lbbsp_core.SessionOptions`, with one line per push.
+            The busy seconds of a worker are those of its whole iteration, including reading and
+            changing the model.
 
     Returns:
         ``{"loss": [...]}``, with one mean loss of all samples per epoch; the loss of a sample is
@@ -101,17 +104,17 @@ def fit_asynchronously(
     """
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
-    chosen = SessionOptions.of(options)
+    options = SessionOptions(seed=seed, record=record)
     fail_fast()
     arrays = pack_arrays(x, y, sample_weight)
-    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, chosen.seed)
+    order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, seed)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         _build(model, arrays)
         tally = _Tally(_workers(strategy))
     iterate = _iteration(model, strategy, tally)
     data = iter(coordinator.create_per_worker_dataset(_whole(arrays)))
-    log = PushLog.open(chosen.record_path(), _header(strategy, order))
+    log = PushLog.open(options.record_path(), _header(strategy, order))
     began = float(tally.now())
     losses = []
     scheduled: list[list[Any]] = []

@@ -287,13 +287,13 @@ def _run(path: Path, options: _Options, err: Console) -> _Entrant:
 
 
 def _replay(name: str, cluster: ReplayedCluster, seconds: float, options: _Options) -> _Entrant:
-    setting = SimConfig(
+    config = SimConfig(
         options.global_batch_size or cluster.global_batch_size,
         options.lag,
         options.steps_per_epoch or STEPS_PER_EPOCH,
     )
     paid = FixedTime(seconds if options.communication is None else options.communication)
-    return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, setting, paid))
+    return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, config, paid))
 
 
 def _scenario(

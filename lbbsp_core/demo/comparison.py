@@ -42,7 +42,7 @@ class Training(NamedTuple):
     Args:
         title: Name to show to the user.
         folder: Name of its folder.
-        policy: Policy, as a name of `lbbsp_core.demo.digits.POLICIES`.
+        policy: Policy, as `lbbsp_core.registry.policy` reads it.
     """
 
     title: str
@@ -104,7 +104,7 @@ class RunFailedError(RuntimeError):
         self.status = status
 
 
-PLAIN: Final = Training("plain BSP", "bsp", "even")
+PLAIN: Final = Training("plain BSP", "bsp", "bsp")
 BALANCED: Final = Training("LB-BSP", "lbbsp", "lbbsp")
 
 FRAMEWORKS: Final[Mapping[str, Framework]] = MappingProxyType(

@@ -14,20 +14,18 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import numpy as np
-
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even
 from lbbsp_core.predict import Mixture
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.runtime.coordination import (
-    LOG_ROWS,
-    QUESTION_INTEGERS,
     Answer,
     CoordinatorService,
     Question,
     Table,
-    ask_row,
+    log_request,
+    question_table,
+    read_log,
 )
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.options import SessionOptions
@@ -35,13 +33,10 @@ from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
     fingerprint,
-    pack,
     quantise,
     unpack,
 )
 from lbbsp_core.runtime.record import (
-    PUSH_INTEGERS,
-    PushLine,
     PushLog,
     RunHeader,
     all_versions,
@@ -66,7 +61,7 @@ class Servers(Protocol):
     workers: int
 
     def ask(self, table: Table) -> None:
-        """Pushes a table of questions, shape ``(workers, 2 * QUESTION_INTEGERS)``."""
+        """Pushes a table of questions, see `lbbsp_core.runtime.coordination`."""
         ...
 
     def read_answers(self) -> Table:
@@ -281,9 +276,9 @@ class AsyncSession:
     def _ask(self, question: Question, *values: int) -> Answer:
         """Asks the coordinator, and waits for its answer."""
         self._asked += 1
-        table = np.zeros((self.servers.workers, 2 * QUESTION_INTEGERS), np.float32)
-        ask_row(table, self.servers.rank, question, self._asked, list(values))
-        self.servers.ask(table)
+        servers = self.servers
+        rank, workers = servers.rank, servers.workers
+        servers.ask(question_table(workers, rank, question, self._asked, list(values)))
         return self._wait_for(lambda answer: answer.number == self._asked, "for the coordinator")
 
     def _wait_for(self, done: Callable[[Answer], bool], what: str) -> Answer:
@@ -305,11 +300,8 @@ class AsyncSession:
         if self._log is None and not self._departed:
             self._log = PushLog(open_record(self._record_path, self._header()))
         while self._log is not None and self._logged < self._answer.pushes:
-            table = np.zeros((1 + LOG_ROWS, 2 * PUSH_INTEGERS), np.float32)
-            table[0] = pack([self._logged, *[0] * (PUSH_INTEGERS - 1)])
-            (count, *_), *rows = map(unpack, self.servers.exchange_log(table))
-            for row in rows[:count]:
-                self._log.add(PushLine.from_integers(row))
+            for line in read_log(self.servers.exchange_log(log_request(self._logged))):
+                self._log.add(line)
                 self._logged += 1
 
     def _header(self) -> RunHeader:

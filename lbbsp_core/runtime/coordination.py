@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.protocol import StepMessage, curve, pack, unpack
-from lbbsp_core.runtime.record import PUSH_INTEGERS
+from lbbsp_core.runtime.record import PUSH_INTEGERS, PushLine
 
 Table = npt.NDArray[np.float32]
 
@@ -25,6 +25,10 @@ QUESTION_INTEGERS: Final = 7
 
 LOG_ROWS: Final = 64
 """Maximum number of pushes that one reading of the log returns, after a row with their number."""
+
+QUESTION_WIDTH: Final = 2 * QUESTION_INTEGERS
+LOG_WIDTH: Final = 2 * PUSH_INTEGERS
+"""Number of limbs in a row, see `lbbsp_core.runtime.protocol.pack`."""
 
 
 class Question(IntEnum):
@@ -61,10 +65,36 @@ class Answer(NamedTuple):
     second: int = 0
 
 
-def ask_row(table: Table, rank: int, question: Question, number: int, values: list[int]) -> None:
-    """Writes a question into the row of worker `rank` of an empty table."""
-    row = [int(question), number, *values]
+def empty_questions(workers: int) -> Table:
+    """Creates a table without questions and answers, shape ``(workers, QUESTION_WIDTH)``."""
+    return np.zeros((workers, QUESTION_WIDTH), np.float32)
+
+
+def empty_log() -> Table:
+    """Creates a table for a part of the log, shape ``(1 + LOG_ROWS, LOG_WIDTH)``."""
+    return np.zeros((1 + LOG_ROWS, LOG_WIDTH), np.float32)
+
+
+def question_table(
+    workers: int, rank: int, question: Question, number: int, values: list[int]
+) -> Table:
+    """Creates a table with one question, in the row of worker `rank`."""
+    table, row = empty_questions(workers), [int(question), number, *values]
     table[rank] = pack([*row, *[0] * (QUESTION_INTEGERS - len(row))])
+    return table
+
+
+def log_request(first: int) -> Table:
+    """Creates a table that requests the pushes from number `first` on."""
+    table = empty_log()
+    table[0] = pack([first, *[0] * (PUSH_INTEGERS - 1)])
+    return table
+
+
+def read_log(table: Table) -> list[PushLine]:
+    """Reads the pushes in a table that `CoordinatorService.log` has returned."""
+    (count, *_), *rows = map(unpack, table)
+    return [PushLine.from_integers(row) for row in rows[:count]]
 
 
 class CoordinatorService:
@@ -72,13 +102,14 @@ class CoordinatorService:
 
     Args:
         coordinator: Coordinator that decides.
-        options: Fingerprint of the options with which all workers must have been started: fact 0.
-            The reference value of any other fact is that of the first worker that compares it.
+        fingerprint: Fingerprint of the options with which all workers must have been started:
+            fact 0. The reference value of any other fact is that of the first worker that
+            compares it.
     """
 
-    def __init__(self, coordinator: Coordinator, options: int) -> None:
+    def __init__(self, coordinator: Coordinator, fingerprint: int) -> None:
         self._coordinator = coordinator
-        self._facts = {0: options}
+        self._facts = {0: fingerprint}
         self._answers: list[Answer] = []
 
     def answer(self, table: Table) -> Table:
@@ -86,7 +117,7 @@ class CoordinatorService:
 
         Args:
             table: Table in which one row holds a question and the others are zero, shape
-                ``(workers, 2 * QUESTION_INTEGERS)``.
+                ``(workers, QUESTION_WIDTH)``.
 
         Returns:
             Answers by rank, of the same shape.
@@ -113,8 +144,7 @@ class CoordinatorService:
         """Returns the log from a push on: a row with the number of pushes, then one row for each.
 
         Args:
-            table: Table with the number of the first push to return in its first row, shape
-                ``(1 + LOG_ROWS, 2 * PUSH_INTEGERS)``.
+            table: Table from `log_request`, shape ``(1 + LOG_ROWS, LOG_WIDTH)``.
 
         Returns:
             Rows of the same shape.

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.protocol import compare_facts, fingerprint
 from lbbsp_core.runtime.record import all_versions
 
 
-class Gathers(Protocol):
-    """Part of `lbbsp_core.runtime.session.Collectives` that a handshake needs."""
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Gathers integers from all workers, by rank."""
-        ...
-
-
 def agree(
-    balancer: Balancer, order: GlobalOrder | None, collectives: Gathers, facts: Mapping[str, int]
+    balancer: Balancer,
+    order: GlobalOrder | None,
+    collectives: Collectives,
+    facts: Mapping[str, int],
 ) -> list[list[int]]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
@@ -65,7 +61,7 @@ def agree(
     return peers
 
 
-def _gather_static_info(balancer: Balancer, collectives: Gathers) -> list[list[int]]:
+def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[list[int]]:
     """Gathers rows of different lengths, padded to the longest."""
     mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     WIDTH,
@@ -23,7 +24,7 @@ from lbbsp_core.runtime.protocol import (
     pack,
     unpack,
 )
-from lbbsp_core.runtime.session import Collectives, StepFlags, WorkerSession
+from lbbsp_core.runtime.session import StepFlags, WorkerSession
 
 Rows = npt.NDArray[np.float32]
 _URGENT = 1 << 20  # messages are sent before all gradients
@@ -61,6 +62,8 @@ class PipelinedSession(WorkerSession):
     1, the paper's mode). With prefetching, the next step starts while the gradients of this one
     are still being computed, at the cost of one more step of lag.
 
+    `end_step` replaces `start`, `before_allreduce` and `after_allreduce`.
+
     The prefetch depth of a loader is detected when it draws its first batches: the lag is raised
     accordingly, and every step checks that all workers have the same lag.
 
@@ -73,6 +76,8 @@ class PipelinedSession(WorkerSession):
         facts: Further facts of the plugin, by name, that must be the same on all workers;
             compared in the first step.
     """
+
+    collectives: PipelinedCollectives
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class PipelinedSession(WorkerSession):
         super().__init__(
             collectives, global_batch_size, options, framework=framework, versions=versions
         )
-        self._pipelined = collectives
+        self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
         self._resumes = False
@@ -154,6 +159,11 @@ class PipelinedSession(WorkerSession):
         self._iteration += 1
         self.exclude_step()
 
+    def close(self) -> None:
+        """Ends the training: passes the last barrier, then ends the session."""
+        self.finish_barrier()
+        super().close()
+
     def end_step(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
         """Starts to pass the barrier of a step in the background, and returns at once.
 
@@ -174,7 +184,7 @@ class PipelinedSession(WorkerSession):
         self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
 
     def _gather(self, row: Row) -> Callable[[], Rows]:
-        return self._pipelined.begin_gather(row, slot=1, priority=_URGENT)
+        return self.collectives.begin_gather(row, slot=1, priority=_URGENT)
 
     def _pass(
         self,
@@ -186,7 +196,7 @@ class PipelinedSession(WorkerSession):
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
         rows = self._gather(np.concatenate([self._report(flags), position]))
-        with self._pipelined.waiting("for the gradients and messages of the other workers"):
+        with self.collectives.waiting("for the gradients and messages of the other workers"):
             summed()
             received = rows()
         return received, self._meter.leave()

@@ -21,54 +21,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import Row, StepMessage, compare_facts, decode, encode
 from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
 from lbbsp_core.runtime.step_meter import StepMeter
 
 logger = logging.getLogger("lbbsp.session")
-
-
-@runtime_checkable
-class Collectives(Protocol):
-    """Collective operations of a framework that a session needs beside the gradient all-reduce."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this worker, in [0, workers)."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """Number of workers, N."""
-        ...
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Gathers integers in [0, 2^48) from all workers, which must all call it.
-
-        Gathers are small and rare: they occur in the handshake and at the ends of epochs.
-
-        Returns:
-            The values by rank, shape ``(workers, len(values))``, the same on every worker.
-        """
-        ...
-
-
-class SingleWorker:
-    """Collectives of one worker without peers."""
-
-    rank = 0
-    workers = 1
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Returns the values as the only row."""
-        return [list(values)]
 
 
 class StepFlags(NamedTuple):
@@ -100,6 +65,7 @@ class WorkerSession:
         ValueError: No plan can satisfy the options; names the value and the remedy.
 
     Example:
+        >>> from lbbsp_core import SingleWorker
         >>> session = WorkerSession(SingleWorker(), 8, SessionOptions(), framework="none")
         >>> session.use_order(session.make_order(16))
         >>> session.start({})
@@ -203,13 +169,14 @@ class WorkerSession:
         Raises:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
-        self._peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
-        self._meter.open(self.options.choose_drivers(self._policy) if self.workers > 1 else ())
+        peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
+        self._open_meter()
         path = self.options.record_path()
         if self.rank == 0 and path is not None and self._record is None:
             self._record = open_record(path, self._header())
             self._balancer.record_to(self._record)
         self.exclude_step()
+        self._peers = peers  # last: what failed before has not started
 
     def check_same(self, name: str, value: int) -> None:
         """Checks that all workers have the same value of a fact; a collective.
@@ -247,7 +214,8 @@ class WorkerSession:
         Raises:
             DisagreementError: A worker has computed a different plan.
         """
-        self._receive([decode(row) for row in rows], self._meter.leave())
+        wall_seconds = self._meter.leave()  # what follows belongs to the next step
+        self._receive([decode(row) for row in rows], wall_seconds)
 
     def excluded_wait(self) -> AbstractContextManager[None]:
         """Excludes the time inside the context, a collective within the step, from busy time."""
@@ -318,6 +286,12 @@ class WorkerSession:
         self._balancer.restore(state)
         if self.order is not None:
             self._balancer.use_order(self.order)
+
+    def _open_meter(self) -> None:
+        """Starts to sample resources, on the cores that are in use now."""
+        if not self._meter.is_open:
+            names = self.options.choose_drivers(self._policy)
+            self._meter.open(names if self.workers > 1 else ())
 
     def _take_flags(self) -> StepFlags:
         return StepFlags(self._meter.take_excluded(), self._stop_requested)

@@ -43,15 +43,23 @@ class StepMeter:
         """Names of the sampled resources, in the order of `Reading.drivers`."""
         return self._sampler.names if self._sampler else ()
 
+    @property
+    def is_open(self) -> bool:
+        """True while resources are sampled."""
+        return self._sampler is not None
+
     def open(self, names: Sequence[str] | None) -> None:
         """Starts sampling the driving factors `names`; None selects the default ones."""
         self.close()
         self._sampler = ResourceSampler(names)
 
     def close(self) -> None:
-        """Stops sampling."""
+        """Stops sampling; forgets waits that a failed step did not end."""
+        with self._lock:
+            self._waits = 0
         if self._sampler is not None:
             self._sampler.close()
+            self._sampler = None
 
     def exclude_step(self) -> None:
         """Excludes the running step from learning.

@@ -93,7 +93,7 @@ class Experiment:
         name: Name of its trace, recorded run or scenario.
         kind: ``trace`` (also for a recorded run) or ``scenario``.
         cluster: Times that the workers take.
-        setting: Configuration of all runs on it, without communication.
+        config: Configuration of all runs on it, without communication.
         communication: Cost of an exchange of gradients.
         preemption: Workers that leave and come back; None if all stay.
     """
@@ -101,7 +101,7 @@ class Experiment:
     name: str
     kind: str
     cluster: SimulatedCluster
-    setting: SimConfig
+    config: SimConfig
     communication: Communication = field(default_factory=FixedTime)
     preemption: Preemption | None = None
 
@@ -109,12 +109,12 @@ class Experiment:
     def together(self) -> SimConfig:
         """Configuration of runs in which all workers communicate at once."""
         seconds = self.communication.seconds(self.cluster.workers)
-        return replace(self.setting, communication_seconds=seconds)
+        return replace(self.config, communication_seconds=seconds)
 
     @property
     def alone(self) -> SimConfig:
         """Configuration of runs in which workers push and pull one by one."""
-        return replace(self.setting, communication_seconds=self.communication.seconds_alone())
+        return replace(self.config, communication_seconds=self.communication.seconds_alone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +304,12 @@ def run_experiments(
 def _play(
     experiment: Experiment, run: Run, advance: Callable[[int], None] | None
 ) -> Timeline | AsyncRun:
-    cluster, x = experiment.cluster, experiment.setting.global_batch_size
+    cluster, x = experiment.cluster, experiment.config.global_batch_size
     policy = build_policy(run.policy, cluster, x // cluster.workers)
     if run.has_common_steps and experiment.preemption is None:
-        setting = experiment.together
-        play = run_vectorised if fits_vectorised(setting, policy, run.predictor) else run_bsp
-        return play(cluster, setting, policy, run.predictor, advance)
+        config = experiment.together
+        play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
+        return play(cluster, config, policy, run.predictor, advance)
     return run_async(
         cluster,
         experiment.together if run.has_common_steps else experiment.alone,
@@ -325,7 +325,7 @@ def _learn(
     task: Task, run: Timeline | AsyncRun, experiment: Experiment, cache: list[Floats]
 ) -> Curve:
     """Learns from a run; all runs with common steps make the same updates and share one result."""
-    x = experiment.setting.global_batch_size
+    x = experiment.config.global_batch_size
     if isinstance(run, AsyncRun):
         return learn(task, run, x)
     if not cache:

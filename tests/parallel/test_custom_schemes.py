@@ -40,7 +40,7 @@ def job(mode, folder):
 def test_own_policy_decides_the_plans_of_a_trainer(tmp_path):
     results = job("in_step", tmp_path)
     steps = read_run(tmp_path).steps
-    plans = [tuple(step["sizes"]) for step in steps]
+    plans = [tuple(step.sizes) for step in steps]
     assert plans == list(zip(*(one["sizes"] for one in results), strict=True)), "as drawn"
     whole = [plan for plan in plans if sum(plan) == X]
     assert len(whole) == 2 * 20
@@ -54,20 +54,20 @@ def test_own_synchroniser_and_policy_under_an_asynchronous_trainer(tmp_path):
     results = job("asynchronous", tmp_path)
     pushes = read_run(tmp_path).pushes
     for rank, one in enumerate(results):
-        mine = [push for push in pushes if push["worker"] == rank]
-        assert [push["iteration"] for push in mine] == list(range(len(mine)))
-        assert sum(push["samples"] for push in mine) == len(one["drawn"])
-    periods = [push["iteration"] // PERIOD for push in pushes]
+        mine = [push for push in pushes if push.worker == rank]
+        assert [push.iteration for push in mine] == list(range(len(mine)))
+        assert sum(push.samples for push in mine) == len(one["drawn"])
+    periods = [push.iteration // PERIOD for push in pushes]
     assert periods == sorted(periods), "no worker starts a period before all have ended the last"
-    counts = Counter(zip(periods, (push["worker"] for push in pushes), strict=True))
+    counts = Counter(zip(periods, (push.worker for push in pushes), strict=True))
     complete = [period for period in set(periods) if period < max(periods)]
     assert len(complete) >= 10
     assert {counts[period, rank] for period in complete for rank in range(3)} == {PERIOD}
-    assert {push["lead"] for push in pushes} == {0, 1}
-    assert max(push["staleness"] for push in pushes) <= 2 * (PERIOD - 1), "the others' first pushes"
-    sizes = Counter(push["samples"] for push in pushes)
+    assert {push.lead for push in pushes} == {0, 1}
+    assert max(push.staleness for push in pushes) <= 2 * (PERIOD - 1), "the others' first pushes"
+    sizes = Counter(push.samples for push in pushes)
     cut = sizes.total() - sum(sizes[size] for size in {*EVEN, *RANKED})
     assert cut <= EPOCHS * 3, "only the last batches of an epoch are smaller"
     late = pushes[len(pushes) // 2 :]
-    typical = [median(p["samples"] for p in late if p["worker"] == rank) for rank in range(3)]
+    typical = [median(p.samples for p in late if p.worker == rank) for rank in range(3)]
     assert tuple(typical) == RANKED

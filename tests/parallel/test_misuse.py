@@ -23,6 +23,7 @@ EXPECTED = {
     "small_data": "num_samples = 64 < global_batch_size = 128",
     "lengths": "got shapes [(64, 4), (9,)]",
     "other_strategy": "TF_CONFIG names 2 workers",
+    "unknown_option": "there is no option 'granularty': did you mean 'granularity'",
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",

@@ -104,6 +104,8 @@ EXPECTED = {
     "batch_below_workers": "at least workers * minimum = 2, got 1",
     "minimum": "at least workers * minimum = 18, got 16",
     "small_data": "num_samples = 9 < global_batch_size = 16",
+    "unknown_option": "there is no option 'polcy': did you mean 'policy'",
+    "unknown_driver": "there is no driving factor 'runable': did you mean 'runnable'",
     "options_mix": "['interval'] are options of the default policy",
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",

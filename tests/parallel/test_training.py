@@ -42,7 +42,7 @@ def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     job = run("training", "shapes", workers=3, run_dir=tmp_path)
     assert job.status == 0, job.text
     record = read_run(tmp_path)
-    assert record.header.drivers == ["memory_percent", "runnable"]
+    assert record.header.drivers == ("memory_percent", "runnable")
     for rank in range(3):
         told = [line.split()[1:] for line in job.lines[rank] if line.startswith("DRIVERS")]
         assert len(told) > 30

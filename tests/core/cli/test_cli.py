@@ -195,7 +195,7 @@ def pretend(seconds_a_sample, status=0):
         if status:
             return status
         policy = command[command.index("--policy") + 1]
-        sizes = [4] * workers if policy == "even" else [6, 2]
+        sizes = [4] * workers if policy == "bsp" else [6, 2]
         steps = range(int(command[command.index("--steps") + 1]))
         busy = [x * cost for x, cost in zip(sizes, seconds_a_sample, strict=True)]
         lines = [step_line(k, sizes, busy, max(busy) + 0.01) for k in steps]

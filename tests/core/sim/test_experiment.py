@@ -196,8 +196,8 @@ def test_on_a_steady_cluster_the_right_shares_are_the_oracle() -> None:
 
 
 def test_limits_bind_the_oracle_too() -> None:
-    setting = SimConfig(12, limits=Limits(1, 7))
-    assert run_oracle(cluster_of(*SPEEDS), setting).sizes.tolist() == [[7, 5]] * 3 + [[5, 7]] * 2
+    config = SimConfig(12, limits=Limits(1, 7))
+    assert run_oracle(cluster_of(*SPEEDS), config).sizes.tolist() == [[7, 5]] * 3 + [[5, 7]] * 2
 
 
 # The same loop as in training
@@ -380,17 +380,17 @@ def test_policies_may_have_options() -> None:
 def test_the_costs_that_balancers_assume_may_be_given() -> None:
     """With 6 samples of overhead, 6 in 1.5 s and in 3 s are 8 and 4 a second."""
     cluster = cluster_of([4.0] * 5, [2.0] * 5)
-    setting = SimConfig(12, cost=CostShape(Affine(6.0, 1.0), max_overhead=6.0))
+    config = SimConfig(12, cost=CostShape(Affine(6.0, 1.0), max_overhead=6.0))
     known = run_bsp(cluster, SimConfig(12), LoadBalanced(min_gain=0.0), LastValue())
-    fixed = run_bsp(cluster, setting, LoadBalanced(min_gain=0.0), LastValue())
+    fixed = run_bsp(cluster, config, LoadBalanced(min_gain=0.0), LastValue())
     assert known.sizes[1].tolist() == [8, 4]
     assert fixed.sizes[1].tolist() == [10, 2]  # (10 + 6) / 8 = (2 + 6) / 4
 
 
 def test_simulated_balancers_know_the_curves_of_their_peers() -> None:
     """A piecewise cost can be planned for once all workers have exchanged their static info."""
-    setting = SimConfig(12, cost=Saturating(8.0, 0.0, 1.0))
-    line = run_bsp(cluster_of([4.0] * 5, [2.0] * 5), setting, LoadBalanced(), LastValue())
+    config = SimConfig(12, cost=Saturating(8.0, 0.0, 1.0))
+    line = run_bsp(cluster_of([4.0] * 5, [2.0] * 5), config, LoadBalanced(), LastValue())
     assert line.sizes.shape == (5, 2)
     assert (line.sizes.sum(axis=1) == 12).all()
 

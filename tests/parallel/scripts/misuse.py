@@ -69,6 +69,7 @@ CASES = {
     "small_data": lambda: fit(lbbsp_tf.LoadBalancer(strategy, 128).dataset(x, y)),
     "lengths": lambda: fit(lbbsp_tf.LoadBalancer(strategy, 16).dataset(x, y[:9])),
     "other_strategy": lambda: lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 16),
+    "unknown_option": lambda: lbbsp_tf.LoadBalancer(strategy, 16, granularty=8),
     "different_seed": lambda: different(seed=7),
     "different_batch": lambda: different(global_batch_size=8),
     "different_samples": lambda: different(samples=63),

@@ -104,6 +104,8 @@ CASES = {
     "batch_below_workers": lambda: trainer(global_batch_size=1),
     "minimum": lambda: trainer(limits=Limits(9)),
     "small_data": lambda: train(samples=9),
+    "unknown_option": lambda: trainer(polcy=LoadBalanced()),
+    "unknown_driver": lambda: trainer(drivers=("runable",)),
     "options_mix": lambda: trainer(policy=LoadBalanced(), interval=2),
     "different_seed": lambda: train(seed=7 * rank),
     "different_batch": lambda: train(global_batch_size=16 - 8 * rank),

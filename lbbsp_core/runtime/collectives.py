@@ -1,0 +1,42 @@
+"""Collective operations that a plugin supplies in addition to the gradient all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Collectives(Protocol):
+    """Collective operations that a session needs in addition to the gradient all-reduce."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, in [0, workers)."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, N."""
+        ...
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Gathers integers in [0, 2^48) from all workers, which must all call it.
+
+        Gathers are small and rare: they occur in the handshake and at the ends of epochs.
+
+        Returns:
+            The values by rank, shape ``(workers, len(values))``, the same on every worker.
+        """
+        ...
+
+
+class SingleWorker:
+    """Collectives of one worker without peers."""
+
+    rank = 0
+    workers = 1
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Returns the values as the only row."""
+        return [list(values)]

@@ -1,0 +1,158 @@
+"""Asynchronous sessions in one process: threads, and a parameter server that is a list."""
+
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from lbbsp_core import (
+    ASP,
+    BSP,
+    SSP,
+    DisagreementError,
+    Even,
+    LoadBalanced,
+    Profile,
+    SessionOptions,
+    read_run,
+)
+from lbbsp_core.order import SampleStream
+from lbbsp_core.runtime.async_session import AsyncSession
+from lbbsp_core.runtime.coordination import empty_questions
+
+X, WORKERS, SAMPLES, EPOCHS = 16, 2, 50, 3
+PATIENCE_SECONDS = 30.0
+
+
+class ListServer:
+    """Model, sum and coordinator; one call at a time, as on a parameter server."""
+
+    def __init__(self, size):
+        self.lock = threading.Lock()
+        self.model, self.sum = np.zeros(size), np.zeros(size)
+        self.answers = empty_questions(WORKERS)
+        self.service = None
+        self.ready = threading.Event()
+        self.failed = False
+
+
+class Servers:
+    """A worker's view of the server, for an `AsyncSession`."""
+
+    def __init__(self, server, rank):
+        self.server, self.rank, self.workers = server, rank, WORKERS
+        self.gradient = np.zeros_like(server.model)
+
+    def ask(self, table):
+        with self.server.lock:
+            self.server.answers = self.server.service.answer(table)
+
+    def read_answers(self):
+        if self.server.failed:
+            raise BrokenPipeError("another worker has failed")
+        with self.server.lock:
+            return self.server.answers
+
+    def exchange_log(self, table):
+        with self.server.lock:
+            return self.server.service.log(table)
+
+    def push_gradients(self, *, to_sum):
+        with self.server.lock:
+            if to_sum:
+                self.server.sum += self.gradient
+            elif self.server.sum.any():  # the push only says that the sum is complete
+                self.server.model += self.server.sum
+                self.server.sum[:] = 0
+            else:
+                self.server.model += self.gradient
+
+    def waiting(self, what):
+        return nullcontext()
+
+
+def run(sync, options=lambda rank: SessionOptions(), samples=lambda rank: SAMPLES):
+    """Trains; returns the server and what each worker drew."""
+    server, drawn, errors = ListServer(SAMPLES), [[] for _ in range(WORKERS)], []
+
+    def worker(rank):
+        try:
+            servers = Servers(server, rank)
+            session = AsyncSession(
+                servers, sync, X, options(rank), framework="list", versions={}, facts="a list"
+            )
+            if rank == 0:
+                server.service = session.make_service()
+                server.ready.set()
+            assert server.ready.wait(PATIENCE_SECONDS)
+            session.start()
+            session.use_samples(samples(rank))
+            stream = SampleStream(SAMPLES, session.options.seed)
+            session.begin_epoch()
+            while True:
+                begin, end = session.claim(EPOCHS * SAMPLES)
+                if begin >= end:
+                    break
+                indices = stream.take(begin, end)
+                drawn[rank] += indices.tolist()
+                servers.gradient = np.bincount(indices, minlength=SAMPLES).astype(float)
+                session.end_step(len(indices))
+                session.begin_read()
+                session.end_read()
+            session.finish()
+            session.close()
+        except BaseException as error:
+            errors.append(error)
+            server.failed = True
+
+    threads = [threading.Thread(target=worker, args=(r,), daemon=True) for r in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    if errors:
+        raise errors[0]  # later ones follow from it
+    return server, drawn
+
+
+@pytest.mark.parametrize("sync", [BSP(), SSP(1), ASP()])
+@pytest.mark.parametrize("policy", [Even(), LoadBalanced(min_gain=0.0)])
+def test_every_sample_is_drawn_and_enters_the_model_once_an_epoch(sync, policy, tmp_path):
+    server, drawn = run(sync, lambda rank: SessionOptions(policy=policy, record=tmp_path))
+    assert sorted(drawn[0] + drawn[1]) == sorted([*range(SAMPLES)] * EPOCHS)
+    assert server.model.tolist() == [EPOCHS] * SAMPLES
+    pushes = read_run(tmp_path).pushes
+    assert [line.push for line in pushes] == list(range(len(pushes)))
+    assert sum(line.samples for line in pushes) == EPOCHS * SAMPLES
+    for rank in range(WORKERS):
+        mine = [line.iteration for line in pushes if line.worker == rank]
+        assert mine == list(range(len(mine)))
+
+
+def test_workers_with_other_options_are_named():
+    with pytest.raises(DisagreementError, match="workers disagree on sync, batches, policy"):
+        run(ASP(), lambda rank: SessionOptions(granularity=1 + rank))
+
+
+def test_workers_with_other_data_are_named():
+    with pytest.raises(DisagreementError, match="samples with the seed 0, and another something"):
+        run(ASP(), samples=lambda rank: SAMPLES + rank)
+
+
+def test_a_batch_that_was_not_drawn_is_refused():
+    server = ListServer(SAMPLES)
+    options = SessionOptions()
+    session = AsyncSession(
+        Servers(server, 0), ASP(), X, options, framework="list", versions={}, facts=""
+    )
+    with pytest.raises(ValueError, match="once for each batch that was drawn"):
+        session.check_batch(8)
+
+
+def test_a_curve_is_refused():
+    options = SessionOptions(cost=Profile([1, 8, 16], [0.1, 0.2, 0.9]))
+    with pytest.raises(ValueError, match="cost must be a straight line"):
+        AsyncSession(
+            Servers(ListServer(1), 0), ASP(), X, options, framework="list", versions={}, facts=""
+        )
