@@ -136,7 +136,9 @@ def test_workers_with_other_options_are_named():
 
 
 def test_workers_with_other_data_are_named():
-    with pytest.raises(DisagreementError, match="samples with the seed 0, and another something"):
+    with pytest.raises(
+        DisagreementError, match="samples with the seed 0, and another worker has different"
+    ):
         run(ASP(), samples=lambda rank: SAMPLES + rank)
 
 
