@@ -13,8 +13,8 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     profiler     seconds by batch size                               <- processes, stages
     report       figures and pictures                                <- stages, runtime.record, sim,
                                                                         profiler
-    demo         the comparison that `lbbsp demo` runs               <- stages, runtime, launch,
-                                                                        report
+    demo         the comparison that `lbbsp demo` runs               <- stages, registry, runtime,
+                                                                        launch, report
     testing      contracts and fakes                                 <- stages, runtime, sim
     cli          commands                                            <- everything in the core
     lbbsp_tf, lbbsp_mx   plugins                                     <- stages, runtime
@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "launch": STAGES | {"processes"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "sim", "profiler"},
-    "demo": STAGES | {"runtime", "launch", "report"},
+    "demo": STAGES | {"registry", "runtime", "launch", "report"},
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES
     | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo"},

@@ -208,10 +208,11 @@ class AsyncSession:
         """
         self.check_batch(samples)
         busy_seconds, drivers = self._meter.reach()
-        said = (samples, round(busy_seconds * 1e9), *self._predict(samples, busy_seconds, drivers))
+        predicted = self._predict(samples, busy_seconds, drivers)
+        report = (samples, round(busy_seconds * 1e9), *predicted, self._updates_seen)
         if not self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=False)
-        kept = bool(self._ask(Question.PUSH, *said, self._updates_seen).first)
+        kept = bool(self._ask(Question.PUSH, *report).first)
         if kept or self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=kept)
         self._update_if(self._ask(Question.ENTERED).first)

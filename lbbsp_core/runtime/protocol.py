@@ -27,7 +27,7 @@ _MILLION = 1e6 * (1 + 1e-12)
 """Slightly more than a million, so that truncation keeps a whole number of millionths."""
 
 _STOP = 1
-_HELD = 2
+_EXCLUDED = 2
 
 
 class DisagreementError(RuntimeError):
@@ -81,7 +81,7 @@ def encode(message: StepMessage) -> Row:
             message.overhead_nanoseconds,
             message.busy_nanoseconds,
             message.checksum,
-            _STOP * message.stop + _HELD * message.excluded,
+            _STOP * message.stop + _EXCLUDED * message.excluded,
         )
     )
 
@@ -90,7 +90,7 @@ def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
     slope, overhead, busy, plan, flags = unpack(row)
     return StepMessage(
-        slope, overhead, busy, plan, stop=bool(flags & _STOP), excluded=bool(flags & _HELD)
+        slope, overhead, busy, plan, stop=bool(flags & _STOP), excluded=bool(flags & _EXCLUDED)
     )
 
 
