@@ -120,4 +120,4 @@ def test_workers_that_disagree_are_told(tmp_path, kind):
 
 def test_a_process_has_one_asynchronous_trainer(runs):
     (first, *_), _ = runs["asp"]
-    assert "a process can have one AsyncTrainer in a cluster" in first["second"]
+    assert "a process can have only one AsyncTrainer in a cluster" in first["second"]
