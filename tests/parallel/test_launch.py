@@ -23,7 +23,9 @@ from lbbsp_core.launch.throttle import available_cores
 ME = os.getpid()
 Lines: TypeAlias = dict[int, list[str]]
 pytestmark = pytest.mark.timeout(60)
-BEFORE_SLEEPERS_END = pytest.mark.timeout(40)  # they sleep for 60 s if they are not ended
+# A launched worker sleeps for 60 s if it is not ended; these bound how long ending it may take.
+ENDS_WITHIN_10_SECONDS = pytest.mark.timeout(10, func_only=True)
+ENDS_WITHIN_8_SECONDS = pytest.mark.timeout(8, func_only=True)
 
 RANK = "import json, os, signal, subprocess, sys, time\n"
 RANK += "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -125,7 +127,7 @@ def nothing_left_behind(tmp_path):
     assert set(threading.enumerate()) <= threads
 
 
-def wait_until(condition, seconds: float = 20.0) -> bool:
+def wait_until(condition, seconds: float = 10.0) -> bool:
     """Polls a condition and returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -189,7 +191,7 @@ def test_output_that_cannot_be_handed_on_ends_the_job_with_its_error(script):
 # --- failures -------------------------------------------------------------------------------------
 
 
-@BEFORE_SLEEPERS_END
+@ENDS_WITHIN_10_SECONDS
 def test_one_killed_worker_ends_all_and_is_named_last(script, sleeper, capfd):
     body = """
 child = subprocess.Popen([sys.executable, sys.argv[1], '60'])
@@ -241,14 +243,14 @@ def test_exit_status_of_the_first_failure(script, capfd):
     assert "worker 1 failed with exit status 7" in capfd.readouterr().err
 
 
-@BEFORE_SLEEPERS_END
+@ENDS_WITHIN_8_SECONDS
 def test_timeout_ends_all_and_names_who_still_ran(script, capfd):
     assert launch([script("")], workers=3, timeout=50) == 0
     assert launch([script("time.sleep(60 * (rank != 1))")], workers=3, timeout=0.8) == 124
     assert capfd.readouterr().err == "lbbsp launch: timed out after 0.8 s; still running: 0, 2\n"
 
 
-@BEFORE_SLEEPERS_END
+@ENDS_WITHIN_8_SECONDS
 def test_what_finished_workers_leave_running_is_ended(script, sleeper, tmp_path):
     body = "subprocess.Popen([sys.executable, sys.argv[1]])"
     assert launch([script(body), sleeper], workers=2) == 0
@@ -362,7 +364,7 @@ def test_killing_the_launcher(script, sleeper, driver, tmp_path, options):
     process = driver(script(HELLO), options)
     process.kill()
     process.wait()
-    assert wait_until(lambda: not left_over(tmp_path)), left_over(tmp_path)
+    assert wait_until(lambda: not left_over(tmp_path), 5), left_over(tmp_path)
 
 
 def test_killing_the_launcher_after_its_reaper(script, driver, tmp_path):
@@ -373,7 +375,7 @@ def test_killing_the_launcher_after_its_reaper(script, driver, tmp_path):
             child.kill()
     process.kill()
     process.wait()
-    assert wait_until(lambda: not any("worker.py" in line for line in left_over(tmp_path)))
+    assert wait_until(lambda: not any("worker.py" in line for line in left_over(tmp_path)), 5)
     need_cgroups()  # the next launch removes the cgroups
 
 
