@@ -16,7 +16,8 @@ from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
-from lbbsp_tf.dataset import Nest, PlannedPipeline, pack_arrays
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
 from lbbsp_tf.step import BalancedStep
 
 logger = logging.getLogger("lbbsp.tf")

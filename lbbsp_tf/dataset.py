@@ -9,7 +9,6 @@ local pipeline when it starts, so that no thread has to wait for a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -18,9 +17,7 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
-
-Nest: TypeAlias = object
-"""Nest of tensors or arrays, such as Keras's ``(x, y, sample_weight)``."""
+from lbbsp_tf.compat import Nest
 
 
 class PlannedPipeline:

@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
-from lbbsp_tf.compat import replaced
-from lbbsp_tf.dataset import Nest
+from lbbsp_tf.compat import Nest, replaced
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 Gradients = Sequence[Gradient]

@@ -39,7 +39,7 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.record import (
     PushLog,
     RunHeader,
-    all_versions,
+    lbbsp_version,
     open_record,
     run_header,
 )
@@ -126,8 +126,7 @@ class AsyncSession:
         limits = training_limits(options.limits, workers)
         self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
         self._framework, self._versions = framework, versions
-        version = all_versions({})["lbbsp"]
-        self._facts = [f"{version} {sync} {self.constraints} {self.policy}, {facts}"]
+        self._facts = [f"{lbbsp_version()} {sync} {self.constraints} {self.policy}, {facts}"]
         self._answer = Answer()
         self._asked = 0
         self._claims: list[int] = []

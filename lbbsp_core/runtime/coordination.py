@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.protocol import StepMessage, curve, pack, unpack
+from lbbsp_core.runtime.protocol import Row, StepMessage, curve, pack, unpack
 from lbbsp_core.runtime.record import PUSH_INTEGERS, PushLine
 
 Table = npt.NDArray[np.float32]
@@ -80,14 +80,14 @@ def question_table(
 ) -> Table:
     """Creates a table with one question, in the row of worker `rank`."""
     table, row = empty_questions(workers), [int(question), number, *values]
-    table[rank] = pack([*row, *[0] * (QUESTION_INTEGERS - len(row))])
+    table[rank] = _padded(row, QUESTION_WIDTH)
     return table
 
 
 def log_request(first: int) -> Table:
     """Creates a table that requests the pushes from number `first` on."""
     table = empty_log()
-    table[0] = pack([first, *[0] * (PUSH_INTEGERS - 1)])
+    table[0] = _padded([first], LOG_WIDTH)
     return table
 
 
@@ -150,10 +150,12 @@ class CoordinatorService:
             Rows of the same shape.
         """
         first, *_ = unpack(table[0])
-        rows = [line.to_integers() for line in self._coordinator.log(first, LOG_ROWS)]
-        empty = [[0] * PUSH_INTEGERS] * (LOG_ROWS - len(rows))
-        count = [len(rows), *[0] * (PUSH_INTEGERS - 1)]
-        return np.stack([pack(row) for row in (count, *rows, *empty)])
+        lines = self._coordinator.log(first, LOG_ROWS)
+        answer = empty_log()
+        answer[0] = _padded([len(lines)], LOG_WIDTH)
+        for row, line in enumerate(lines, start=1):
+            answer[row] = pack(line.to_integers())
+        return answer
 
     def _decide(self, worker: int, question: Question, values: list[int]) -> tuple[int, int]:
         coordinator = self._coordinator
@@ -172,3 +174,10 @@ class CoordinatorService:
             coordinator.applied()
             return 0, 0
         return int(coordinator.finish(worker)), 0
+
+
+def _padded(integers: list[int], width: int) -> Row:
+    """Packs integers into a row of `width` limbs, the rest of which are zero."""
+    row = np.zeros(width, np.float32)
+    row[: 2 * len(integers)] = pack(integers)
+    return row

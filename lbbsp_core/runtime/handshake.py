@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.protocol import compare_facts, fingerprint
-from lbbsp_core.runtime.record import all_versions
+from lbbsp_core.runtime.record import lbbsp_version
 
 
 def agree(
@@ -38,7 +37,7 @@ def agree(
     """
     policy = balancer.policy
     texts = {
-        "lbbsp version": all_versions({})["lbbsp"],
+        "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
             f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
@@ -68,6 +67,6 @@ def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[li
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
 
 
-def _options_of(policy: Policy[Any]) -> str:
+def _options_of(policy: Policy) -> str:
     """Returns the repr of a dataclass; other reprs contain an address, which differs by worker."""
     return repr(policy) if dataclasses.is_dataclass(policy) else ""

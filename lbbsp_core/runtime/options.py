@@ -41,8 +41,8 @@ class SessionOptions:
         ValueError: `interval` or `min_gain` is given together with a policy.
     """
 
-    policy: Policy[Any] | None = None
-    predictor: Predictor[Any] | None = None
+    policy: Policy | None = None
+    predictor: Predictor | None = None
     cost: Cost | CostShape | None = None
     limits: Limits | Sequence[Limits] | None = None
     granularity: int = 1
@@ -74,7 +74,7 @@ class SessionOptions:
             raise TypeError(str(error)) from None
         return cls(**options)
 
-    def choose_policy(self, default: Policy[Any] | None = None) -> Policy[Any]:
+    def choose_policy(self, default: Policy | None = None) -> Policy:
         """Returns the given policy, or else the default one.
 
         Args:
@@ -90,7 +90,7 @@ class SessionOptions:
         """Returns the given cost, or `Proportional`."""
         return self.cost or Proportional()
 
-    def choose_drivers(self, policy: Policy[Any]) -> Sequence[str] | None:
+    def choose_drivers(self, policy: Policy) -> Sequence[str] | None:
         """Returns the driving factors to sample: none if `policy` uses no predictions."""
         return self.drivers if policy.uses_costs else ()
 

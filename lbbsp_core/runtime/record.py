@@ -151,10 +151,9 @@ class PushLine:
     @classmethod
     def from_floats(cls, values: Sequence[float]) -> PushLine:
         """Decodes the fields in their order from floats that hold integers exactly."""
-        names = [each.name for each in fields(cls)]
-        counts = {each.name for each in fields(cls) if "per_second" not in each.metadata}
-        pairs = zip(names, values, strict=True)
-        return cls(**{name: int(x) if name in counts else x for name, x in pairs})  # type: ignore[arg-type]
+        pairs = zip(fields(cls), values, strict=True)
+        named = {each.name: x if "per_second" in each.metadata else int(x) for each, x in pairs}
+        return cls(**named)  # type: ignore[arg-type]
 
 
 PUSH_INTEGERS: Final = len(fields(PushLine))
@@ -304,11 +303,16 @@ def run_header(
     )
 
 
-def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
-    """Returns the versions of lbbsp, of a framework's packages and of Python, by name."""
+def lbbsp_version() -> str:
+    """Returns the version of this package."""
     from lbbsp_core import __version__  # defined once all of the core is imported
 
-    return {"lbbsp": __version__, **framework, "python": platform.python_version()}
+    return __version__
+
+
+def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
+    """Returns the versions of lbbsp, of a framework's packages and of Python, by name."""
+    return {"lbbsp": lbbsp_version(), **framework, "python": platform.python_version()}
 
 
 def open_record(path: str | Path, header: RunHeader) -> RunRecord:
