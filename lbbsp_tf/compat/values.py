@@ -1,0 +1,51 @@
+"""Values of a strategy, and temporary replacement of methods: what all patches share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+Nest: TypeAlias = object
+"""A value, or a nest (tuple, list, dict) of values."""
+
+_DONE = "_lbbsp_patched"
+
+
+def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
+    """Returns this worker's part of a distributed value, or of each value in a nest."""
+    return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], value)
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replaces a method of one instance inside the context, hidden from Keras's tracking."""
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+def is_patched(function: Callable[..., Nest]) -> bool:
+    """Returns whether `function` is one of our replacements."""
+    return hasattr(function, _DONE)
+
+
+def is_broken(function: Callable[..., Nest], sign: str) -> bool:
+    """Returns whether the source of a function that is not patched yet contains `sign`."""
+    return not is_patched(function) and sign in inspect.getsource(function)
+
+
+def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:
+    """Marks `function` as a replacement, so that it is not wrapped a second time."""
+    setattr(function, _DONE, True)
+    return function
