@@ -13,9 +13,9 @@ from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.session import WorkerSession
-from lbbsp_tf import checks, compat
+from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
-from lbbsp_tf.collectives import MirroredCollectives
+from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
 from lbbsp_tf.step import BalancedStep
@@ -70,7 +70,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
         self._session = WorkerSession(
-            MirroredCollectives(strategy, self.rank, self.workers)
+            mirrored_collectives(strategy)
             if self.active
             else SingleWorker(),
             global_batch_size,
@@ -89,6 +89,7 @@ class LoadBalancer(keras.callbacks.Callback):
             logger.warning("LoadBalancer is passive, because there is only one worker")
             return
         compat.patch_keras()
+        compat.patch_evaluation(agreement.global_logs)
         compat.checkpoint_on_chief_only(self.rank)
         fail_fast()
         with tf.device("/CPU:0"):
@@ -194,6 +195,7 @@ class LoadBalancer(keras.callbacks.Callback):
             if weight != self._weight_in_step:
                 self._loss_weight.assign(weight)
                 self._weight_in_step = weight
+            compat.set_last_rows(self.model, self.sizes[self.rank])
             self._session.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -261,6 +263,7 @@ class LoadBalancer(keras.callbacks.Callback):
         def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
             type(history).on_epoch_end(history, epoch, logs)
             model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
+            agreement.check_models(model, session.collectives)
 
         history.on_train_batch_end = last_at_batch_end
         history.on_epoch_end = last_at_epoch_end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,13 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import pack, unpack
 from lbbsp_tf import compat
+from lbbsp_tf.cluster import rank_and_workers
+
+
+@functools.cache
+def mirrored_collectives(strategy: tf.distribute.Strategy) -> MirroredCollectives:
+    """Returns the collectives of a multi-worker strategy, always the same ones."""
+    return MirroredCollectives(strategy, *rank_and_workers(strategy.cluster_resolver))
 
 
 class MirroredCollectives:

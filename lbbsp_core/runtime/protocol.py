@@ -10,6 +10,7 @@ workers agree on the static facts.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,17 @@ def unpack(row: Iterable[float]) -> list[int]:
     """Unpacks the integers of a row; the inverse of `pack`."""
     limbs = [int(limb) for limb in row]
     return [high * _LIMB + low for high, low in zip(limbs[::2], limbs[1::2], strict=True)]
+
+
+def pack_float(value: float) -> tuple[int, int]:
+    """Splits the 64 bits of a float into two integers below 2^32, which `pack` accepts."""
+    high, low = struct.unpack(">II", struct.pack(">d", value))
+    return high, low
+
+
+def unpack_float(halves: Sequence[int]) -> float:
+    """Joins the two integers of a float; the inverse of `pack_float`."""
+    return float(struct.unpack(">d", struct.pack(">II", *halves))[0])
 
 
 def encode(message: StepMessage) -> Row:

@@ -2,6 +2,11 @@
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
+from lbbsp_tf.compat.evaluation import (
+    last_rows,
+    patch_evaluation,
+    set_last_rows,
+)
 from lbbsp_tf.compat.fitting import patch_keras
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -9,8 +14,11 @@ __all__ = [
     "Nest",
     "atomic_iterations",
     "checkpoint_on_chief_only",
+    "last_rows",
     "local",
+    "patch_evaluation",
     "patch_keras",
     "replaced",
+    "set_last_rows",
     "without_metrics",
 ]

@@ -13,6 +13,7 @@ from functools import wraps
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from lbbsp_tf.compat.evaluation import ReplicaRows
 from lbbsp_tf.compat.values import Nest, is_broken, local, patched
 
 
@@ -36,6 +37,8 @@ def _build_from_local_batch(
     if iterator is not None:
         _, _, batches = next(iter(iterator))
         data_batch = local(self.distribute_strategy, next(batches))
+    if isinstance(data_batch, ReplicaRows):
+        data_batch = data_batch.batch
     with self.distribute_strategy.scope():
         self._symbolic_build(data_batch=data_batch)
 

@@ -1,0 +1,163 @@
+"""Agreement of workers: the same epoch logs before callbacks see them, the same model after.
+
+Callbacks run on every worker. One that acts on a value that differs between workers (a learning
+rate, a choice of the best epoch) leaves different models, and no later step would show it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.protocol import (
+    DisagreementError,
+    compare_facts,
+    fingerprint,
+    pack_float,
+    unpack_float,
+)
+from lbbsp_tf import compat
+from lbbsp_tf.collectives import mirrored_collectives
+
+Logs = Mapping[str, object]
+
+_CAUSE = (
+    "a callback has probably acted on a value that differs between workers, such as a loss that it "
+    "computed itself or a random number: use only the epoch logs, or a seed"
+)
+
+
+def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
+    """Computes the logs of all workers from those that a custom step has computed on each.
+
+    An entry with the name of a metric becomes the metric's result over all workers. Other numbers
+    are averaged, weighted by each worker's rows in the last step. Numbers that are equal on all
+    workers, arrays and other values are kept. Every worker must call this.
+
+    Args:
+        model: Keras model.
+        logs: Logs of this worker.
+
+    Raises:
+        DisagreementError: Workers have logs with different names.
+    """
+    collectives = mirrored_collectives(model.distribute_strategy)
+    numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+    names = " ".join(numbers)
+    compare_facts(
+        ["names of logs"], collectives.all_gather([fingerprint(names)]), {"names of logs": names}
+    )
+    if not numbers:
+        return dict(logs)
+    metrics = _updated_metrics(model)
+    local = [number for name, number in numbers.items() if name not in metrics]
+    means = iter(weighted_means(local, compat.last_rows(model), collectives))
+    return {
+        name: value
+        if name not in numbers
+        else metrics[name]
+        if name in metrics
+        else next(means)
+        for name, value in logs.items()
+    }
+
+
+def weighted_means(
+    values: Sequence[float], weight: int, collectives: Collectives
+) -> list[float]:
+    """Returns the means of values over workers; a collective.
+
+    Values that are equal on all workers are kept. Those of a worker without weight do not count,
+    not even if they are NaN. Scalar arithmetic by rank gives the same bits on all workers.
+
+    Args:
+        values: Values of this worker, as many as on the others.
+        weight: Weight of this worker, the same for all values.
+        collectives: Collectives of the workers.
+    """
+    row = [weight, *(half for value in values for half in pack_float(value))]
+    rows = collectives.all_gather(row)
+    counted = [row for row in rows if row[0]] or rows
+    total = sum(row[0] for row in counted)
+    means = []
+    for column in range(1, len(row), 2):
+        halves = [row[column : column + 2] for row in counted]
+        mean = 0.0
+        for (weight, *_), bits in zip(counted, halves, strict=True):
+            mean += unpack_float(bits) * (weight / total if total else 1.0)
+        equal = all(bits == halves[0] for bits in halves)
+        means.append(unpack_float(halves[0]) if equal else mean)
+    return means
+
+
+def check_models(model: keras.Model, collectives: Collectives) -> None:
+    """Raises unless all workers have the same weights, learning rates and steps.
+
+    Every worker must call this, after all callbacks. Variables that the strategy does not keep
+    equal (statistics that are averaged when they are read) are not compared.
+
+    Raises:
+        DisagreementError: Something differs; names it, the ranks and the likely cause.
+    """
+    facts = model_facts(model)
+    rows = collectives.all_gather(list(facts.values()))
+    for column, name in enumerate(facts):
+        values = [row[column] for row in rows]
+        groups = [
+            "worker" + "s" * (len(ranks) > 1) + " " + ", ".join(map(str, ranks))
+            for value in dict.fromkeys(values)
+            if (ranks := [rank for rank, other in enumerate(values) if other == value])
+        ]
+        if len(groups) > 1:
+            raise DisagreementError(
+                f"the {name} differ{'' if name.endswith('s') else 's'} between "
+                f"{' and '.join(groups)}: {_CAUSE}"
+            )
+
+
+def model_facts(model: keras.Model) -> dict[str, int]:
+    """Returns what must be equal on all workers after a step, as integers by name."""
+    held = keras.tree.flatten(list(vars(model).values()))
+    optimizers = [value for value in held if isinstance(value, keras.optimizers.Optimizer)]
+    return {
+        "learning rate": _crc32(optimizer.learning_rate for optimizer in optimizers),
+        "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
+        "trainable weights": _crc32(filter(_is_mirrored, model.trainable_variables)),
+    }
+
+
+def _updated_metrics(model: keras.Model) -> dict[str, object]:
+    """Returns the results of metrics over all workers, without metrics that were not updated.
+
+    A compiled model always has a metric "loss", which a custom step need not update.
+    """
+    results: dict[str, object] = {}
+    for metric in model.metrics:
+        if any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
+            result = metric.result()
+            results.update(result if isinstance(result, dict) else {metric.name: result})
+    return results
+
+
+def _crc32(arrays: Iterable[object]) -> int:
+    value = 0
+    for array in arrays:
+        value = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(array)), value)
+    return value
+
+
+def _is_mirrored(variable: keras.Variable) -> bool:
+    synchronization = getattr(variable.value, "synchronization", None)
+    return synchronization != tf.VariableSynchronization.ON_READ
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub"
+    except (TypeError, ValueError):
+        return False

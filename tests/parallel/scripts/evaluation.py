@@ -1,0 +1,139 @@
+"""Evaluates, validates and predicts on any number of rows, and compares with one process."""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from report import result
+
+import lbbsp_tf
+
+L = keras.layers
+X = 12
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(40, 10)).astype("f4")
+LABELS = rng.integers(0, 3, 40)
+TOKENS = rng.integers(1, 50, (40, 6))
+IMAGES = rng.normal(size=(40, 8, 8, 3)).astype("f4")
+WEIGHTS = rng.uniform(0.1, 2.0, 40).astype("f4")
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+balancer = lbbsp_tf.LoadBalancer(strategy, X)
+
+
+def dense():
+    return keras.Sequential([L.Input((10,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.Dense(3)])
+
+
+def recurrent():
+    return keras.Sequential([L.Input((6,)), L.Embedding(50, 4), L.LSTM(5), L.Dense(3)])
+
+
+def convolution():
+    return keras.Sequential(
+        [L.Input((8, 8, 3)), L.Conv2D(4, 3), L.BatchNormalization(), L.Flatten(), L.Dense(3)]
+    )
+
+
+def two_outputs():
+    x = L.Input((10,))
+    return keras.Model(x, {"a": L.Dense(3, name="a")(x), "b": L.Dense(3, name="b")(x)})
+
+
+def nested():
+    a, b = L.Input((10,), name="features"), L.Input((6,), name="tokens")
+    joined = L.Concatenate()([L.Dense(8)(a), L.Flatten()(L.Embedding(50, 4)(b))])
+    return keras.Model({"features": a, "tokens": b}, L.Dense(3)(joined))
+
+
+def ctc():
+    x = L.Input((6,))
+    return keras.Model(x, L.Bidirectional(L.LSTM(4, return_sequences=True))(L.Embedding(50, 4)(x)))
+
+
+def scalar_loss(y_true, y_pred):
+    logits = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    return tf.reduce_mean(logits)
+
+
+def entropy(**options):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+class Case:
+    """A model, and what it is evaluated on."""
+
+    def __init__(self, build, x=FEATURES, y=LABELS, loss=None, weights=None, metrics=("accuracy",),
+                 wrap=None):  # fmt: skip
+        self.build, self.x, self.y, self.weights, self.wrap = build, x, y, weights, wrap
+        self.loss, self.metrics = loss or entropy, list(metrics)
+
+    def model(self):
+        keras.utils.set_random_seed(1)
+        model = self.build()
+        loss = self.loss if self.loss is scalar_loss or isinstance(self.loss, str) else self.loss()
+        model.compile("sgd", loss, metrics=self.metrics)
+        return model
+
+
+class OwnTest(keras.Model):
+    """A test_step that returns a metric and tensors of its own."""
+
+    def test_step(self, data):
+        x, y = data
+        logs = super().test_step(data)
+        y_pred = self(x, training=False)
+        return logs | {"largest": tf.constant(7), "spread": tf.reduce_mean(y_pred**2)}
+
+
+def own_test():
+    x = L.Input((10,))
+    return OwnTest(x, L.Dense(3)(x))
+
+
+CASES = {
+    "dense": Case(dense),
+    "scalar_loss": Case(dense, loss=scalar_loss),
+    "recurrent": Case(recurrent, TOKENS),
+    "convolution": Case(convolution, IMAGES),
+    "sample_weight": Case(dense, weights=WEIGHTS),
+    "two_outputs": Case(two_outputs, y={"a": LABELS, "b": LABELS[::-1].copy()}, metrics=()),
+    "nested_inputs": Case(nested, {"features": FEATURES, "tokens": TOKENS}),
+    "ctc": Case(ctc, TOKENS, y=rng.integers(1, 7, (40, 2)), loss="ctc", metrics=()),
+    "own_test_step": Case(own_test),
+    "sum": Case(dense, loss=lambda: entropy(reduction="sum")),
+}
+ROWS = (1, 2, 12, 13, 40)
+
+
+def close(ours, theirs):
+    """Largest absolute difference of two nests of equal structure."""
+    pairs = zip(keras.tree.flatten(ours), keras.tree.flatten(theirs), strict=True)
+    return max(float(np.abs(np.asarray(a, "f8") - np.asarray(b, "f8")).max()) for a, b in pairs)
+
+
+def shapes(nest):
+    return [list(np.shape(leaf)) for leaf in keras.tree.flatten(nest)]
+
+
+for name in sys.argv[1:] or CASES:
+    case = CASES[name]
+    with strategy.scope():
+        model = case.model()
+    with tf.device("/CPU:0"):
+        alone = case.model()
+    found = {}
+    for rows in ROWS:
+        x, y = keras.tree.map_structure(lambda a: a[:rows], (case.x, case.y))  # noqa: B023
+        weights = None if case.weights is None else case.weights[:rows]
+        options = {"batch_size": X, "verbose": 0, "return_dict": True, "sample_weight": weights}
+        ours, theirs = model.evaluate(x, y, **options), alone.evaluate(x, y, **options)
+        predicted, expected = (m.predict(x, batch_size=X, verbose=0) for m in (model, alone))
+        found[rows] = {
+            "same_names": sorted(ours) == sorted(theirs),
+            "logs": max(abs(ours[key] - theirs[key]) for key in theirs),
+            "values": ours,
+            "shapes": shapes(predicted) == shapes(expected),
+            "predictions": close(predicted, expected),
+        }
+    result(name, found)
