@@ -7,7 +7,7 @@ rate, a choice of the best epoch) leaves different models, and no later step wou
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -122,8 +122,7 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
 
 def model_facts(model: keras.Model) -> dict[str, int]:
     """Returns what must be equal on all workers after a step, as integers by name."""
-    held = keras.tree.flatten(list(vars(model).values()))
-    optimizers = [value for value in held if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = list(_optimizers(model))
     return {
         "learning rate": _crc32(optimizer.learning_rate for optimizer in optimizers),
         "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
@@ -142,6 +141,15 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
             result = metric.result()
             results.update(result if isinstance(result, dict) else {metric.name: result})
     return results
+
+
+def _optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
+    """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
+    for value in vars(model).values():
+        held = value.values() if isinstance(value, Mapping) else value
+        for item in held if isinstance(held, Iterable) and not isinstance(held, str) else [held]:
+            if isinstance(item, keras.optimizers.Optimizer):
+                yield item
 
 
 def _crc32(arrays: Iterable[object]) -> int:

@@ -18,7 +18,8 @@ from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
-from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.leaving import leave_together
+from lbbsp_tf.step import BalancedStep, sums_over_samples
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -89,9 +90,10 @@ class LoadBalancer(keras.callbacks.Callback):
             logger.warning("LoadBalancer is passive, because there is only one worker")
             return
         compat.patch_keras()
-        compat.patch_evaluation(agreement.global_logs)
-        compat.checkpoint_on_chief_only(self.rank)
+        compat.patch_evaluation(agreement.global_logs, sums_over_samples)
+        compat.write_once_per_job(self.rank)
         fail_fast()
+        leave_together(self.rank)
         with tf.device("/CPU:0"):
             self._loss_weight = tf.Variable(0.0, trainable=False, dtype=tf.float32)
 

@@ -40,18 +40,24 @@ class ReplicaRows(NamedTuple):
     total: tf.Tensor
 
 
-def patch_evaluation(global_logs: Callable[[keras.Model, Logs], Logs]) -> None:
+def patch_evaluation(
+    global_logs: Callable[[keras.Model, Logs], Logs],
+    sums_over_samples: Callable[[keras.Model], bool],
+) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
 
     Args:
         global_logs: Computes the logs of all workers from those that a custom `train_step` or
             `test_step` has computed on this worker.
+        sums_over_samples: Returns whether the losses of a model are sums, not means.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     if is_patched(iterator.__init__):
         return
     iterator.__init__ = patched(_iterate_over_rows(iterator.__init__))
-    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function))
+    trainer.make_test_function = patched(
+        _test_on_rows(trainer.make_test_function, sums_over_samples)
+    )
     trainer.make_predict_function = patched(_predict_on_rows(trainer.make_predict_function))
     trainer._get_metrics_result_or_logs = patched(
         _agree_on_logs(trainer._get_metrics_result_or_logs, global_logs)
@@ -108,11 +114,19 @@ class RowsStep:
     Args:
         model: Keras model.
         step: Bound method of the model.
+        sums_over_samples: Whether the losses of the model are sums, not means.
     """
 
-    def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable[[Nest], Nest],
+        *,
+        sums_over_samples: bool = False,
+    ) -> None:
         self._model = model
         self._step = step
+        self._sums_over_samples = sums_over_samples
 
     def test(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
@@ -120,19 +134,26 @@ class RowsStep:
             with one_replica_view():
                 return self._step(data), _count(keras.tree.flatten(data)[0])
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
-        with one_replica_view(), self._weighted_means(data.rows / data.total):
+        with one_replica_view(), self._global_means(tf.cast(data.rows / data.total, tf.float32)):
             logs = self._step(data.batch)
         for variable, value in before:
             variable.assign(tf.where(data.rows == 0, value, variable.value))
         return logs, data.rows
 
     @contextmanager
-    def _weighted_means(self, fraction: tf.Tensor) -> Iterator[None]:
-        """Counts a batch once over all workers in means of scalars that have no weight."""
+    def _global_means(self, fraction: tf.Tensor) -> Iterator[None]:
+        """Makes means of scalars those of the global batch, of which this replica has a fraction.
+
+        A scalar without weight counts as one on each worker, and a loss that is a sum as a mean.
+        """
+        model = self._model
+        compiled = getattr(model, "_compile_loss", None)
+        losses = [model._loss_tracker, *(compiled.metrics if compiled is not None else ())]
         with ExitStack() as stack:
-            for metric in self._model.metrics:
+            for metric in model.metrics:
                 if isinstance(metric, keras.metrics.Mean):
-                    update = _weighted_update(metric.update_state, fraction)
+                    is_sum = self._sums_over_samples and any(metric is loss for loss in losses)
+                    update = _global_update(metric.update_state, fraction, is_sum=is_sum)
                     stack.enter_context(replaced(metric, "update_state", update))
             yield
 
@@ -148,13 +169,18 @@ class RowsStep:
         )
 
 
-def _weighted_update(update: Callable[..., None], fraction: tf.Tensor) -> Callable[..., None]:
-    """Wraps `update_state` of a mean, which otherwise would count a scalar on each worker as one."""
+def _global_update(
+    update: Callable[..., None], fraction: tf.Tensor, *, is_sum: bool
+) -> Callable[..., None]:
+    """Wraps `update_state` of a mean for scalars of a replica's fraction of the batch."""
 
     @wraps(update)
     def update_state(values: object, sample_weight: object = None) -> None:
-        if sample_weight is None and keras.ops.ndim(values) == 0:
-            sample_weight = fraction
+        if keras.ops.ndim(values) == 0:
+            if is_sum:
+                values = values / tf.cast(tf.where(fraction == 0, 1.0, fraction), values.dtype)
+            if sample_weight is None:
+                sample_weight = fraction
         update(values, sample_weight)
 
     return update_state
@@ -187,7 +213,9 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
+def _test_on_rows(
+    original: Callable[..., None], sums_over_samples: Callable[[keras.Model], bool]
+) -> Callable[..., None]:
     """Wraps `make_test_function`."""
 
     @wraps(original)
@@ -197,7 +225,8 @@ def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
             return
         if _is_current(self.test_function) and not force:
             return
-        with replaced(self, "test_step", RowsStep(self, self.test_step).test):
+        step = RowsStep(self, self.test_step, sums_over_samples=sums_over_samples(self))
+        with replaced(self, "test_step", step.test):
             original(self, force=True)
         function = self.test_function
 

@@ -1,0 +1,93 @@
+"""Patches with which a job leaves one event folder and one file of each kind, all of them whole.
+
+Every worker runs all callbacks, and every worker must, because reading a variable that is averaged
+over workers is a collective. On workers other than the chief, Keras's own callbacks write to a
+temporary folder. Files that user code saves itself are replaced as a whole, so that workers that
+save to the same path do not mix their writes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+import keras
+
+from lbbsp_tf.compat.values import is_patched, patched
+
+_PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.ModelCheckpoint: ("filepath",),
+    keras.callbacks.TensorBoard: ("log_dir",),
+    keras.callbacks.CSVLogger: ("filename",),
+    keras.callbacks.BackupAndRestore: (
+        "backup_dir",
+        "_weights_path",
+        "_training_metadata_path",
+        "_prev_weights_path",
+        "_prev_training_metadata_path",
+    ),
+}
+"""Attributes of Keras's callbacks with the paths to which they write."""
+
+
+def write_once_per_job(rank: int) -> None:
+    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic.
+
+    Args:
+        rank: Number of this worker, in [0, workers).
+    """
+    for name in ("save", "save_weights"):
+        original = getattr(keras.Model, name)
+        if not is_patched(original):
+            setattr(keras.Model, name, patched(_replacing_file(original, rank)))
+    if rank == 0:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="lbbsp-")
+    for callback, attributes in _PATHS.items():
+        if not is_patched(callback.set_model):
+            redirected = _redirected(callback.set_model, attributes, folder)
+            callback.set_model = patched(redirected)
+
+
+def _redirected(
+    set_model: Callable[..., None],
+    attributes: tuple[str, ...],
+    folder: tempfile.TemporaryDirectory[str],
+) -> Callable[..., None]:
+    """Wraps a callback's `set_model`, which runs before it reads its paths."""
+
+    @wraps(set_model)
+    def redirect(self: keras.callbacks.Callback, model: keras.Model) -> None:
+        for attribute in attributes:
+            path = Path(vars(self)[attribute])
+            if not path.is_relative_to(folder.name):
+                path = Path(folder.name, *path.absolute().parts[1:])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                setattr(self, attribute, str(path))
+        set_model(self, model)
+
+    return redirect
+
+
+def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]:
+    """Wraps a method that saves a file, so that the file appears complete or not at all."""
+
+    @wraps(save)
+    def save_atomically(
+        self: keras.Model, filepath: str | Path, overwrite: bool = True, *args: object, **options: object
+    ) -> None:
+        path = Path(os.fspath(filepath))
+        if not overwrite or args or options or "://" in str(filepath):
+            save(self, filepath, overwrite, *args, **options)
+            return
+        partial = path.with_name(f".{rank}-{os.getpid()}-{path.name}")
+        try:
+            save(self, str(partial), overwrite)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    return save_atomically
