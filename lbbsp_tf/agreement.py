@@ -7,7 +7,7 @@ rate, a choice of the best epoch) leaves different models, and no later step wou
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from lbbsp_core.runtime.protocol import (
     unpack_float,
 )
 from lbbsp_tf import compat
-from lbbsp_tf.collectives import mirrored_collectives
+from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 
 Logs = Mapping[str, object]
 
@@ -46,6 +46,7 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     Raises:
         DisagreementError: Workers have logs with different names.
     """
+    logs = _flat(logs)
     collectives = mirrored_collectives(model.distribute_strategy)
     numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
     names = " ".join(numbers)
@@ -58,18 +59,12 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     local = [number for name, number in numbers.items() if name not in metrics]
     means = iter(weighted_means(local, compat.last_rows(model), collectives))
     return {
-        name: value
-        if name not in numbers
-        else metrics[name]
-        if name in metrics
-        else next(means)
+        name: value if name not in numbers else metrics[name] if name in metrics else next(means)
         for name, value in logs.items()
     }
 
 
-def weighted_means(
-    values: Sequence[float], weight: int, collectives: Collectives
-) -> list[float]:
+def weighted_means(values: Sequence[float], weight: int, collectives: Collectives) -> list[float]:
     """Returns the means of values over workers; a collective.
 
     Values that are equal on all workers are kept. Those of a worker without weight do not count,
@@ -93,6 +88,23 @@ def weighted_means(
         equal = all(bits == halves[0] for bits in halves)
         means.append(unpack_float(halves[0]) if equal else mean)
     return means
+
+
+def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -> None:
+    """Copies a model that only the chief has restored to the other workers.
+
+    `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
+    from the same epoch, whether or not they share a file system. Every worker must call this.
+    """
+    epochs = [row[0] for row in collectives.all_gather([(model._initial_epoch or -1) + 1])]
+    if not epochs[0] or epochs == epochs[:1] * len(epochs):
+        return
+    model._initial_epoch = epochs[0] - 1
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    for variable in (*model.variables, *model.optimizer.variables):
+        value = keras.ops.convert_to_numpy(variable)
+        variable.assign(collectives.broadcast(np.ascontiguousarray(value)))
 
 
 def check_models(model: keras.Model, collectives: Collectives) -> None:
@@ -130,6 +142,14 @@ def model_facts(model: keras.Model) -> dict[str, int]:
     }
 
 
+def _flat(logs: Logs) -> dict[str, object]:
+    """Returns logs with those in dictionaries moved to the top, as Keras shows them."""
+    flat: dict[str, object] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, Mapping) else {name: value})
+    return flat
+
+
 def _updated_metrics(model: keras.Model) -> dict[str, object]:
     """Returns the results of metrics over all workers, without metrics that were not updated.
 
@@ -147,7 +167,7 @@ def _optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
-        for item in held if isinstance(held, Iterable) and not isinstance(held, str) else [held]:
+        for item in held if isinstance(held, list | tuple | ValuesView) else [held]:
             if isinstance(item, keras.optimizers.Optimizer):
                 yield item
 

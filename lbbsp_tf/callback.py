@@ -68,12 +68,11 @@ class LoadBalancer(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         check_tf_config()
+        checks.check_keras()
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
         self._session = WorkerSession(
-            mirrored_collectives(strategy)
-            if self.active
-            else SingleWorker(),
+            mirrored_collectives(strategy) if self.active else SingleWorker(),
             global_batch_size,
             SessionOptions.of(options),
             framework="tensorflow",
@@ -216,7 +215,7 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             self._session.close()
             self.model.train_function = None
-            for hook in ("on_train_batch_end", "on_epoch_end"):
+            for hook in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
     # Helpers
@@ -256,6 +255,10 @@ class LoadBalancer(keras.callbacks.Callback):
         """
         model, history, session = self.model, self.model.history, self._session
 
+        def last_at_train_begin(logs: Logs = None) -> None:
+            type(history).on_train_begin(history, logs)
+            agreement.share_restored_model(model, session.collectives)
+
         def last_at_batch_end(batch: int, logs: Logs = None) -> None:
             type(history).on_train_batch_end(history, batch, logs)
             if model.stop_training:
@@ -267,5 +270,11 @@ class LoadBalancer(keras.callbacks.Callback):
             model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
             agreement.check_models(model, session.collectives)
 
+        def last_at_train_end(logs: Logs = None) -> None:
+            vars(history).pop("on_train_end", None)
+            agreement.check_models(model, session.collectives)
+
+        history.on_train_begin = last_at_train_begin
         history.on_train_batch_end = last_at_batch_end
         history.on_epoch_end = last_at_epoch_end
+        history.on_train_end = last_at_train_end

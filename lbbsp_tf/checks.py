@@ -11,7 +11,25 @@ import tensorflow as tf
 from lbbsp_tf.cluster import cluster_size
 from lbbsp_tf.step import sums_over_samples
 
+OLDEST_KERAS = (3, 11)
+"""Oldest version whose trainer has the functions that `lbbsp_tf.compat` patches."""
+
 logger = logging.getLogger("lbbsp.tf")
+
+
+def check_keras() -> None:
+    """Raises an error unless Keras is recent enough.
+
+    Raises:
+        RuntimeError: Keras is older; names its version and the remedy.
+    """
+    major, minor = (int(part) for part in keras.__version__.split(".")[:2])
+    if (major, minor) < OLDEST_KERAS:
+        oldest = ".".join(map(str, OLDEST_KERAS))
+        raise RuntimeError(
+            f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: install it by "
+            f"pip install 'keras>={oldest}'"
+        )
 
 
 def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:

@@ -7,6 +7,7 @@ print errors ("failed to connect", "UNAVAILABLE"), although nothing has failed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import threading
 import time
@@ -43,7 +44,6 @@ def _leave(rank: int) -> None:
 
 
 def _wait_for_all() -> None:
-    try:
+    # The barrier fails if a worker has died or takes too long.
+    with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
         context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
-    except (tf.errors.OpError, RuntimeError, AttributeError):
-        pass  # a worker has died or takes too long, or TensorFlow has no such barrier

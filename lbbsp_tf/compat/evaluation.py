@@ -19,11 +19,12 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_tf.compat.replicas import one_replica_view
-from lbbsp_tf.compat.values import Nest, is_patched, local, patched, replaced
+from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
 
 Logs = Mapping[str, object]
 
 _LAST_ROWS = "_lbbsp_last_rows"
+_TAKES_ROWS = "_lbbsp_takes_rows"
 
 
 class ReplicaRows(NamedTuple):
@@ -72,6 +73,11 @@ def last_rows(model: keras.Model) -> int:
 def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
     """Stores the number of rows of this worker in a step of `model`."""
     object.__setattr__(model, _LAST_ROWS, rows)
+
+
+def takes_rows(iterator: object) -> bool:
+    """Returns whether an iterator over epochs yields `ReplicaRows`."""
+    return hasattr(iterator, _TAKES_ROWS)
 
 
 def split_rows(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -164,7 +170,9 @@ class RowsStep:
         outputs = self._step(data.batch)
         kept = tf.cast(data.rows > 0, tf.int64)
         return keras.tree.map_structure(
-            lambda output: _slice(output, 0, kept * _count(output)) if _has_rows(output) else output,
+            lambda output: (
+                _slice(output, 0, kept * _count(output)) if _has_rows(output) else output
+            ),
             outputs,
         )
 
@@ -190,7 +198,7 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps the constructor of Keras's iterator over epochs."""
 
     @wraps(original)
-    def __init__(
+    def initialise(
         self: keras_trainer.TFEpochIterator,
         distribute_strategy: tf.distribute.Strategy | None = None,
         *args: object,
@@ -205,12 +213,13 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
             return
         EpochIterator.__init__(self, *args, **options)
         dataset = self.data_adapter.get_tf_dataset()
+        setattr(self, _TAKES_ROWS, True)
         self._distribute_strategy = distribute_strategy
         self._distributed_dataset = distribute_strategy.distribute_datasets_from_function(
             lambda context: split_rows(dataset, context)
         )
 
-    return __init__
+    return initialise
 
 
 def _test_on_rows(

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from lbbsp_tf.compat.evaluation import ReplicaRows
+from lbbsp_tf.compat.evaluation import ReplicaRows, takes_rows
 from lbbsp_tf.compat.values import Nest, is_broken, local, patched
 
 
@@ -34,13 +35,44 @@ def _build_from_local_batch(
     """Builds the model; replaces `_maybe_symbolic_build`, which reduces a tuple of values."""
     if self._distribute_strategy is None:
         return
+    if takes_rows(iterator) and _is_built(self):
+        return  # the batch may not be available a second time
     if iterator is not None:
         _, _, batches = next(iter(iterator))
         data_batch = local(self.distribute_strategy, next(batches))
     if isinstance(data_batch, ReplicaRows):
         data_batch = data_batch.batch
     with self.distribute_strategy.scope():
-        self._symbolic_build(data_batch=data_batch)
+        _build(self, data_batch)
+
+
+def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
+    """Builds the model symbolically, or leaves it to a custom `train_step`.
+
+    The step of a VAE, a GAN or a distillation trains layers that the model holds, and the model
+    itself cannot be called. What is not built yet is then created when the step is traced.
+    """
+    has_step = type(model).train_step is not keras_trainer.TensorFlowTrainer.train_step
+    if not has_step or type(model).call is not keras.Model.call:
+        try:
+            model._symbolic_build(data_batch=data_batch)
+            return
+        except Exception:
+            if not has_step:
+                raise
+    layers = model._flatten_layers(include_self=False)
+    if model.optimizer is not None and all(layer.built for layer in layers):
+        model.optimizer.build(model.trainable_variables)
+
+
+def _is_built(model: keras_trainer.TensorFlowTrainer) -> bool:
+    parts = [
+        *model._flatten_layers(),
+        model._compile_metrics,
+        model._compile_loss,
+        model.optimizer,
+    ]
+    return all(part.built for part in parts if part is not None)
 
 
 def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:

@@ -77,7 +77,11 @@ def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]
 
     @wraps(save)
     def save_atomically(
-        self: keras.Model, filepath: str | Path, overwrite: bool = True, *args: object, **options: object
+        self: keras.Model,
+        filepath: str | Path,
+        overwrite: bool = True,
+        *args: object,
+        **options: object,
     ) -> None:
         path = Path(os.fspath(filepath))
         if not overwrite or args or options or "://" in str(filepath):

@@ -22,7 +22,9 @@ balancer = lbbsp_tf.LoadBalancer(strategy, X)
 
 
 def dense():
-    return keras.Sequential([L.Input((10,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.Dense(3)])
+    return keras.Sequential(
+        [L.Input((10,)), L.Dense(8, "tanh", kernel_regularizer="l2"), L.Dense(3)]
+    )
 
 
 def recurrent():
@@ -80,7 +82,7 @@ class OwnTest(keras.Model):
     """A test_step that returns a metric and tensors of its own."""
 
     def test_step(self, data):
-        x, y = data
+        x, _ = data
         logs = super().test_step(data)
         y_pred = self(x, training=False)
         return logs | {"largest": tf.constant(7), "spread": tf.reduce_mean(y_pred**2)}

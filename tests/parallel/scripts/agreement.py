@@ -1,0 +1,156 @@
+"""Logs, models and files of a job: what callbacks see, and what they leave behind."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from report import result
+
+import lbbsp_tf
+from lbbsp_core import FixedShares
+
+L = keras.layers
+X, SAMPLES = 16, 64
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
+LABELS = (FEATURES.sum(axis=1, keepdims=True) > 0).astype("f4")
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+rank = strategy.cluster_resolver.task_id
+shared = Path(sys.argv[1])
+
+
+class RawLogs(keras.Model):
+    """A model that logs tensors of its last batch, not metrics."""
+
+    def train_step(self, data):
+        x, y = data
+        logs = super().train_step(data)
+        y_pred = self(x, training=True)
+        return logs | {"error": tf.reduce_mean((y_pred - y) ** 2), "constant": 3}
+
+
+def model(cls=keras.Model, norm=True):
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        x = L.Input((4,))
+        hidden = L.Dense(3, "tanh")(x)
+        if norm:
+            hidden = L.BatchNormalization()(hidden)
+        built = cls(x, L.Dense(1)(hidden))
+        built.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    return built
+
+
+def balancer():
+    return lbbsp_tf.LoadBalancer(strategy, X, policy=FixedShares([1.0, 3.0]))
+
+
+def fit(it, built, *callbacks, epochs=2, **options):
+    return built.fit(
+        it.dataset(FEATURES, LABELS, seed=3),
+        steps_per_epoch=it.steps_per_epoch,
+        epochs=epochs,
+        callbacks=[it, *callbacks],
+        verbose=0,
+        **options,
+    )
+
+
+class Last(keras.callbacks.Callback):
+    """Keeps the logs of epochs, and does something at the end of one."""
+
+    def __init__(self, act=lambda model, epoch: None):
+        super().__init__()
+        self.act, self.logs = act, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(logs)
+        self.act(self.model, epoch)
+
+
+def answer(*callbacks, **options):
+    try:
+        fit(balancer(), model(), *callbacks, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# Tensors in the logs are averaged over workers, weighted by their batches, before callbacks act.
+it, built, seen = balancer(), model(RawLogs, norm=False), Last()
+fit(it, built, seen)
+last = it._order.indices(7)
+error = np.mean((built.predict(FEATURES[last], verbose=0) - LABELS[last]) ** 2)
+result("raw_logs", {"logs": seen.logs, "error": error})
+built, seen = model(RawLogs), Last()
+plateau = keras.callbacks.ReduceLROnPlateau(
+    "error", mode="min", factor=0.5, patience=0, min_delta=0.05, min_lr=1e-3
+)
+stopping = keras.callbacks.EarlyStopping(
+    "error", mode="min", patience=2, min_delta=0.05, restore_best_weights=True
+)
+fit(balancer(), built, plateau, stopping, seen, epochs=8)
+rate = float(keras.ops.convert_to_numpy(built.optimizer.learning_rate))
+weights = [w.tolist() for w in built.get_weights()]
+result("acting_on_raw_logs", {"epochs": len(seen.logs), "rate": rate, "weights": weights})
+
+# A callback that acts on one worker only is found, by name.
+result(
+    "other_weights", answer(Last(lambda m, e: rank and m.layers[-1].kernel.assign_add([[1.0]] * 3)))
+)
+result("other_rate", answer(Last(lambda m, e: rank and setattr(m.optimizer, "learning_rate", 0.5))))
+
+
+class AtTheEnd(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        if rank:
+            self.model.layers[-1].kernel.assign_add([[1.0]] * 3)
+
+
+result("other_weights_at_the_end", answer(AtTheEnd()))
+result("plain_batch_norm", answer())
+
+# Keras's callbacks leave one output per job; every worker may save to the same path.
+tensorboard = keras.callbacks.TensorBoard(shared / "events", histogram_freq=1, write_graph=True)
+csv = keras.callbacks.CSVLogger(str(shared / "log.csv"))
+checkpoint = keras.callbacks.ModelCheckpoint(shared / "saved" / "{epoch}.keras")
+weights = keras.callbacks.ModelCheckpoint(shared / "best.weights.h5", save_weights_only=True,
+                                          save_best_only=True, monitor="val_loss")  # fmt: skip
+own = Last(lambda m, e: m.save(shared / "own.keras"))
+built = model()
+fit(balancer(), built, tensorboard, csv, checkpoint, weights, own,
+    validation_data=(FEATURES[:5], LABELS[:5]))  # fmt: skip
+mine = built.get_weights()
+built.save_weights(shared / "all.weights.h5")
+result("barrier", lbbsp_tf.collectives.mirrored_collectives(strategy).all_gather([1]))
+loaded = keras.models.load_model(shared / "own.keras").get_weights()
+result("saved", max(float(np.abs(a - b).max()) for a, b in zip(mine, loaded, strict=True)))
+
+# A job that was interrupted continues from the chief's backup on all workers.
+
+
+def interrupt(m, epoch):
+    if epoch == 2:
+        raise KeyError
+
+
+def backup():
+    return keras.callbacks.BackupAndRestore(shared / "backup")
+
+
+with contextlib.suppress(KeyError):
+    fit(balancer(), model(), backup(), Last(interrupt), epochs=4)
+seen, restored = Last(), model()
+fit(balancer(), restored, backup(), seen, epochs=4)
+whole = model()
+fit(balancer(), whole, epochs=4)
+pairs = zip(restored.get_weights(), whole.get_weights(), strict=True)
+result("restored", {"epochs": len(seen.logs),
+                    "difference": max(float(np.abs(a - b).max()) for a, b in pairs)})  # fmt: skip
+if rank == 0:
+    files = [str(path.relative_to(shared)) for path in sorted(shared.rglob("*")) if path.is_file()]
+    result("files", files)
+    result("csv", (shared / "log.csv").read_text().splitlines())
