@@ -113,8 +113,23 @@ class AtTheEnd(keras.callbacks.Callback):
 result("other_weights_at_the_end", answer(AtTheEnd()))
 result("plain_batch_norm", answer())
 
+
+
+class Summary:
+    """`tf.summary` for tests, without the package tensorboard, which only encodes the values."""
+
+    def __getattr__(self, name):
+        return getattr(tf.summary, name)
+
+    def scalar(self, name, data, step=None):
+        tf.summary.write(name, data, step)
+
+    histogram = scalar
+
+
 # Keras's callbacks leave one output per job; every worker may save to the same path.
 tensorboard = keras.callbacks.TensorBoard(shared / "events", histogram_freq=1, write_graph=True)
+tensorboard._summary_module = Summary()
 csv = keras.callbacks.CSVLogger(str(shared / "log.csv"))
 checkpoint = keras.callbacks.ModelCheckpoint(shared / "saved" / "{epoch}.keras")
 weights = keras.callbacks.ModelCheckpoint(shared / "best.weights.h5", save_weights_only=True,
