@@ -127,8 +127,7 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
         ]
         if len(groups) > 1:
             raise DisagreementError(
-                f"the {name} differ{'' if name.endswith('s') else 's'} between "
-                f"{' and '.join(groups)}: {_CAUSE}"
+                f"workers disagree on the {name} ({' against '.join(groups)}): {_CAUSE}"
             )
 
 

@@ -105,3 +105,15 @@ def test_fewer_samples_left_than_workers_are_named_not_lost(balancer, caplog):
 def test_lists_of_arrays_are_inputs_not_one_array(balancer):
     batch = next(iter(balancer.dataset([FEATURES, FEATURES], LABELS)))
     assert [len(part) for part in batch[0]] == [X, X]
+
+
+@pytest.mark.parametrize("version", ["3.8.0", "3.10.1", "2.15.0"])
+def test_an_old_keras_is_refused_with_the_remedy(monkeypatch, version):
+    monkeypatch.setattr(keras, "__version__", version)
+    with pytest.raises(RuntimeError, match=rf"Keras 3.11 or later, got {version}: install"):
+        lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
+
+
+def test_a_development_version_of_keras_is_read(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.16.0.dev202611210300")
+    lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)

@@ -19,7 +19,9 @@ from lbbsp_core.runtime.protocol import (
     encode,
     fingerprint,
     pack,
+    pack_float,
     unpack,
+    unpack_float,
 )
 from lbbsp_core.testing import exchange_in_process
 
@@ -140,3 +142,10 @@ def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
     assert [message.excluded for message in seen] == [False, True, False]
     assert [message.stop for message in seen] == [False, False, True]
     assert [balancer.step for balancer in balancers] == [1, 1, 1]
+
+
+@given(st.floats())
+def test_the_bits_of_a_float_survive(value):
+    halves = pack_float(value)
+    assert [*halves] == unpack(pack(halves))
+    assert pack_float(unpack_float(halves)) == halves

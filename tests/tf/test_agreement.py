@@ -1,0 +1,82 @@
+"""Means of logs and facts of models, with collectives of fixed values."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from lbbsp_core import DisagreementError
+from lbbsp_core.runtime.collectives import SingleWorker
+from lbbsp_core.runtime.protocol import pack_float
+from lbbsp_tf import agreement
+
+
+class Peers(SingleWorker):
+    """Collectives of a worker whose peers always send the same rows."""
+
+    def __init__(self, *rows):
+        self.rows = [list(row) for row in rows]
+
+    def all_gather(self, values):
+        return [list(values), *self.rows]
+
+
+def message(weight, *values):
+    return [weight, *(half for value in values for half in pack_float(value))]
+
+
+@pytest.mark.parametrize(
+    ("mine", "peer", "mean"),
+    [
+        ((3, 1.0), (1, 5.0), 2.0),
+        ((0, math.nan), (2, 5.0), 5.0),
+        ((1, 0.1), (2, 0.1), 0.1),
+        ((0, 1.0), (0, 1.0), 1.0),
+        ((1, math.inf), (1, 0.0), math.inf),
+    ],
+)
+def test_means_are_weighted_and_skip_workers_without_rows(mine, peer, mean):
+    assert agreement.weighted_means([mine[1]], mine[0], Peers(message(*peer))) == [mean]
+
+
+def test_a_nan_of_one_worker_is_seen_by_all():
+    (mean,) = agreement.weighted_means([1.0], 1, Peers(message(1, math.nan)))
+    assert math.isnan(mean)
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    built.compile(keras.optimizers.SGD(0.1), "mse")
+    built.second = {"held": keras.optimizers.Adam(0.2)}
+    return built
+
+
+def test_models_that_agree_pass():
+    peer = list(agreement.model_facts(model()).values())
+    agreement.check_models(model(), Peers(peer, peer))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda m: m.layers[0].bias.assign([1.0]), "trainable weights"),
+        (lambda m: setattr(m.optimizer, "learning_rate", 0.3), "learning rate"),
+        (lambda m: setattr(m.second["held"], "learning_rate", 0.3), "learning rate"),
+        (lambda m: m.optimizer.iterations.assign(1), "number of updates"),
+    ],
+)
+def test_what_differs_is_named_with_the_ranks(change, name):
+    peer, changed = list(agreement.model_facts(model()).values()), model()
+    change(changed)
+    expected = rf"disagree on the {name} \(worker 0 against workers 1, 2\)"
+    with pytest.raises(DisagreementError, match=expected):
+        agreement.check_models(changed, Peers(peer, peer))
+
+
+def test_seeds_metrics_and_frozen_weights_are_not_compared():
+    built = model()
+    before = agreement.model_facts(built)
+    built.evaluate(np.zeros((2, 3)), np.ones((2, 1)), verbose=0)
+    assert agreement.model_facts(built) == before
