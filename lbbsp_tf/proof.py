@@ -60,7 +60,7 @@ class GradientProbe:
         train_step: Train step of the user.
         batch: Nest of tensors, whose first axis is that of samples.
         one_replica: Whether the train step sees a single replica.
-        masks: Collects the kinds of losses that a mask reaches.
+        token_means: Collects why losses are divided by a number of tokens.
         by_tokens: Whether means over tokens count as means over samples.
     """
 
@@ -71,14 +71,14 @@ class GradientProbe:
         batch: Nest,
         *,
         one_replica: bool,
-        masks: set[str],
+        token_means: set[str],
         by_tokens: bool = False,
     ) -> None:
         self._strategy = strategy
         self._train_step = train_step
         self._one_replica = one_replica
         self._by_tokens = by_tokens
-        self._masks = masks
+        self._token_means = token_means
         self._batch = batch
         scalar = tf.TensorSpec([], tf.int64)
         function = tf.function(
@@ -114,7 +114,9 @@ class GradientProbe:
                 stack.enter_context(compat.one_replica_view())
             if self._by_tokens:
                 stack.enter_context(compat.token_means_scaled(lambda tokens: tokens / samples))
-            stack.enter_context(compat.noticed_masks(self._masks))
+            if self._one_replica:
+                stack.enter_context(compat.added_vectors_scaled(1.0 / samples))
+            stack.enter_context(compat.token_means_noticed(self._token_means))
             stack.enter_context(compat.noise_alike_for_all_samples())
             stack.enter_context(compat.batch_norm_in_inference())
             stack.enter_context(compat.scaled_gradients(scale))
@@ -141,18 +143,18 @@ def prove(
         batch: At least two samples, as tensors; all of them are the same on all workers.
         by_tokens: Whether means over tokens are weighted by tokens.
     """
-    masks: set[str] = set()
+    token_means: set[str] = set()
 
     def probe(one_replica: bool) -> GradientProbe:
         return GradientProbe(
-            strategy, model.train_step, batch, one_replica=one_replica, masks=masks,
+            strategy, model.train_step, batch, one_replica=one_replica, token_means=token_means,
             by_tokens=by_tokens,
         )  # fmt: skip
 
     alone = probe(one_replica=True)
-    if masks and not by_tokens:
+    if token_means and not by_tokens:
         return Refusal(
-            "a mask reaches the loss, which is therefore a mean over valid tokens",
+            f"{' and '.join(sorted(token_means))}, which is no mean over samples then",
             'pass weight_by="mask" to LoadBalancer, which weights workers by tokens',
         )
     rows = number_of_rows(keras.tree.flatten(batch)[0])

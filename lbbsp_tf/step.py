@@ -64,6 +64,7 @@ class BalancedStep:
         with ExitStack() as stack:
             if self._weighting.one_replica:
                 stack.enter_context(compat.one_replica_view())
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
             if self._weighting.by_tokens:
                 factor = lambda tokens: self._token_share(tokens) / share  # noqa: E731
                 stack.enter_context(compat.token_means_scaled(factor))
