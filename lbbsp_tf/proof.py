@@ -6,37 +6,38 @@ such as that of regularisers, that does not depend on the samples. Both equation
 the model's own train step and weights, with the same noise for all samples. They fail for losses
 that compare the samples of a batch with each other, for means over tokens, and for gradients that
 are clipped on the worker.
-
-Gradients are not kept but projected: each variable's gradient G becomes ``(u^T G v, u'^T G v')``
-for fixed vectors, in addition to its norm.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Gradient, Gradients, Nest
+from lbbsp_tf.compat import Apply, Gradients, Nest
+from lbbsp_tf.probe import (
+    Probe,
+    Sketch,
+    deviation,
+    number_of_rows,
+    sketch_of,
+    slice_rows,
+    without_collectives,
+)
 from lbbsp_tf.weighting import Weighting
 
 logger = logging.getLogger("lbbsp.tf")
-
-Sketch = npt.NDArray[np.float64]
-"""Two projections and the norm of each gradient of an `apply`, shape ``(variables, 3)``."""
 
 SAMPLES = 16
 _TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 3e-2  # half precision, and the reduced precision of GPUs
 _LARGE = 1e8
-_READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather"})
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,19 @@ class Refusal:
     remedy: str
 
 
-class GradientProbe:
-    """Gradients of a train step on parts of a batch, computed without any change of state.
+def gradient_probe(
+    strategy: tf.distribute.Strategy,
+    train_step: Callable[[Nest], Nest],
+    batch: Nest,
+    *,
+    one_replica: bool,
+    token_means: set[str],
+    by_tokens: bool = False,
+) -> Probe:
+    """Returns a probe of a train step's gradients on the samples ``begin .. end - 1`` of a batch.
+
+    It is called as ``probe(begin, end, scale)``, where `scale` multiplies gradients with respect
+    to variables, and returns a sketch for each `apply`.
 
     Args:
         strategy: Strategy of the model.
@@ -64,66 +76,30 @@ class GradientProbe:
         by_tokens: Whether means over tokens count as means over samples.
     """
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        train_step: Callable[[Nest], Nest],
-        batch: Nest,
-        *,
-        one_replica: bool,
-        token_means: set[str],
-        by_tokens: bool = False,
-    ) -> None:
-        self._strategy = strategy
-        self._train_step = train_step
-        self._one_replica = one_replica
-        self._by_tokens = by_tokens
-        self._token_means = token_means
-        self._batch = batch
-        scalar = tf.TensorSpec([], tf.int64)
-        function = tf.function(
-            self._run, input_signature=[scalar, scalar, tf.TensorSpec([])], autograph=False
-        )
-        self._function = function.get_concrete_function()
-        self._written = list(_written_variables(self._function.graph))
-
-    def __call__(self, begin: int, end: int, scale: float = 1.0) -> list[Sketch]:
-        """Returns a sketch for each `apply` on the samples ``begin .. end - 1`` of the batch."""
-        before = [variable.read_value() for variable in self._written]
-        found = self._function(
-            tf.constant(begin, tf.int64), tf.constant(end, tf.int64), tf.constant(scale)
-        )
-        for variable, value in zip(self._written, before, strict=True):
-            variable.assign(value)
-        return [sketch.numpy().astype(np.float64) for sketch in found]
-
-    def _run(self, begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
-        found = self._strategy.run(self._replica, args=(begin, end, scale))
-        return compat.local(self._strategy, found)
-
-    def _replica(self, begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
-        batch = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), self._batch)
+    def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
+        part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
         sketches: list[tf.Tensor] = []
         samples = tf.cast(end - begin, tf.float32)
 
-        def keep(gradients: Gradients, apply: Callable[[Gradients], None]) -> None:
-            sketches.append(_sketch(gradients))
+        def keep(gradients: Gradients, apply: Apply) -> None:
+            sketches.append(sketch_of(gradients))
 
         with ExitStack() as stack:
-            if self._one_replica:
+            if one_replica:
                 stack.enter_context(compat.one_replica_view())
-            if self._by_tokens:
-                stack.enter_context(compat.token_means_scaled(lambda tokens: tokens / samples))
-            if self._one_replica:
                 stack.enter_context(compat.added_vectors_scaled(1.0 / samples))
-            stack.enter_context(compat.token_means_noticed(self._token_means))
+            if by_tokens:
+                stack.enter_context(compat.token_means_scaled(lambda tokens: tokens / samples))
+            stack.enter_context(compat.token_means_noticed(token_means))
             stack.enter_context(compat.noise_alike_for_all_samples())
             stack.enter_context(compat.batch_norm_in_inference())
             stack.enter_context(compat.scaled_gradients(scale))
             stack.enter_context(compat.intercepted_apply(keep))
-            stack.enter_context(_without_collectives())
-            self._train_step(batch)
+            stack.enter_context(without_collectives())
+            train_step(part)
         return sketches
+
+    return Probe(strategy, replica, (tf.int64, tf.int64, tf.float32))
 
 
 def prove(
@@ -145,8 +121,8 @@ def prove(
     """
     token_means: set[str] = set()
 
-    def probe(one_replica: bool) -> GradientProbe:
-        return GradientProbe(
+    def probe(one_replica: bool) -> Probe:
+        return gradient_probe(
             strategy, model.train_step, batch, one_replica=one_replica, token_means=token_means,
             by_tokens=by_tokens,
         )  # fmt: skip
@@ -159,7 +135,7 @@ def prove(
         )
     rows = number_of_rows(keras.tree.flatten(batch)[0])
     cuts = (max(1, rows // 3), max(1, rows // 2))
-    whole = alone(0, rows)
+    whole = alone(0, rows, 1.0)
     if not whole:
         return Refusal(
             f"{type(model).__name__}.train_step applied no gradients",
@@ -172,11 +148,11 @@ def prove(
         )
         return Weighting(by_tokens=by_tokens)
     tolerance = _tolerance(model)
-    parts = [(alone(0, cut), alone(cut, rows)) for cut in cuts]
+    parts = [(alone(0, cut, 1.0), alone(cut, rows, 1.0)) for cut in cuts]
     calls = range(len(whole))
     errors = [
         max(
-            _deviation(rows * whole[k], cut * first[k] + (rows - cut) * second[k])
+            deviation(rows * whole[k], cut * first[k] + (rows - cut) * second[k])
             for cut, (first, second) in zip(cuts, parts, strict=True)
         )
         for k in calls
@@ -193,8 +169,8 @@ def prove(
         return Weighting(sums=(False,), by_tokens=by_tokens)
     # What is the same for all batches, if the loss is a sum over samples.
     constants = [[first[k] + second[k] - whole[k] for first, second in parts] for k in calls]
-    sums = [_deviation(*constants[k], scale=whole[k]) <= tolerance for k in calls]
-    free = [sums[k] and _deviation(constants[k][0], 0 * whole[k], scale=whole[k]) <= tolerance
+    sums = [deviation(*constants[k], scale=whole[k]) <= tolerance for k in calls]
+    free = [sums[k] and deviation(constants[k][0], 0 * whole[k], scale=whole[k]) <= tolerance
             for k in calls]  # fmt: skip
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
         return Weighting(sums=tuple(not mean for mean in means), by_tokens=by_tokens)
@@ -210,40 +186,20 @@ def prove(
     )
 
 
-def slice_rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Returns the rows ``begin .. end - 1`` of a dense, ragged or sparse tensor."""
-    if isinstance(tensor, tf.SparseTensor):
-        rest = tensor.dense_shape[1:]
-        start = tf.concat([[begin], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))
-    return tensor[begin:end]
-
-
-def number_of_rows(tensor: tf.Tensor) -> int | tf.Tensor:
-    """Returns the length of the first axis: an integer for eager tensors, else a tensor."""
-    if isinstance(tensor, tf.RaggedTensor):
-        rows = tensor.nrows()
-    elif isinstance(tensor, tf.SparseTensor):
-        rows = tensor.dense_shape[0]
-    else:
-        rows = tf.shape(tensor)[0]
-    return int(rows) if tf.executing_eagerly() else rows
-
-
-def _clips(model: keras.Model, probe: GradientProbe, rows: int, cut: int, tolerance: float) -> bool:
+def _clips(model: keras.Model, probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     if type(model).train_step is keras.Model.train_step:
         return False
     whole, first, second = probe(0, rows, _LARGE), probe(0, cut, _LARGE), probe(cut, rows, _LARGE)
     return any(
-        _deviation(rows * w, cut * a + (rows - cut) * b) > tolerance
+        deviation(rows * w, cut * a + (rows - cut) * b) > tolerance
         for w, a, b in zip(whole, first, second, strict=True)
         if np.isfinite(w).all()
     )
 
 
 def _divides_constants(
-    probe: GradientProbe,
+    probe: Probe,
     constants: Sequence[Sequence[Sketch]],
     whole: Sequence[Sketch],
     rows: int,
@@ -252,54 +208,14 @@ def _divides_constants(
     tolerance: float,
 ) -> bool:
     """Returns whether a step that sees all replicas divides what does not depend on samples."""
-    found, first, second = probe(0, rows), probe(0, cut), probe(cut, rows)
+    found, first, second = probe(0, rows, 1.0), probe(0, cut, 1.0), probe(cut, rows, 1.0)
     return all(
-        _deviation(
+        deviation(
             replicas * (first[k] + second[k] - found[k]), constants[k][0], scale=replicas * whole[k]
         )
         <= tolerance
         for k in range(len(found))
     )
-
-
-def _deviation(found: Sketch, expected: Sketch, scale: Sketch | None = None) -> float:
-    """Returns the largest difference of a variable's projections, relative to its gradient.
-
-    Variables whose gradient is tiny beside that of others are compared with those.
-    """
-    norms = np.abs((found if scale is None else scale)[:, 2])
-    reference = np.maximum(norms, 1e-3 * norms.max())
-    differences = np.abs(found[:, :2] - expected[:, :2]).max(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.max(np.where(differences > 0, differences / reference, 0.0)))
-
-
-def _sketch(gradients: Gradients) -> tf.Tensor:
-    """Returns two projections and the norm of each gradient, shape ``(variables, 3)``, float32."""
-    return tf.stack([_project(gradient) for gradient in gradients])
-
-
-def _project(gradient: Gradient) -> tf.Tensor:
-    if gradient is None:
-        return tf.zeros(3)
-    if isinstance(gradient, tf.IndexedSlices):
-        values, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
-    else:
-        values = tf.convert_to_tensor(gradient)
-        values = values if values.shape.rank else values[None]
-        indices = tf.range(tf.shape(values, tf.int64)[0])
-    matrix = tf.cast(tf.reshape(values, [tf.shape(values)[0], -1]), tf.float32)
-    columns = tf.range(tf.shape(matrix, tf.int64)[1])
-    dots = [
-        tf.tensordot(_waves(indices, a), tf.linalg.matvec(matrix, _waves(columns, b)), 1)
-        for a, b in ((1.3, 2.1), (0.7, 1.7))
-    ]
-    return tf.stack([*dots, tf.norm(matrix)])
-
-
-def _waves(numbers: tf.Tensor, frequency: float) -> tf.Tensor:
-    """Returns the entries of a fixed vector; with a period, because large cosines are inexact."""
-    return tf.cos(frequency * tf.cast(numbers % 9973, tf.float32) + 0.5)
 
 
 def _tolerance(model: keras.Model) -> float:
@@ -315,24 +231,3 @@ def _loss_name(model: keras.Model) -> str:
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     names = [getattr(loss, "name", None) or getattr(loss, "__name__", str(loss)) for loss in losses]
     return f"{type(model).__name__} ({', '.join(names) or 'compute_loss'})"
-
-
-def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
-    """Yields the variables that a function may write: that other operations than reads take."""
-    captured = {id(inner): outer for outer, inner in graph.captures}
-    written = {
-        id(captured[id(tensor)])
-        for operation in graph.get_operations()
-        if operation.type not in _READS
-        for tensor in operation.inputs
-        if tensor.dtype == tf.resource and id(tensor) in captured
-    }
-    for variable in graph.variables:
-        if id(variable.handle) in written:
-            yield variable
-
-
-def _without_collectives() -> object:
-    """Makes sums over replicas local, as in a single process."""
-    context = tf.distribute.get_replica_context()
-    return compat.replaced(context, "all_reduce", lambda op, value, options=None: value)

@@ -19,7 +19,7 @@ from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.proof import number_of_rows
+from lbbsp_tf.probe import number_of_rows
 from lbbsp_tf.weighting import Weighting
 
 

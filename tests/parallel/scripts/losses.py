@@ -217,7 +217,9 @@ def tagger(distributed):
 def two_taggers(distributed):
     a, b = L.Input((6,), name="a"), L.Input((6,), name="b")
     embedding = L.Embedding(50, 8, mask_zero=True)
-    return keras.Model({"a": a, "b": b}, [L.Dense(3)(embedding(a)), L.Dense(3)(embedding(b))])
+    return keras.Model(
+        {"a": a, "b": b}, [L.Dense(3, name="c")(embedding(a)), L.Dense(3, name="d")(embedding(b))]
+    )
 
 
 def pooled(distributed):
