@@ -186,7 +186,6 @@ class LoadBalancer(keras.callbacks.Callback):
             raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            compat.create_global_seed(self.strategy)
             self._session.close()  # a failed fit does not close its session
             self._session.use_order(self._order)
             self._session.start({"epochs": self.params["epochs"]})

@@ -40,8 +40,14 @@ class Probe:
         function: Callable[..., Nest],
         signature: Sequence[tf.DType],
     ) -> None:
+        share_seed = compat.shared_global_seed(strategy)
+
+        def replica(*scalars: tf.Tensor) -> Nest:
+            share_seed()
+            return function(*scalars)
+
         def run(*scalars: tf.Tensor) -> Nest:
-            return compat.local(strategy, strategy.run(function, args=scalars))
+            return compat.local(strategy, strategy.run(replica, args=scalars))
 
         specs = [tf.TensorSpec([], dtype) for dtype in signature]
         graph_function = tf.function(run, input_signature=specs, autograph=False)

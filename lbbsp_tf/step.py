@@ -49,6 +49,7 @@ class BalancedStep:
         self._session = session
         self._weighting = weighting
         self._share_of_sample = share_of_sample
+        self._share_seed = compat.shared_global_seed(model.distribute_strategy)
         self.traces = 0
 
     def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
@@ -56,6 +57,7 @@ class BalancedStep:
         if not tf.executing_eagerly():
             self._session.exclude_step()  # tracing takes longer than a step
             self.traces += 1
+        self._share_seed()
         data = self._next_batch()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
         samples = tf.cast(number_of_rows(first), tf.float32)

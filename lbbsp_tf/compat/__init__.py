@@ -15,7 +15,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import create_global_seed
+from lbbsp_tf.compat.random import shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -28,7 +28,6 @@ __all__ = [
     "atomic_iterations",
     "batch_norm_in_inference",
     "checkpoint_on_chief_only",
-    "create_global_seed",
     "intercepted_apply",
     "local",
     "noise_alike_for_all_samples",
@@ -37,6 +36,7 @@ __all__ = [
     "replaced",
     "scalars_weighted",
     "scaled_gradients",
+    "shared_global_seed",
     "token_means_noticed",
     "token_means_scaled",
     "without_metrics",
