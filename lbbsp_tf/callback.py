@@ -22,6 +22,7 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
 from lbbsp_tf.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.verification import largest_error, uneven_sizes
 from lbbsp_tf.weighting import WAYS, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
@@ -48,6 +49,8 @@ class LoadBalancer(keras.callbacks.Callback):
             the loss is a mean (or a sum) over samples, and refuses other losses. ``"mask"`` weights
             losses under a mask, or divided by the sample weights, by their valid tokens.
             ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
+        verify: Whether to compare, before a fit, one weighted step on all workers with the whole
+            batch in one process, and to print the difference; see `verified_error`.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -76,6 +79,7 @@ class LoadBalancer(keras.callbacks.Callback):
         global_batch_size: int,
         *,
         weight_by: str = "auto",
+        verify: bool = False,
         **options: object,
     ) -> None:
         super().__init__()
@@ -98,6 +102,8 @@ class LoadBalancer(keras.callbacks.Callback):
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
         self._weight_by = weight_by
+        self._verify = verify
+        self.verified_error: float | None = None
         self._samples_in_step = 0
         self._in_fit = False
         if not self.active:
@@ -258,6 +264,8 @@ class LoadBalancer(keras.callbacks.Callback):
                 weighting=self._choose_weighting(),
                 share_of_sample=self._share_of_sample,
             )
+            if self._verify:
+                self._verify_step(step)
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function, self._traced_for = model.train_function, traced_for
@@ -287,6 +295,21 @@ class LoadBalancer(keras.callbacks.Callback):
             )
         logger.debug("weighting of the loss: %s", found)
         return found
+
+    def _verify_step(self, step: BalancedStep) -> None:
+        """Compares a weighted step on unequal batches with the whole batch in one process."""
+        sizes = uneven_sizes(self._order.size(0), self.workers)
+        batch = self._pipeline.first_samples(sum(sizes))
+        self.verified_error = largest_error(
+            self.strategy, self.model.train_step, step.weighted, batch, sizes, self.rank
+        )
+        if self.rank == 0:
+            print(
+                f"lbbsp: a step on batches of {', '.join(map(str, sizes))} samples differs by "
+                f"{self.verified_error:.1e} from the whole batch in one process (largest "
+                "difference of a variable's gradient, relative to it)",
+                flush=True,
+            )
 
     def _run_after_history(self) -> None:
         """Handles requests to stop after all other callbacks, on all workers together (rule 11).

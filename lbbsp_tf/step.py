@@ -61,8 +61,36 @@ class BalancedStep:
         data = self._next_batch()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
         samples = tf.cast(number_of_rows(first), tf.float32)
-        share = samples * self._share_of_sample
+        logs = self.weighted(data, samples * self._share_of_sample)
+        if not self._applied:
+            raise ValueError(
+                f"{type(self._model).__name__}.train_step applied no gradients: it must call "
+                "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
+            )
+        return logs
+
+    def weighted(
+        self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None] | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Runs the user's train step on `data`, and weights and sums its gradients.
+
+        Args:
+            data: This worker's batch.
+            share: Its share of the samples of all workers, a scalar.
+            keep: Takes the sums of gradients instead of the optimizer, in a step without exchange.
+
+        Returns:
+            Logs of the train step.
+        """
         self._applied = 0
+        self._exchanged = keep is not None
+
+        def handle(grads: Gradients, apply: Apply) -> None:
+            if not self._weighting.is_sum(self._applied):
+                grads = [_scaled(g, share) for g in grads]
+            self._applied += 1
+            (keep or apply)(self._reduce(grads))
+
         with ExitStack() as stack:
             if self._weighting.one_replica:
                 stack.enter_context(compat.one_replica_view())
@@ -72,25 +100,9 @@ class BalancedStep:
                 stack.enter_context(compat.token_means_scaled(factor))
             if self._weighting.all_means:
                 stack.enter_context(compat.scalars_weighted(share))
-            stack.enter_context(
-                compat.intercepted_apply(lambda grads, apply: self._apply(grads, apply, share))
-            )
+            stack.enter_context(compat.intercepted_apply(handle))
             stack.enter_context(self._timed_collectives(share))
-            logs = self._train_step(data)
-        if not self._applied:
-            raise ValueError(
-                f"{type(self._model).__name__}.train_step applied no gradients: it must call "
-                "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
-            )
-        return logs
-
-    def _apply(self, grads: Gradients, apply: Apply, share: tf.Tensor) -> None:
-        """Weights and sums gradients before an optimizer applies them."""
-        if not self._weighting.is_sum(self._applied):
-            grads = [_scaled(g, share) for g in grads]
-        reduced = self._reduce(grads)
-        self._applied += 1
-        apply(reduced)
+            return self._train_step(data)
 
     def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
         """Returns this worker's share of the tokens of all workers."""
@@ -102,11 +114,12 @@ class BalancedStep:
         present = [g for g in grads if g is not None]
         if not present:
             return grads
-        reduced = self._collective(present) if self._applied else self._with_exchange(present)
+        reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
         rest = iter(reduced)
         return [None if g is None else next(rest) for g in grads]
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
+        self._exchanged = True
         row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
         slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
