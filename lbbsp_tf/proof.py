@@ -11,8 +11,8 @@ are clipped on the worker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import keras
@@ -60,7 +60,6 @@ def gradient_probe(
     *,
     one_replica: bool,
     token_means: set[str],
-    by_tokens: bool = False,
 ) -> Probe:
     """Returns a probe of a train step's gradients on the samples ``begin .. end - 1`` of a batch.
 
@@ -72,8 +71,8 @@ def gradient_probe(
         train_step: Train step of the user.
         batch: Nest of tensors, whose first axis is that of samples.
         one_replica: Whether the train step sees a single replica.
-        token_means: Collects why losses are divided by a number of tokens.
-        by_tokens: Whether means over tokens count as means over samples.
+        token_means: Collects why losses are divided by a number of tokens; the probe divides them
+            by the number of samples instead.
     """
 
     def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
@@ -84,22 +83,30 @@ def gradient_probe(
         def keep(gradients: Gradients, apply: Apply) -> None:
             sketches.append(sketch_of(gradients))
 
+        def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
+            token_means.add(why)
+            return tokens / samples
+
         with ExitStack() as stack:
             if one_replica:
                 stack.enter_context(compat.one_replica_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / samples))
-            if by_tokens:
-                stack.enter_context(compat.token_means_scaled(lambda tokens: tokens / samples))
-            stack.enter_context(compat.token_means_noticed(token_means))
-            stack.enter_context(compat.noise_alike_for_all_samples())
-            stack.enter_context(compat.batch_norm_in_inference())
-            stack.enter_context(compat.scaled_gradients(scale))
+            stack.enter_context(compat.token_means_scaled(of_samples))
             stack.enter_context(compat.intercepted_apply(keep))
             stack.enter_context(without_collectives())
             train_step(part)
         return sketches
 
-    return Probe(strategy, replica, (tf.int64, tf.int64, tf.float32))
+    @contextmanager
+    def patches(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Iterator[None]:
+        with (
+            compat.noise_alike_for_all_samples(),
+            compat.batch_norm_in_inference(),
+            compat.scaled_gradients(scale),
+        ):
+            yield
+
+    return Probe(strategy, replica, (tf.int64, tf.int64, tf.float32), patches)
 
 
 def prove(
@@ -123,8 +130,7 @@ def prove(
 
     def probe(one_replica: bool) -> Probe:
         return gradient_probe(
-            strategy, model.train_step, batch, one_replica=one_replica, token_means=token_means,
-            by_tokens=by_tokens,
+            strategy, model.train_step, batch, one_replica=one_replica, token_means=token_means
         )  # fmt: skip
 
     alone = probe(one_replica=True)
@@ -182,7 +188,8 @@ def prove(
         f"the loss of {_loss_name(model)} is neither a mean nor a sum over samples: the gradient "
         f"of a batch differs by {errors[worst]:.1%} from the mean of the gradients of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
-        "or on their number",
+        'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
+        "masks or reduction='mean_with_sample_weight')",
     )
 
 

@@ -96,7 +96,7 @@ class BalancedStep:
                 stack.enter_context(compat.one_replica_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / share))
             if self._weighting.by_tokens:
-                factor = lambda tokens: self._token_share(tokens) / share  # noqa: E731
+                factor = lambda tokens, _: self._token_share(tokens) / share  # noqa: E731
                 stack.enter_context(compat.token_means_scaled(factor))
             if self._weighting.all_means:
                 stack.enter_context(compat.scalars_weighted(share))

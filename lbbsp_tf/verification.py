@@ -57,7 +57,6 @@ def largest_error(
             sketches.append(sketch_of(gradients))
 
         with ExitStack() as stack:
-            stack.enter_context(compat.noise_alike_for_all_samples())
             stack.enter_context(compat.one_replica_view())
             stack.enter_context(without_collectives())
             stack.enter_context(compat.intercepted_apply(keep))
@@ -68,10 +67,12 @@ def largest_error(
         sketches: list[tf.Tensor] = []
         part = tf.nest.map_structure(lambda t: slice_rows(t, begin, begin + sizes[rank]), batch)
         share = tf.constant(sizes[rank] / sum(sizes), tf.float32)
-        with compat.noise_alike_for_all_samples():
-            weighted_step(part, share, lambda grads: sketches.append(sketch_of(grads)))
+        weighted_step(part, share, lambda grads: sketches.append(sketch_of(grads)))
         return sketches
 
     # Two probes, because both must start from the same state of the random generators.
-    found, expected = Probe(strategy, weighted, ())(), Probe(strategy, whole, ())()
+    found, expected = (
+        Probe(strategy, function, patches=compat.noise_alike_for_all_samples)()
+        for function in (weighted, whole)
+    )
     return max(deviation(e, f) for e, f in zip(expected, found, strict=True))

@@ -3,11 +3,7 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
 from lbbsp_tf.compat.fitting import patch_keras
-from lbbsp_tf.compat.losses import (
-    added_vectors_scaled,
-    token_means_noticed,
-    token_means_scaled,
-)
+from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
 from lbbsp_tf.compat.probing import (
@@ -37,7 +33,6 @@ __all__ = [
     "scalars_weighted",
     "scaled_gradients",
     "shared_global_seed",
-    "token_means_noticed",
     "token_means_scaled",
     "without_metrics",
 ]
