@@ -8,7 +8,6 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
@@ -17,7 +16,8 @@ from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
+from lbbsp_tf.dataset import PlaceholderDataset
+from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.step import BalancedStep
 
 logger = logging.getLogger("lbbsp.tf")
@@ -79,8 +79,7 @@ class LoadBalancer(keras.callbacks.Callback):
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
         )
         checks.check_strategy(strategy, self.workers)
-        self._order: GlobalOrder | None = None
-        self._pipeline: PlannedPipeline | None = None
+        self._input = TrainingInput(self._session, strategy)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
         self._weight_in_step = 0.0
@@ -111,11 +110,26 @@ class LoadBalancer(keras.callbacks.Callback):
         Raises:
             RuntimeError: `dataset` was not called before.
         """
-        if self._order is None:
+        if self._input.order is None:
             raise RuntimeError(
                 "steps_per_epoch depends on the data set: call balancer.dataset(...) first"
             )
-        return self._order.steps_per_epoch
+        return self._input.order.steps_per_epoch
+
+    @property
+    def validation_data(self) -> Nest:
+        """Samples that `dataset` has kept for validation; pass them to `fit`.
+
+        Raises:
+            RuntimeError: `dataset` was not called with ``validation_split=`` before.
+        """
+        data = self._input.validation_data
+        if data is None:
+            raise RuntimeError(
+                "there is no validation data: call balancer.dataset(..., validation_split=...) "
+                "first"
+            )
+        return data
 
     def dataset(
         self,
@@ -125,54 +139,95 @@ class LoadBalancer(keras.callbacks.Callback):
         *,
         seed: int | None = None,
         map: Callable[..., Nest] | None = None,
-    ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+        batch_map: Callable[..., Nest] | None = None,
+        shuffle: bool | None = None,
+        steps_per_epoch: int | None = None,
+        validation_split: float = 0.0,
+        num_samples: int | None = None,
+        batched: bool | None = None,
+        padded: bool | None = None,
+        readers: int = 1,
+        prefetch: int | None = None,
+    ) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of `fit`: this worker's samples of each global step.
 
         Every worker must pass the *whole* data set, in the same order. Each step draws this
         worker's batch of the plan from a seeded order that is the same on all workers; each sample
-        occurs exactly once per epoch, for any plans.
+        occurs exactly once per pass over the data, for any plans. Each worker reads only its own
+        samples, batch by batch; of a `tf.data.Dataset`, it reads the records of all workers and
+        maps only its own.
 
         Args:
-            x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
-            y: Targets in the same form, or None.
+            x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples:
+                NumPy arrays and memory maps, HDF5 data sets, tensors, ragged and sparse tensors,
+                data frames, lists of strings or paths. Or an object with ``__len__`` and
+                ``__getitem__`` whose items are samples; a `keras.utils.PyDataset` whose items are
+                global batches; or a `tf.data.Dataset` of samples or of batches of any size.
+            y: Targets in the same form as arrays, or None.
             sample_weight: Array of shape ``(samples,)``, or None.
             seed: Seed of the order. Defaults to the balancer's.
             map: Function that augments or decodes one sample, called as ``map(x, y,
                 sample_weight)`` without the arguments that are None.
+            batch_map: Function of this worker's batch, called with the same arguments after `map`.
+            shuffle: False keeps the order of the data set in all epochs. Defaults to True; a
+                `tf.data.Dataset` keeps its own order, so leave it out there.
+            steps_per_epoch: Steps of an epoch. Defaults to those of a pass over the data.
+            validation_split: Fraction of the arrays, their last samples, to keep for
+                `validation_data`, in [0, 1).
+            num_samples: Number of samples of a `tf.data.Dataset`, where TensorFlow does not know
+                it.
+            batched: Whether the elements of a `tf.data.Dataset` are batches, where its operations
+                do not tell.
+            padded: What becomes of samples (after `map`) whose lengths differ: True pads them with
+                zeros to the longest of this worker's batch, False makes ragged tensors; by default
+                they raise an error.
+            readers: Number of threads that read items and apply `map`.
+            prefetch: Batches that are read ahead while the model computes. Plans then apply
+                `prefetch` steps later. Defaults to 0 for arrays without `map`, else to 1.
 
         Returns:
             Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only
             `fit` can use it: evaluate on arrays or on a `tf.data.Dataset`.
 
         Raises:
-            ValueError: Lengths differ, or the data set is smaller than one global batch.
+            ValueError: The kind of data is not supported, lengths differ, or the data set is
+                smaller than one global batch; names the remedy.
         """
         self._in_fit = False  # a failed fit does not call on_train_end
-        arrays = pack_arrays(x, y, sample_weight)
-        order = self._session.make_order(len(keras.tree.flatten(arrays)[0]), seed)
-        pipeline = PlannedPipeline(self._session, order, arrays, map)
-        self._order = order
-        if self.active:
-            return pipeline.placeholders(self.strategy, on_iterate=self._use_pipeline)
-        self._session.use_order(order)
-        return pipeline.batches()
+        self._input.forget_fit()
+        return self._input.dataset(
+            x,
+            y,
+            sample_weight,
+            seed=seed,
+            map=map,
+            batch_map=batch_map,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            validation_split=validation_split,
+            num_samples=num_samples,
+            batched=batched,
+            padded=padded,
+            readers=readers,
+            prefetch=prefetch,
+        )
 
     # Hooks of Keras, in the order in which it calls them
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
-        if not self.active and self._order is None:
+        if not self.active and self._input.order is None:
             return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
-        # Under this strategy `fit` has already drawn a batch to build the model.
-        if self._order is None or (self.active and self._pipeline is None):
-            raise checks.not_fed_by_balancer()
+            # Under this strategy `fit` has already built the model for its data.
+            if not self._input.is_announced:
+                raise checks.not_fed_by_balancer()
+            self._input.begin_fit()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
             self._session.close()  # a failed fit does not close its session
-            self._session.use_order(self._order)
             self._session.start({"epochs": self.params["epochs"]})
             self._run_after_history()
 
@@ -185,11 +240,13 @@ class LoadBalancer(keras.callbacks.Callback):
         self._session.begin_epoch(epoch)
         if self.active:
             self._session.check_same("first epoch", epoch)
+            self._input.begin_epochs()
             self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of the step's losses; restarts the timer if the step is excluded."""
         if self.active:
+            self._input.begin_step()
             weight = self.workers / sum(self.sizes)
             if weight != self._weight_in_step:
                 self._loss_weight.assign(weight)
@@ -198,8 +255,15 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Advances the session of a single worker, which has no exchange."""
-        if not self.active and self._order is not None:
+        if self.active:
+            self._input.end_step()
+        elif self._input.order is not None:
             self._session.skip_step()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Compares what the workers have read, and warns if their input is too slow."""
+        if self.active:
+            self._input.end_epoch()
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
@@ -207,9 +271,9 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Ends the session, and restores the model and its history."""
-        self._pipeline = None
         self._in_fit = False
         if self.active:
+            self._input.end_fit()
             self._session.close()
             self.model.train_function = None
             for hook in ("on_train_batch_end", "on_epoch_end"):
@@ -217,27 +281,17 @@ class LoadBalancer(keras.callbacks.Callback):
 
     # Helpers
 
-    def _use_pipeline(self, pipeline: PlannedPipeline) -> None:
-        """Draws from `pipeline` from now on; called when `fit` iterates over its placeholders."""
-        if self._in_fit and pipeline is not self._pipeline:
-            raise ValueError(
-                "validation_data must be arrays or a tf.data.Dataset: only the training step can "
-                "draw from balancer.dataset(...)"
-            )
-        self._pipeline = pipeline
-        self._order = pipeline.order
-
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
         self._weight_in_step = 0.0
         model = self.model
         config = getattr(model, "_compile_config", None)
-        traced_for = (model, model.optimizer, config, self._pipeline)
+        traced_for = (model, model.optimizer, config, self._input.iterator)
         if self._traced_for is None or any(
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
             step = BalancedStep(
-                model, self._pipeline.next_batch, self._session, loss_weight=self._loss_weight
+                model, self._input.iterator.next_batch, self._session, loss_weight=self._loss_weight
             )
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)

@@ -200,10 +200,13 @@ class Balancer:
         """
         if self._order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
-        step_of_order = step - self._order_start
         if self.workers == 1:  # independent of plans, so steps may be drawn ahead without limit
-            return self._order.indices(step_of_order)
-        return self._order.slice(step_of_order, self.rank, self.sizes(step))
+            return self._order.indices(self.step_of_order(step))
+        return self._order.slice(self.step_of_order(step), self.rank, self.sizes(step))
+
+    def step_of_order(self, step: int) -> int:
+        """Returns the number of a global step, counted from the start of the order."""
+        return step - self._order_start
 
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order.
@@ -404,7 +407,7 @@ class Balancer:
         """Returns X_k, the samples of global step `step`."""
         if self._order is None:
             return self.constraints.global_batch_size
-        return self._order.size(step - self._order_start)
+        return self._order.size(self.step_of_order(step))
 
     def _write(self, seen: Observation, wall_seconds: float) -> None:
         if self._record is None:

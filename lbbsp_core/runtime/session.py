@@ -169,6 +169,10 @@ class WorkerSession:
         """
         return self.balancer.local_indices(step)
 
+    def step_of_order(self, step: int) -> int:
+        """Returns the number of a global step, counted from the start of the order."""
+        return self.balancer.step_of_order(step)
+
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
         self.balancer.begin_epoch(epoch)
