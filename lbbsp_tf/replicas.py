@@ -91,6 +91,11 @@ class ReplicaSessions(Sequence[WorkerSession]):
         for session in self:
             session.use_order(order)
 
+    def use_lag(self, lag: int) -> None:
+        """Changes the lag of the plans; see `WorkerSession.use_lag`."""
+        for session in self:
+            session.use_lag(lag)
+
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
         for session in self:
