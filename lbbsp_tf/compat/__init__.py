@@ -7,18 +7,40 @@ from lbbsp_tf.compat.evaluation import (
     set_last_rows,
 )
 from lbbsp_tf.compat.fitting import patch_keras
+from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
+from lbbsp_tf.compat.metrics import scalars_weighted
+from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
 from lbbsp_tf.compat.outputs import write_once_per_job
+from lbbsp_tf.compat.probing import (
+    batch_norm_in_inference,
+    noise_alike_for_all_samples,
+    scaled_gradients,
+)
+from lbbsp_tf.compat.random import shared_global_seed
+from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
 __all__ = [
+    "Apply",
+    "Gradient",
+    "Gradients",
     "Nest",
+    "added_vectors_scaled",
     "atomic_iterations",
+    "batch_norm_in_inference",
+    "intercepted_apply",
     "last_rows",
     "local",
+    "noise_alike_for_all_samples",
+    "one_replica_view",
     "patch_evaluation",
     "patch_keras",
     "replaced",
+    "scalars_weighted",
+    "scaled_gradients",
     "set_last_rows",
+    "shared_global_seed",
+    "token_means_scaled",
     "without_metrics",
     "write_once_per_job",
 ]

@@ -18,6 +18,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
+from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
 
@@ -41,24 +43,18 @@ class ReplicaRows(NamedTuple):
     total: tf.Tensor
 
 
-def patch_evaluation(
-    global_logs: Callable[[keras.Model, Logs], Logs],
-    sums_over_samples: Callable[[keras.Model], bool],
-) -> None:
+def patch_evaluation(global_logs: Callable[[keras.Model, Logs], Logs]) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
 
     Args:
         global_logs: Computes the logs of all workers from those that a custom `train_step` or
             `test_step` has computed on this worker.
-        sums_over_samples: Returns whether the losses of a model are sums, not means.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     if is_patched(iterator.__init__):
         return
     iterator.__init__ = patched(_iterate_over_rows(iterator.__init__))
-    trainer.make_test_function = patched(
-        _test_on_rows(trainer.make_test_function, sums_over_samples)
-    )
+    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function))
     trainer.make_predict_function = patched(_predict_on_rows(trainer.make_predict_function))
     trainer._get_metrics_result_or_logs = patched(
         _agree_on_logs(trainer._get_metrics_result_or_logs, global_logs)
@@ -120,19 +116,11 @@ class RowsStep:
     Args:
         model: Keras model.
         step: Bound method of the model.
-        sums_over_samples: Whether the losses of the model are sums, not means.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        step: Callable[[Nest], Nest],
-        *,
-        sums_over_samples: bool = False,
-    ) -> None:
+    def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
         self._model = model
         self._step = step
-        self._sums_over_samples = sums_over_samples
 
     def test(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
@@ -140,27 +128,34 @@ class RowsStep:
             with one_replica_view():
                 return self._step(data), _count(keras.tree.flatten(data)[0])
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
-        with one_replica_view(), self._global_means(tf.cast(data.rows / data.total, tf.float32)):
+        with self._as_in_one_process(data):
             logs = self._step(data.batch)
         for variable, value in before:
             variable.assign(tf.where(data.rows == 0, value, variable.value))
         return logs, data.rows
 
     @contextmanager
-    def _global_means(self, fraction: tf.Tensor) -> Iterator[None]:
-        """Makes means of scalars those of the global batch, of which this replica has a fraction.
+    def _as_in_one_process(self, data: ReplicaRows) -> Iterator[None]:
+        """Makes the mean of this thread's losses over replicas, by rows, that of the batch."""
+        fraction = tf.cast(data.rows / data.total, tf.float32)
+        divisor = tf.where(data.rows == 0, 1.0, fraction)
 
-        A scalar without weight counts as one on each worker, and a loss that is a sum as a mean.
-        """
-        model = self._model
-        compiled = getattr(model, "_compile_loss", None)
-        losses = [model._loss_tracker, *(compiled.metrics if compiled is not None else ())]
+        def token_factor(tokens: tf.Tensor, _: str) -> tf.Tensor:
+            tokens = tf.where(data.rows == 0, 0.0, tokens)
+            context = tf.distribute.get_replica_context()
+            total = context.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
+            return tf.math.divide_no_nan(tokens, total) / divisor
+
         with ExitStack() as stack:
-            for metric in model.metrics:
-                if isinstance(metric, keras.metrics.Mean):
-                    is_sum = self._sums_over_samples and any(metric is loss for loss in losses)
-                    update = _global_update(metric.update_state, fraction, is_sum=is_sum)
-                    stack.enter_context(replaced(metric, "update_state", update))
+            stack.enter_context(one_replica_view())
+            stack.enter_context(scalars_weighted(fraction))
+            stack.enter_context(token_means_scaled(token_factor))
+            stack.enter_context(added_vectors_scaled(1.0 / divisor))
+            if _sums_over_samples(self._model):
+                trackers = (self._model._loss_tracker, *self._model._compile_loss.metrics)
+                for tracker in trackers:
+                    update = _multiplied(tracker.update_state, 1.0 / divisor)
+                    stack.enter_context(replaced(tracker, "update_state", update))
             yield
 
     def predict(self, data: Nest) -> Nest:
@@ -177,19 +172,18 @@ class RowsStep:
         )
 
 
-def _global_update(
-    update: Callable[..., None], fraction: tf.Tensor, *, is_sum: bool
-) -> Callable[..., None]:
-    """Wraps `update_state` of a mean for scalars of a replica's fraction of the batch."""
+def _sums_over_samples(model: keras.Model) -> bool:
+    """Returns whether all compiled losses of a model are sums over samples, not means."""
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
+
+
+def _multiplied(update: Callable[..., None], factor: tf.Tensor) -> Callable[..., None]:
+    """Wraps `update_state` of a mean of losses."""
 
     @wraps(update)
-    def update_state(values: object, sample_weight: object = None) -> None:
-        if keras.ops.ndim(values) == 0:
-            if is_sum:
-                values = values / tf.cast(tf.where(fraction == 0, 1.0, fraction), values.dtype)
-            if sample_weight is None:
-                sample_weight = fraction
-        update(values, sample_weight)
+    def update_state(values: tf.Tensor, sample_weight: object = None) -> None:
+        update(values * tf.cast(factor, values.dtype), sample_weight)
 
     return update_state
 
@@ -222,9 +216,7 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
     return initialise
 
 
-def _test_on_rows(
-    original: Callable[..., None], sums_over_samples: Callable[[keras.Model], bool]
-) -> Callable[..., None]:
+def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `make_test_function`."""
 
     @wraps(original)
@@ -234,8 +226,7 @@ def _test_on_rows(
             return
         if _is_current(self.test_function) and not force:
             return
-        step = RowsStep(self, self.test_step, sums_over_samples=sums_over_samples(self))
-        with replaced(self, "test_step", step.test):
+        with replaced(self, "test_step", RowsStep(self, self.test_step).test):
             original(self, force=True)
         function = self.test_function
 

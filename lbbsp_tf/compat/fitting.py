@@ -38,8 +38,13 @@ def _build_from_local_batch(
     if takes_rows(iterator) and _is_built(self):
         return  # the batch may not be available a second time
     if iterator is not None:
-        _, _, batches = next(iter(iterator))
-        data_batch = local(self.distribute_strategy, next(batches))
+        # Placeholders hand out their example, because only a training step may iterate over them.
+        example = getattr(iterator._get_iterator(), "example", None)
+        if example is not None:
+            data_batch = example()
+        else:
+            _, _, batches = next(iter(iterator))
+            data_batch = local(self.distribute_strategy, next(batches))
     if isinstance(data_batch, ReplicaRows):
         data_batch = data_batch.batch
     with self.distribute_strategy.scope():

@@ -1,45 +1,45 @@
-"""View of a strategy as a single replica, with which Keras's scaling of losses is neutral.
+"""Number of replicas as the user's code sees it.
 
-Keras multiplies the losses that its own reduction computes by 1 / replicas, and the logged loss by
-the number of replicas. Losses that user code has reduced are only multiplied, so that they would be
-logged N times too large.
+Keras divides a loss by the number of replicas only where its own reduction reduces it: not a loss
+function that returns a scalar, an overridden `compute_loss`, or the loss of a `train_step`. Where
+it divides, other code multiplies again. Code that sees a single replica computes the same loss as
+in a single process, whatever its form, and the step weights its gradients.
 """
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
+from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
 
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
-_view = threading.local()
+_MACHINERY = "tensorflow.python.distribute"
+_viewed = PerThread()
 
 
 @contextmanager
 def one_replica_view() -> Iterator[None]:
-    """Makes ``num_replicas_in_sync`` of each strategy 1 in this thread, inside the context."""
-    _patch_strategy()
-    _view.depth = _depth() + 1
-    try:
+    """Makes `num_replicas_in_sync` 1 in this thread, except for TensorFlow's own machinery.
+
+    TensorFlow reads the same property to average the values of variables over replicas.
+    """
+    for owner in (StrategyBase, ReplicaContextBase):
+        if not is_patched(owner.num_replicas_in_sync.fget):
+            owner.num_replicas_in_sync = _one_in_view(owner.num_replicas_in_sync)
+    with _viewed.set(True):
         yield
-    finally:
-        _view.depth -= 1
 
 
-def _depth() -> int:
-    return getattr(_view, "depth", 0)
+def _one_in_view(original: property) -> property:
+    def num_replicas_in_sync(self: tf.distribute.Strategy | tf.distribute.ReplicaContext) -> int:
+        """Returns number of replicas over which gradients are aggregated."""
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if _viewed.value and not caller.startswith(_MACHINERY):
+            return 1
+        return original.fget(self)
 
-
-def _patch_strategy() -> None:
-    strategy = tf.distribute.Strategy
-    original = strategy.num_replicas_in_sync.fget
-    if is_patched(original):
-        return
-
-    def num_replicas_in_sync(self: tf.distribute.Strategy) -> int:
-        return 1 if _depth() else original(self)
-
-    strategy.num_replicas_in_sync = property(patched(num_replicas_in_sync))
+    return property(patched(num_replicas_in_sync))
