@@ -240,8 +240,16 @@ def _call(
     with tf.device("/CPU:0"):
         if returns is None:
             call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
-            return tf.numpy_function(call, [probe, *inputs], tf.int64)
-        return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
+        else:
+            call = lambda _, *args: function(*args)  # noqa: E731
+        result = tf.numpy_function(call, [probe, *inputs], returns or tf.int64)
+    if not tf.executing_eagerly():
+        # TensorFlow runs such calls of all replicas in the order of their traces, so that one
+        # replica would wait for another one.
+        manager = result.graph.experimental_acd_manager
+        if manager is not None:
+            manager.run_independently(result.op)
+    return result
 
 
 def _identity(tensor: Gradient) -> Gradient:
