@@ -20,6 +20,7 @@ from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
 from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
 
@@ -27,8 +28,7 @@ class BalancedStep:
     """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
 
     Args:
-        train_step: Train step of the user: a function of a batch.
-        name: What it is called in errors.
+        train_step: Train step of the user.
         strategy: Strategy of the model.
         sessions: Sessions of this process's replicas, which measure and exchange.
         next_batches: Functions that draw the step's batch in the graph, one for each of them;
@@ -39,8 +39,7 @@ class BalancedStep:
 
     def __init__(
         self,
-        train_step: Callable[[Nest], Nest],
-        name: str,
+        train_step: TrainStep,
         strategy: tf.distribute.Strategy,
         *,
         sessions: Sequence[WorkerSession],
@@ -49,7 +48,6 @@ class BalancedStep:
         share_of_sample: tf.Variable,
     ) -> None:
         self._train_step = train_step
-        self._name = name
         self._sessions = sessions
         self._next_batches = next_batches
         self._weighting = weighting
@@ -68,10 +66,10 @@ class BalancedStep:
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
         share = tf.cast(number_of_rows(first), tf.float32) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
-        logs = step.run(self._train_step, data)
+        logs = step.run(self._train_step.function, data)
         if not step.applied:
             raise ValueError(
-                f"{self._name} applied no gradients: it must call optimizer.apply (or "
+                f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
         return logs
@@ -85,7 +83,7 @@ class BalancedStep:
             keep: Called with the weighted sums of gradients instead of the optimizers.
         """
         step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
-        step.run(self._train_step, data)
+        step.run(self._train_step.function, data)
 
     def _replica(self) -> int:
         """Returns the number of the replica of this process that is being traced."""
