@@ -194,7 +194,7 @@ def prove(
     )
 
 
-def _clips(model: keras.Model, probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
+def _clips(probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     whole, first, second = probe(0, rows, _LARGE), probe(0, cut, _LARGE), probe(cut, rows, _LARGE)
     return any(
