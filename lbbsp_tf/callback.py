@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import fingerprint
-from lbbsp_core.validate import require_known
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
@@ -19,11 +17,10 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.leaving import leave_together
-from lbbsp_tf.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.loop import BalancedLoop
+from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
-from lbbsp_tf.step import BalancedStep
-from lbbsp_tf.verification import largest_error, uneven_sizes
-from lbbsp_tf.weighting import WAYS, Weighting
+from lbbsp_tf.train_step import TrainStep
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -83,7 +80,6 @@ class LoadBalancer(keras.callbacks.Callback):
         **options: object,
     ) -> None:
         super().__init__()
-        require_known("weight_by", weight_by, WAYS)
         check_tf_config()
         checks.check_keras()
         self.strategy = strategy
@@ -102,22 +98,19 @@ class LoadBalancer(keras.callbacks.Callback):
         self._input = TrainingInput(self._sessions, strategy)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
-        self._weight_by = weight_by
-        self._verify = verify
-        self.verified_error: float | None = None
-        self._samples_in_step = 0
+        self._preparation = StepPreparation(
+            strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
+        )
         self._in_fit = False
+        compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
-        compat.patch_keras()
         compat.patch_evaluation(agreement.global_logs)
         if self.workers > 1:
             compat.write_once_per_job(self.rank)
             fail_fast()
             leave_together(self.rank)
-        with tf.device("/CPU:0"):
-            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float32)
 
     @property
     def active(self) -> bool:
@@ -128,6 +121,11 @@ class LoadBalancer(keras.callbacks.Callback):
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
         return self._session.sizes
+
+    @property
+    def verified_error(self) -> float | None:
+        """Difference that ``verify=True`` has found, relative to the gradient; else None."""
+        return self._preparation.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -238,6 +236,38 @@ class LoadBalancer(keras.callbacks.Callback):
             prefetch=prefetch,
         )
 
+    def loop(
+        self,
+        train_step: Callable[[Nest], Nest],
+        data: tf.data.Dataset | PlaceholderDataset,
+    ) -> BalancedLoop:
+        """Returns a custom training loop, for users of `strategy.run` and of `train_on_batch`.
+
+        Args:
+            train_step: Function of a batch that applies gradients by Keras optimizers, written as
+                for a single process: its loss is a mean (or a sum) over the samples of the batch.
+                ``model.train_step`` of a compiled model is one.
+            data: What `dataset` has returned.
+
+        Raises:
+            ValueError: The data did not come from the balancer.
+
+        Example::
+
+            with balancer.loop(train_step, balancer.dataset(x, y)) as loop:
+                for epoch in range(5):
+                    for loss in loop.epoch():
+                        ...
+        """
+        return BalancedLoop(
+            train_step,
+            data,
+            strategy=self.strategy,
+            sessions=self._sessions,
+            training_input=self._input,
+            preparation=self._preparation,
+        )
+
     # Hooks of Keras, in the order in which it calls them
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -260,6 +290,8 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         if self._in_fit:
+            if self.active:
+                self._preparation.begin_epoch()
             self._sessions.exclude_step()
             return
         self._in_fit = True
@@ -273,10 +305,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
             self._input.begin_step()
-            samples = sum(self.sizes)
-            if samples != self._samples_in_step:
-                self._share_of_sample.assign(1.0 / samples)
-                self._samples_in_step = samples
+            self._preparation.set_samples(sum(self.sizes))
             compat.set_last_rows(self.model, self.sizes[self._session.rank])
             self._sessions.begin_step()
 
@@ -284,6 +313,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Advances the session of a single worker, which has no exchange."""
         if self.active:
             self._input.end_step()
+            self._preparation.end_step()
         elif self._input.order is not None:
             self._sessions.skip_step()
 
@@ -310,68 +340,17 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
-        self._samples_in_step = 0
         model = self.model
         config = getattr(model, "_compile_config", None)
         traced_for = (model, model.optimizer, config, *self._input.iterators)
         if self._traced_for is None or any(
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
-            step = BalancedStep(
-                model.train_step,
-                f"{type(model).__name__}.train_step",
-                self.strategy,
-                sessions=self._sessions,
-                next_batches=[each.next_batch for each in self._input.iterators],
-                weighting=self._choose_weighting(),
-                share_of_sample=self._share_of_sample,
-            )
-            if self._verify:
-                self._verify_step(step)
+            step = self._preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function, self._traced_for = model.train_function, traced_for
         model.train_function = self._train_function
-
-    def _choose_weighting(self) -> Weighting:
-        """Returns the weighting that the user has asked for, or else the one that is proven.
-
-        Raises:
-            ValueError: The loss cannot be weighted exactly; names it and the remedy.
-        """
-        chosen = Weighting.chosen(self._weight_by)
-        if chosen is not None:
-            return chosen
-        found = prove(
-            self.model,
-            self.strategy,
-            self._input.first_samples(SAMPLES),
-            by_tokens=self._weight_by == "mask",
-        )
-        refused = isinstance(found, Refusal)
-        self._session.check_same("weighting of the loss", fingerprint(repr(found)))
-        if refused:
-            raise ValueError(
-                f"{found.problem}, so unequal batches would not learn what one process learns: "
-                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
-            )
-        logger.debug("weighting of the loss: %s", found)
-        return found
-
-    def _verify_step(self, step: BalancedStep) -> None:
-        """Compares a weighted step on unequal batches with the whole batch in one process."""
-        sizes = uneven_sizes(self._input.order.size(0), self.replicas)
-        batch = self._input.first_samples(sum(sizes))
-        self.verified_error = largest_error(
-            self.strategy, self.model.train_step, step.weighted, batch, sizes
-        )
-        if self.rank == 0:
-            print(
-                f"lbbsp: a step on batches of {', '.join(map(str, sizes))} samples differs by "
-                f"{self.verified_error:.1e} from the whole batch in one process (largest "
-                "difference of a variable's gradient, relative to it)",
-                flush=True,
-            )
 
     def _run_after_history(self) -> None:
         """Handles requests to stop after all other callbacks, on all workers together (rule 11).

@@ -20,6 +20,7 @@ from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
 from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
 
@@ -27,8 +28,7 @@ class BalancedStep:
     """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
 
     Args:
-        train_step: Train step of the user: a function of a batch.
-        name: What it is called in errors.
+        train_step: Train step of the user.
         strategy: Strategy of the model.
         sessions: Sessions of this process's replicas, which measure and exchange.
         next_batches: Functions that draw the step's batch in the graph, one for each of them;
@@ -39,8 +39,7 @@ class BalancedStep:
 
     def __init__(
         self,
-        train_step: Callable[[Nest], Nest],
-        name: str,
+        train_step: TrainStep,
         strategy: tf.distribute.Strategy,
         *,
         sessions: Sequence[WorkerSession],
@@ -49,7 +48,6 @@ class BalancedStep:
         share_of_sample: tf.Variable,
     ) -> None:
         self._train_step = train_step
-        self._name = name
         self._sessions = sessions
         self._next_batches = next_batches
         self._weighting = weighting
@@ -66,12 +64,12 @@ class BalancedStep:
         self._share_seed()
         data = self._next_batches[number]()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        share = tf.cast(number_of_rows(first), tf.float32) * self._share_of_sample
+        share = tf.cast(number_of_rows(first), tf.float64) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
-        logs = step.run(self._train_step, data)
+        logs = step.run(self._train_step.function, data)
         if not step.applied:
             raise ValueError(
-                f"{self._name} applied no gradients: it must call optimizer.apply (or "
+                f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
         return logs
@@ -81,11 +79,11 @@ class BalancedStep:
 
         Args:
             data: Batch of this replica.
-            share: Its share of the samples of all replicas, a scalar.
+            share: Its share of the samples of all replicas, a scalar of float64.
             keep: Called with the weighted sums of gradients instead of the optimizers.
         """
         step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
-        step.run(self._train_step, data)
+        step.run(self._train_step.function, data)
 
     def _replica(self) -> int:
         """Returns the number of the replica of this process that is being traced."""
@@ -99,7 +97,7 @@ class ReplicaStep:
     Args:
         session: Session that measures and exchanges around the all-reduce.
         weighting: How gradients are weighted.
-        share: Share of the replica's batch in the samples of all replicas, a scalar.
+        share: Share of the replica's batch in the samples of all replicas, a scalar of float64.
         keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
     """
 
@@ -125,8 +123,7 @@ class ReplicaStep:
                 stack.enter_context(compat.one_replica_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / share))
             if weighting.by_tokens:
-                factor = lambda tokens, _: self._token_share(tokens) / share  # noqa: E731
-                stack.enter_context(compat.token_means_scaled(factor))
+                stack.enter_context(compat.token_means_scaled(self._token_factor))
             if weighting.all_means:
                 stack.enter_context(compat.scalars_weighted(share))
             stack.enter_context(compat.intercepted_apply(self._apply))
@@ -140,10 +137,11 @@ class ReplicaStep:
         self.applied += 1
         (self._keep or apply)(self._reduce(grads))
 
-    def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Returns this worker's share of the tokens of all workers."""
+    def _token_factor(self, tokens: tf.Tensor, why: str) -> tf.Tensor:
+        """Returns this replica's share of the tokens of all, relative to that of the samples."""
+        tokens = tf.cast(tokens, tf.float64)
         (total,) = self._collective([tokens])
-        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total))
+        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total) / self._share)
 
     def _reduce(self, grads: Gradients) -> Gradients:
         """Sums gradients over workers; the first call in a step includes the exchange."""
@@ -240,8 +238,16 @@ def _call(
     with tf.device("/CPU:0"):
         if returns is None:
             call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
-            return tf.numpy_function(call, [probe, *inputs], tf.int64)
-        return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
+        else:
+            call = lambda _, *args: function(*args)  # noqa: E731
+        result = tf.numpy_function(call, [probe, *inputs], returns or tf.int64)
+    if not tf.executing_eagerly():
+        # TensorFlow runs such calls of all replicas in the order of their traces, so that one
+        # replica would wait for another one.
+        manager = result.graph.experimental_acd_manager
+        if manager is not None:
+            manager.run_independently(result.op)
+    return result
 
 
 def _identity(tensor: Gradient) -> Gradient:

@@ -36,6 +36,10 @@ class StubSession:
     def __init__(self, rank=None, step=0):
         self.rank, self.step, self.order = rank, step, None
 
+    @property
+    def leader(self):
+        return self
+
     def make_order(self, num_samples, seed, **options):
         return GlobalOrder(num_samples, X, seed=seed or 0, **options)
 
