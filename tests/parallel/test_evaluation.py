@@ -1,4 +1,4 @@
-"""Evaluation and prediction on three workers equal those of one process, whatever the rows."""
+"""Evaluation and prediction on two workers equal those of one process, whatever the rows."""
 
 import pytest
 from jobs import run
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def seen():
     """What each rank reported."""
-    job = run("evaluation", *CASES, workers=3, timeout=360)
+    job = run("evaluation", *CASES, workers=2, timeout=360)
     assert job.status == 0
-    return [job.results(rank) for rank in range(3)]
+    return [job.results(rank) for rank in range(2)]
 
 
 def check_like_one_process(seen, name):
@@ -38,9 +38,8 @@ def check_like_one_process(seen, name):
     assert chief["logs"] == pytest.approx(chief["expected"], rel=TOLERANCE, abs=TOLERANCE)
     assert chief["same_shapes"]
     assert chief["predictions"] <= TOLERANCE
-    for rank in (1, 2):
-        for key in ("logs", "sum_of_predictions"):
-            assert seen[rank][name][key] == chief[key]
+    for key in ("logs", "sum_of_predictions"):
+        assert seen[1][name][key] == chief[key]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,4 +58,4 @@ def test_steps_are_steps_of_the_job(seen):
 
 def test_validation_may_have_fewer_rows_than_workers(seen):
     expected = pytest.approx(seen[0]["expected_validation"], abs=TOLERANCE)
-    assert seen[0]["validation"] == seen[1]["validation"] == seen[2]["validation"] == expected
+    assert seen[0]["validation"] == seen[1]["validation"] == expected

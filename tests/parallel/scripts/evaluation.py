@@ -187,7 +187,8 @@ def both(case):
     if balancer.rank:
         return model, None
     alone = case.model()
-    alone.run_eagerly = True  # it is used too rarely to be worth a trace
+    # A trace is worth it only where Keras logs other losses of outputs without one.
+    alone.run_eagerly = case.build is not two_outputs
     return model, alone
 
 
