@@ -84,7 +84,7 @@ def answer(*callbacks, **options):
 # Tensors in the logs are averaged over workers, weighted by their batches, before callbacks act.
 it, built, seen = balancer(), model(RawLogs, norm=False), Last()
 fit(it, built, seen)
-last = it._order.indices(7)
+last = it._input.order.indices(7)
 error = np.mean((built.predict(FEATURES[last], verbose=0) - LABELS[last]) ** 2)
 result("raw_logs", {"logs": seen.logs, "error": error})
 built, seen = model(RawLogs), Last()
