@@ -77,14 +77,14 @@ def weighted_means(values: Sequence[float], weight: int, collectives: Collective
     """
     row = [weight, *(half for value in values for half in pack_float(value))]
     rows = collectives.all_gather(row)
-    counted = [row for row in rows if row[0]] or rows
+    counted = [row for row in rows if row[0]] or [[1, *row[1:]] for row in rows]
     total = sum(row[0] for row in counted)
     means = []
     for column in range(1, len(row), 2):
         halves = [row[column : column + 2] for row in counted]
         mean = 0.0
         for (weight, *_), bits in zip(counted, halves, strict=True):
-            mean += unpack_float(bits) * (weight / total if total else 1.0)
+            mean += unpack_float(bits) * (weight / total)
         equal = all(bits == halves[0] for bits in halves)
         means.append(unpack_float(halves[0]) if equal else mean)
     return means
@@ -96,10 +96,10 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
     `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
     from the same epoch, whether or not they share a file system. Every worker must call this.
     """
-    epochs = [row[0] for row in collectives.all_gather([(model._initial_epoch or -1) + 1])]
-    if not epochs[0] or epochs == epochs[:1] * len(epochs):
+    (epoch,), *_ = collectives.all_gather([model._initial_epoch or 0])
+    if not epoch:
         return
-    model._initial_epoch = epochs[0] - 1
+    model._initial_epoch = epoch
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
