@@ -11,7 +11,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import shared_global_seed
+from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -27,6 +27,7 @@ __all__ = [
     "intercepted_apply",
     "local",
     "noise_alike_for_all_samples",
+    "noise_of_replica",
     "one_replica_view",
     "patch_keras",
     "replaced",
