@@ -89,6 +89,7 @@ class LoadBalancer(keras.callbacks.Callback):
             logger.warning("LoadBalancer is passive, because there is only one worker")
             return
         compat.patch_keras()
+        compat.allow_conditional_updates()
         compat.checkpoint_on_chief_only(self.rank)
         fail_fast()
         with tf.device("/CPU:0"):

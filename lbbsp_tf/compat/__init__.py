@@ -2,11 +2,13 @@
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.fitting import patch_keras
 from lbbsp_tf.compat.values import Nest, local, replaced
 
 __all__ = [
     "Nest",
+    "allow_conditional_updates",
     "atomic_iterations",
     "checkpoint_on_chief_only",
     "local",
