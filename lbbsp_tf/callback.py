@@ -90,6 +90,7 @@ class LoadBalancer(keras.callbacks.Callback):
             return
         compat.patch_keras()
         compat.allow_conditional_updates()
+        compat.synchronize_moments()
         compat.checkpoint_on_chief_only(self.rank)
         fail_fast()
         with tf.device("/CPU:0"):

@@ -109,7 +109,7 @@ def _inexact(model: keras.Model) -> Iterator[str]:
     if any(_is_plain_batch_norm(layer) for layer in layers):
         yield (
             "BatchNormalization normalises each worker's batch separately, so that the result "
-            "depends on how the batch is split: use BatchNormalization(synchronized=True)"
+            "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model)"
         )
     if any(getattr(layer, "mask_zero", False) for layer in layers):
         yield (

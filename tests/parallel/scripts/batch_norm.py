@@ -1,0 +1,104 @@
+"""Cases of batch normalisation, for `exactness`: synchronised on workers, plain in one process."""
+
+import inspect
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from exactness import SAMPLES, Case, rng, run
+
+import lbbsp_tf
+
+L = keras.layers
+IMAGES = rng.normal(size=(SAMPLES, 6, 6, 3))
+TOKENS = rng.integers(0, 50, (SAMPLES, 6))  # token 0 is padding
+FAR = IMAGES + 30.0 * np.arange(1, 4)
+synchronized = lbbsp_tf.synchronize_batch_norm
+
+
+def block(**options):
+    return [L.Conv2D(6, 3), L.BatchNormalization(momentum=0.8, **options), L.ReLU()]
+
+
+def convolution(**options):
+    return keras.Sequential(
+        [L.Input((6, 6, 3)), *block(**options), *block(**options), L.Flatten(), L.Dense(3)]
+    )
+
+
+def channels_first():
+    norm = L.BatchNormalization(axis=1, momentum=0.8)
+    return keras.Sequential([L.Input((6, 6, 3)), L.Permute((3, 1, 2)), norm, L.Flatten(), L.Dense(3)])
+
+
+def fine_tuned():
+    """A frozen base with a new head on top."""
+    base = keras.Sequential([L.Input((6, 6, 3)), *block()])
+    base.trainable = False
+    inputs = L.Input((6, 6, 3))
+    hidden = L.BatchNormalization(momentum=0.8)(L.Conv2D(4, 3)(base(inputs)))
+    return keras.Model(inputs, L.Dense(3)(L.Flatten()(hidden)))
+
+
+class Subclassed(keras.Model):
+    """Layers in a list, in a dictionary and in a nested model."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [keras.Sequential(block()), L.BatchNormalization(momentum=0.8)]
+        self.head = {"norm": L.BatchNormalization(momentum=0.8), "dense": L.Dense(3)}
+        self.build((None, 6, 6, 3))
+
+    def call(self, x, training=None):
+        for layer in self.blocks:
+            x = layer(x, training=training)
+        x = self.head["norm"](keras.ops.mean(x, axis=(1, 2)), training=training)
+        return self.head["dense"](x)
+
+
+def masked():
+    return keras.Sequential(
+        [L.Input((6,)), L.Embedding(50, 4, mask_zero=True), L.BatchNormalization(momentum=0.8),
+         L.GlobalAveragePooling1D(), L.Dense(3)]
+    )  # fmt: skip
+
+
+def over_time():
+    norm = L.TimeDistributed(L.BatchNormalization(momentum=0.8))
+    return keras.Sequential([L.Input((6, 6, 3)), norm, L.Flatten(), L.Dense(3)])
+
+
+def from_file(model):
+    """Saves a model, and synchronises the one that is loaded; then once more, synchronised."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        model = synchronized(keras.models.load_model(path))
+        model.save(path)
+        return keras.models.load_model(path)
+
+
+def case(build, x=IMAGES, distribute=synchronized, **options):
+    return Case(build, x=x, distribute=distribute, **options)
+
+
+CASES = {
+    "convolution": case(convolution),
+    "channels_first": case(channels_first),
+    "large_mean": case(convolution, FAR, dtype="float64"),
+    "fine_tuned": case(fine_tuned),
+    "subclassed": case(Subclassed),
+    "masked": case(masked, TOKENS),
+    "over_time": case(over_time),
+    "from_file": case(convolution, distribute=from_file),
+    "mixed_float16": case(convolution, dtype="mixed_float16"),
+    "accumulation": case(
+        convolution,
+        optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+    ),
+}
+if "renorm" in inspect.signature(L.BatchNormalization).parameters:
+    limits = {"rmax": 3.0, "rmin": 0.3, "dmax": 5.0}
+    CASES["renorm"] = case(lambda: convolution(renorm=True, renorm_clipping=limits))
+run(CASES)
