@@ -29,7 +29,9 @@ def convolution(**options):
 
 def channels_first():
     norm = L.BatchNormalization(axis=1, momentum=0.8)
-    return keras.Sequential([L.Input((6, 6, 3)), L.Permute((3, 1, 2)), norm, L.Flatten(), L.Dense(3)])
+    return keras.Sequential(
+        [L.Input((6, 6, 3)), L.Permute((3, 1, 2)), norm, L.Flatten(), L.Dense(3)]
+    )
 
 
 def fine_tuned():
@@ -46,9 +48,10 @@ class Subclassed(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.blocks = [keras.Sequential(block()), L.BatchNormalization(momentum=0.8)]
+        base = keras.Sequential([L.Input((6, 6, 3)), *block()])
+        self.blocks = [base, L.BatchNormalization(momentum=0.8)]
         self.head = {"norm": L.BatchNormalization(momentum=0.8), "dense": L.Dense(3)}
-        self.build((None, 6, 6, 3))
+        self(keras.ops.zeros((1, 6, 6, 3)))
 
     def call(self, x, training=None):
         for layer in self.blocks:
@@ -67,6 +70,26 @@ def masked():
 def over_time():
     norm = L.TimeDistributed(L.BatchNormalization(momentum=0.8))
     return keras.Sequential([L.Input((6, 6, 3)), norm, L.Flatten(), L.Dense(3)])
+
+
+class NormalizedCell(L.Layer):
+    """A recurrent cell that normalises its state in every time step."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size, self.dense = 4, L.Dense(4)
+        self.norm = L.BatchNormalization(momentum=0.8)
+
+    def call(self, x, states, training=None):
+        hidden = self.norm(self.dense(x) + states[0], training=training)
+        return hidden, [hidden]
+
+
+def unrolled_cell():
+    steps = L.Reshape((6, 18))
+    return keras.Sequential(
+        [L.Input((6, 6, 3)), steps, L.RNN(NormalizedCell(), unroll=True), L.Dense(3)]
+    )
 
 
 def from_file(model):
@@ -91,12 +114,16 @@ CASES = {
     "subclassed": case(Subclassed),
     "masked": case(masked, TOKENS),
     "over_time": case(over_time),
+    "unrolled_cell": case(unrolled_cell),
     "from_file": case(convolution, distribute=from_file),
-    "mixed_float16": case(convolution, dtype="mixed_float16"),
+    "mixed_float16": case(
+        convolution, dtype="mixed_float16", optimizer=lambda: keras.optimizers.SGD(0.05)
+    ),
     "accumulation": case(
         convolution,
         optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
     ),
+    "run_eagerly": case(convolution, options={"run_eagerly": True}),
 }
 if "renorm" in inspect.signature(L.BatchNormalization).parameters:
     limits = {"rmax": 3.0, "rmin": 0.3, "dmax": 5.0}

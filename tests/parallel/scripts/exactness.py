@@ -71,10 +71,15 @@ def run(cases: Mapping[str, Case]) -> None:
     """Prints the outcome of the cases that the command line names, or of all."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:] or cases:
-        try:
-            result(name, _compare(strategy, cases[name]))
-        except Exception as error:
-            result(name, {"error": f"{type(error).__name__}: {error}"[:2000]})
+        result(name, _outcome(strategy, cases[name]))
+
+
+def _outcome(strategy, case):
+    """What a case came to; an error that all workers raise does not end the other cases."""
+    try:
+        return _compare(strategy, case)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def _compare(strategy, case):
@@ -124,11 +129,14 @@ def _whole_batches(x):
 
 def _state(model):
     """What the optimizer counts, and a digest of the weights: the same on all workers."""
+    steps = -(-SAMPLES // X) * EPOCHS
     digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()[:16]
     optimizer = model.optimizer
+    innermost = getattr(optimizer, "inner_optimizer", optimizer)
     scale = getattr(optimizer, "dynamic_scale", 1.0)
     return {
         "digest": digest,
         "iterations": int(keras.ops.convert_to_numpy(optimizer.iterations)),
+        "skipped": steps - int(keras.ops.convert_to_numpy(innermost._iterations)),
         "scale": float(keras.ops.convert_to_numpy(scale)),
     }

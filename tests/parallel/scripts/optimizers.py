@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from exactness import FEATURES, SAMPLES, Case, run, rng
+from exactness import FEATURES, SAMPLES, Case, rng, run
 
-L, O = keras.layers, keras.optimizers
+L, opt = keras.layers, keras.optimizers
 TOKENS = rng.integers(0, 50, (SAMPLES, 6))
 OVERFLOWING = FEATURES.copy()
 OVERFLOWING[[100, 200]] = np.inf  # two samples, each in the batch of one worker
@@ -35,7 +35,7 @@ class Adversarial(keras.Model):
         super().__init__()
         self.generator = keras.Sequential([L.Input((10,)), L.Dense(10, activation="tanh")])
         self.discriminator = keras.Sequential([L.Input((10,)), L.Dense(8, "tanh"), L.Dense(1)])
-        self.optimizers = hold(self, O.Adam(1e-2), O.SGD(0.1, momentum=0.9))
+        self.optimizers = hold(self, opt.Adam(1e-2), opt.SGD(0.1, momentum=0.9))
         self.loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
 
     def call(self, x):
@@ -78,17 +78,16 @@ def outside(model, first, second):
 
 def by_layer():
     """Returns an optimizer that trains the layers of `dense` by two others."""
-    return O.MultiOptimizer(
-        lambda variable, pair=(O.Adam(1e-2), O.SGD(0.1)): pair["head" in variable.path]
-    )
+    adam, sgd = opt.Adam(1e-2), opt.SGD(0.1)
+    return opt.MultiOptimizer(lambda variable: sgd if "head" in variable.path else adam)
 
 
 def scaled(inner, **options):
-    return O.LossScaleOptimizer(inner, initial_scale=64.0, **options)
+    return opt.LossScaleOptimizer(inner, initial_scale=64.0, **options)
 
 
 def decay():
-    return O.schedules.CosineDecay(0.0, 20, warmup_target=0.1, warmup_steps=3)
+    return opt.schedules.CosineDecay(0.0, 20, warmup_target=0.1, warmup_steps=3)
 
 
 def case(optimizer=None, build=dense, *, dtype="float64", **options):
@@ -98,48 +97,46 @@ def case(optimizer=None, build=dense, *, dtype="float64", **options):
 
 
 CASES = {
-    "clipnorm": case(lambda: O.SGD(0.1, momentum=0.9, clipnorm=0.05)),
-    "global_clipnorm": case(lambda: O.SGD(0.1, global_clipnorm=0.1)),
-    "clipvalue": case(lambda: O.SGD(0.1, clipvalue=0.01)),
-    "clipvalue_embedding": case(lambda: O.Adam(1e-2, clipnorm=0.01), embedding, x=TOKENS),
-    "weight_decay": case(lambda: O.SGD(0.1, weight_decay=0.05)),
-    "schedule": case(lambda: O.SGD(decay())),
-    "constraints": case(lambda: O.SGD(0.3, momentum=0.9), constrained),
-    "ema": case(lambda: O.SGD(0.1, use_ema=True, ema_momentum=0.8)),
+    "clipnorm": case(lambda: opt.SGD(0.1, momentum=0.9, clipnorm=0.05)),
+    "global_clipnorm": case(lambda: opt.SGD(0.1, global_clipnorm=0.1)),
+    "clipvalue": case(lambda: opt.SGD(0.1, clipvalue=0.01)),
+    "clipnorm_embedding": case(lambda: opt.Adam(1e-2, clipnorm=0.01), embedding, x=TOKENS),
+    "weight_decay": case(lambda: opt.SGD(0.1, weight_decay=0.05)),
+    "schedule": case(lambda: opt.SGD(decay())),
+    "constraints": case(lambda: opt.SGD(0.3, momentum=0.9), constrained),
+    "ema": case(lambda: opt.SGD(0.1, use_ema=True, ema_momentum=0.8)),
     "ema_overwrite": case(
-        lambda: O.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
+        lambda: opt.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
     ),
-    "accumulation": case(
-        lambda: O.SGD(0.3, momentum=0.9, gradient_accumulation_steps=3)
-    ),
+    "accumulation": case(lambda: opt.SGD(0.3, momentum=0.9, gradient_accumulation_steps=3)),
     "accumulation_clipped": case(
-        lambda: O.AdamW(
-            O.schedules.ExponentialDecay(1e-2, 4, 0.5),
+        lambda: opt.AdamW(
+            opt.schedules.ExponentialDecay(1e-2, 4, 0.5),
             global_clipnorm=0.05,
             weight_decay=0.01,
             gradient_accumulation_steps=3,
         )
     ),
     "accumulation_embedding": case(
-        lambda: O.Adam(1e-2, gradient_accumulation_steps=2), embedding, x=TOKENS
+        lambda: opt.Adam(1e-2, gradient_accumulation_steps=2), embedding, x=TOKENS
     ),
     "accumulation_ema_overwrite": case(
-        lambda: O.Adam(
+        lambda: opt.Adam(
             1e-2, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=2
         )
     ),
     "accumulation_constraints": case(
-        lambda: O.SGD(0.3, gradient_accumulation_steps=2), constrained
+        lambda: opt.SGD(0.3, gradient_accumulation_steps=2), constrained
     ),
-    "loss_scale_factor": case(lambda: O.SGD(0.1, loss_scale_factor=8.0)),
+    "loss_scale_factor": case(lambda: opt.SGD(0.1, loss_scale_factor=8.0)),
     "loss_scaling_overflow": case(
-        lambda: scaled(O.SGD(0.1, momentum=0.9), dynamic_growth_steps=3), x=OVERFLOWING
+        lambda: scaled(opt.SGD(0.1, momentum=0.9), dynamic_growth_steps=3), x=OVERFLOWING
     ),
     "loss_scaling_accumulation_overflow": case(
-        lambda: scaled(O.SGD(0.1, gradient_accumulation_steps=2)), x=OVERFLOWING
+        lambda: scaled(opt.SGD(0.1, gradient_accumulation_steps=2)), x=OVERFLOWING
     ),
     "loss_scaling_ema_overwrite": case(
-        lambda: scaled(O.SGD(0.1, use_ema=True, ema_overwrite_frequency=2))
+        lambda: scaled(opt.SGD(0.1, use_ema=True, ema_overwrite_frequency=2))
     ),
     "mixed_float16": case(dtype="mixed_float16"),
     "mixed_float16_overflow": case(dtype="mixed_float16", x=OVERFLOWING),
@@ -150,20 +147,20 @@ CASES = {
     "adversarial_list": case(build=lambda: Adversarial(as_list)),
     "adversarial_outside": case(build=lambda: Adversarial(outside)),
     "multi_optimizer": case(by_layer),
-    "adadelta": case(lambda: O.Adadelta(1.0)),
-    "adafactor": case(lambda: O.Adafactor(1e-2)),
-    "adagrad": case(lambda: O.Adagrad(0.05)),
-    "adam": case(lambda: O.Adam(1e-2, amsgrad=True)),
-    "adamax": case(lambda: O.Adamax(1e-2)),
-    "adamw": case(lambda: O.AdamW(1e-2, weight_decay=0.1)),
-    "ftrl": case(lambda: O.Ftrl(0.1, l1_regularization_strength=1e-3)),
-    "lamb": case(lambda: O.Lamb(1e-2)),
-    "lion": case(lambda: O.Lion(1e-2, weight_decay=0.1)),
-    "muon": case(lambda: O.Muon(1e-2)),
-    "nadam": case(lambda: O.Nadam(1e-2)),
-    "rmsprop": case(lambda: O.RMSprop(1e-2, momentum=0.9, centered=True)),
-    "schedule_free_adamw": case(lambda: O.ScheduleFreeAdamW(1e-2)),
-    "sgd": case(lambda: O.SGD(0.1, momentum=0.9, nesterov=True)),
+    "adadelta": case(lambda: opt.Adadelta(1.0)),
+    "adafactor": case(lambda: opt.Adafactor(1e-2)),
+    "adagrad": case(lambda: opt.Adagrad(0.05)),
+    "adam": case(lambda: opt.Adam(1e-2, amsgrad=True)),
+    "adamax": case(lambda: opt.Adamax(1e-2)),
+    "adamw": case(lambda: opt.AdamW(1e-2, weight_decay=0.1)),
+    "ftrl": case(lambda: opt.Ftrl(0.1, l1_regularization_strength=1e-3)),
+    "lamb": case(lambda: opt.Lamb(1e-2)),
+    "lion": case(lambda: opt.Lion(1e-2, weight_decay=0.1)),
+    "muon": case(lambda: opt.Muon(1e-2)),
+    "nadam": case(lambda: opt.Nadam(1e-2)),
+    "rmsprop": case(lambda: opt.RMSprop(1e-2, momentum=0.9, centered=True)),
+    "schedule_free_adamw": case(lambda: opt.ScheduleFreeAdamW(1e-2)),
+    "sgd": case(lambda: opt.SGD(0.1, momentum=0.9, nesterov=True)),
 }
 
 
