@@ -10,7 +10,6 @@ from lbbsp_core import read_run
 CASES = [
     "convolution",
     "channels_first",
-    "large_mean",
     "fine_tuned",
     "subclassed",
     "masked",

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from lbbsp_tf import synchronize_batch_norm
+from lbbsp_tf import compat, synchronize_batch_norm
 
 L = keras.layers
 
@@ -127,3 +128,22 @@ def test_one_process_learns_the_same():
 
     for plain, converted in zip(trained(lambda m: m), trained(synchronize_batch_norm), strict=True):
         np.testing.assert_allclose(converted, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_large_mean_does_not_cancel_the_variance(masked):
+    compat.synchronize_moments()
+    x = np.random.default_rng(0).normal(1e4, 1.0, (64, 5, 3)).astype("f4")
+    mask = np.arange(5) < (3 if masked else 5)
+    used = x[:, mask].reshape(-1, 3).astype("f8")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        layer = L.BatchNormalization(synchronized=True, moving_mean_initializer="ones")
+        layer.build(x.shape)
+        layer.moving_mean.assign([1e4, 1e4, 1e4])
+    moments = lambda: layer._moments(  # noqa: E731
+        tf.constant(x), tf.constant(np.tile(mask, (64, 1))) if masked else None
+    )
+    mean, variance = strategy.run(tf.function(moments))
+    np.testing.assert_allclose(mean, used.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(variance, used.var(0), rtol=1e-3)

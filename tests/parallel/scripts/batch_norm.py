@@ -5,15 +5,14 @@ import tempfile
 from pathlib import Path
 
 import keras
-import numpy as np
-from exactness import SAMPLES, Case, rng, run
+from comparison import SAMPLES
+from exactness import case, rng, run
 
 import lbbsp_tf
 
 L = keras.layers
 IMAGES = rng.normal(size=(SAMPLES, 6, 6, 3))
 TOKENS = rng.integers(0, 50, (SAMPLES, 6))  # token 0 is padding
-FAR = IMAGES + 30.0 * np.arange(1, 4)
 synchronized = lbbsp_tf.synchronize_batch_norm
 
 
@@ -102,30 +101,29 @@ def from_file(model):
         return keras.models.load_model(path)
 
 
-def case(build, x=IMAGES, distribute=synchronized, **options):
-    return Case(build, x=x, distribute=distribute, **options)
+def _case(build, convert=synchronized, x=IMAGES, dtype="float32", **options):
+    return case(build, x=x, dtype=dtype, convert=convert, **options)
 
 
 CASES = {
-    "convolution": case(convolution),
-    "channels_first": case(channels_first),
-    "large_mean": case(convolution, FAR, dtype="float64"),
-    "fine_tuned": case(fine_tuned),
-    "subclassed": case(Subclassed),
-    "masked": case(masked, TOKENS),
-    "over_time": case(over_time),
-    "unrolled_cell": case(unrolled_cell),
-    "from_file": case(convolution, distribute=from_file),
-    "mixed_float16": case(
+    "convolution": _case(convolution),
+    "channels_first": _case(channels_first),
+    "fine_tuned": _case(fine_tuned),
+    "subclassed": _case(Subclassed),
+    "masked": _case(masked, x=TOKENS),
+    "over_time": _case(over_time),
+    "unrolled_cell": _case(unrolled_cell),
+    "from_file": _case(convolution, convert=from_file),
+    "mixed_float16": _case(
         convolution, dtype="mixed_float16", optimizer=lambda: keras.optimizers.SGD(0.05)
     ),
-    "accumulation": case(
+    "accumulation": _case(
         convolution,
         optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
     ),
-    "run_eagerly": case(convolution, options={"run_eagerly": True}),
+    "run_eagerly": _case(convolution, run_eagerly=True),
 }
 if "renorm" in inspect.signature(L.BatchNormalization).parameters:
     limits = {"rmax": 3.0, "rmin": 0.3, "dmax": 5.0}
-    CASES["renorm"] = case(lambda: convolution(renorm=True, renorm_clipping=limits))
+    CASES["renorm"] = _case(lambda: convolution(renorm=True, renorm_clipping=limits))
 run(CASES)

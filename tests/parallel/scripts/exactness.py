@@ -1,73 +1,44 @@
-"""Trains cases on uneven, changing batches, then in one process on whole global batches."""
+"""Compares cases of optimizers and layers: weights, what is counted, and the workers' agreement."""
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import keras
 import numpy as np
 import tensorflow as tf
+from comparison import EPOCHS, SAMPLES, Trained, X, balanced
 from report import largest_difference, result
 
-import lbbsp_tf
-from lbbsp_core.policy import FixedState
-
-X = 64
-SAMPLES = 4 * X + 21  # a short last batch in every epoch
-EPOCHS = 2
-PLANS = {2: ((48, 16), (40, 24), (7, 57)), 3: ((40, 16, 8), (30, 31, 3), (1, 20, 43))}
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 10))
 LABELS = rng.integers(0, 3, SAMPLES)
+STEPS = -(-SAMPLES // X)
 
 
-@dataclass(frozen=True)
-class Cycle:
-    """A policy whose plan changes every step, whatever is measured."""
+def case(
+    build, optimizer=None, x=FEATURES, dtype="float64", convert=lambda model: model, **options
+):
+    """A classifier to train; its distributed model is `convert` of the one that `build` returns.
 
-    plans: tuple[tuple[int, ...], ...]
-    uses_costs = False
-    is_static = False
-
-    def init(self, cluster):
-        return FixedState(self.plans[0])
-
-    def update(self, state, cluster, observation):
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way to train.
-
-    Rounding differs between one batch and its parts. Where training enlarges it (optimizers that
-    divide by small numbers, or take signs), a case uses float64.
+    Rounding differs between one batch and its parts, and some optimizers enlarge it: they divide
+    by small numbers, or take signs. In float64 only a wrong update makes a difference.
     """
 
-    build: Callable[[], keras.Model]
-    optimizer: Callable[[], keras.optimizers.Optimizer] = lambda: keras.optimizers.SGD(
-        0.1, momentum=0.9
-    )
-    dtype: str = "float32"
-    x: np.ndarray = field(default_factory=lambda: FEATURES)
-    distribute: Callable[[keras.Model], keras.Model] = lambda model: model
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def model(self, distributed):
-        """The compiled model, with the same initial weights in each call."""
-        keras.utils.set_random_seed(1)
-        keras.config.set_floatx("float64" if self.dtype == "float64" else "float32")
-        keras.config.set_dtype_policy(self.dtype)
-        model = self.build()
-        if distributed:
-            model = self.distribute(model)
+    def model(distributed):
+        keras.config.set_floatx("float64" if dtype == "float64" else "float32")
+        keras.config.set_dtype_policy(dtype)
+        built = build()
+        if distributed and convert:
+            built = convert(built)
+        chosen = optimizer() if optimizer else keras.optimizers.SGD(0.1, momentum=0.9)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(self.optimizer(), loss, **self.options)
-        return model
+        built.compile(chosen, loss, **options)
+        return built
+
+    return Trained(model, x, LABELS)
 
 
-def run(cases: Mapping[str, Case]) -> None:
+def run(cases) -> None:
     """Prints the outcome of the cases that the command line names, or of all."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:] or cases:
@@ -83,18 +54,7 @@ def _outcome(strategy, case):
 
 
 def _compare(strategy, case):
-    plans = PLANS[strategy.num_replicas_in_sync]
-    balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle(plans))
-    with strategy.scope():
-        model = case.model(distributed=True)
-    start = [w.copy() for w in model.get_weights()]
-    model.fit(
-        balancer.dataset(case.x, LABELS, seed=0),
-        steps_per_epoch=balancer.steps_per_epoch,
-        epochs=EPOCHS,
-        callbacks=[balancer],
-        verbose=0,
-    )
+    balancer, model, start, _ = balanced(strategy, case)
     found = {"state": _state(model)}
     if balancer.rank == 0:
         reference = _alone(case)
@@ -108,13 +68,13 @@ def _compare(strategy, case):
 
 
 def _alone(case):
-    """The reference: one process, whole global batches, stock Keras."""
-    model = case.model(distributed=False)
+    """The reference: stock Keras in one process, in one fit (its end replaces weights by EMAs)."""
+    keras.utils.set_random_seed(1)
+    model = case.model(False)
     # Under a strategy, `fit` builds the optimizer before it traces the step. ScheduleFreeAdamW
     # needs that: Keras loses its initial values if it is built while the step is traced.
     model.optimizer.build(model.trainable_variables)
-    steps = -(-SAMPLES // X)
-    model.fit(_whole_batches(case.x), steps_per_epoch=steps, epochs=EPOCHS, verbose=0)
+    model.fit(_whole_batches(case.x), steps_per_epoch=STEPS, epochs=EPOCHS, verbose=0)
     return model
 
 
@@ -129,14 +89,12 @@ def _whole_batches(x):
 
 def _state(model):
     """What the optimizer counts, and a digest of the weights: the same on all workers."""
-    steps = -(-SAMPLES // X) * EPOCHS
-    digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()[:16]
+    number = lambda value: float(keras.ops.convert_to_numpy(value))  # noqa: E731
     optimizer = model.optimizer
     innermost = getattr(optimizer, "inner_optimizer", optimizer)
-    scale = getattr(optimizer, "dynamic_scale", 1.0)
     return {
-        "digest": digest,
-        "iterations": int(keras.ops.convert_to_numpy(optimizer.iterations)),
-        "skipped": steps - int(keras.ops.convert_to_numpy(innermost._iterations)),
-        "scale": float(keras.ops.convert_to_numpy(scale)),
+        "digest": hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
+        "iterations": number(optimizer.iterations),
+        "skipped": EPOCHS * STEPS - number(innermost._iterations),
+        "scale": number(getattr(optimizer, "dynamic_scale", 1.0)),
     }
