@@ -22,7 +22,7 @@ CASES = [
 ]
 ON_THREE = ["convolution", "masked"]
 TOLERANCE = 1e-5
-ROUNDED = {"mixed_float16": 5e-3}  # the parts of a batch are rounded differently from the whole
+ROUNDED = {"mixed_float16": 2e-2}  # the parts of a batch are rounded differently from the whole
 
 
 @pytest.fixture(scope="module")

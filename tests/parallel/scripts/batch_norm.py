@@ -79,6 +79,10 @@ class NormalizedCell(L.Layer):
         self.state_size, self.dense = 4, L.Dense(4)
         self.norm = L.BatchNormalization(momentum=0.8)
 
+    def build(self, shape):
+        self.dense.build(shape)
+        self.norm.build((None, 4))
+
     def call(self, x, states, training=None):
         hidden = self.norm(self.dense(x) + states[0], training=training)
         return hidden, [hidden]
