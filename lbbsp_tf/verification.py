@@ -1,4 +1,4 @@
-"""Numerical check of the weighting: a step on all workers against one on the whole batch."""
+"""Numerical check of the weighting: a step on all replicas against one on the whole batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
 def largest_error(
     strategy: tf.distribute.Strategy,
     train_step: Callable[[Nest], Nest],
-    weighted_step: Callable[[Nest, tf.Tensor, Callable[[Gradients], None]], Nest],
+    weighted_step: Callable[[Nest, tf.Tensor, Callable[[Gradients], None]], None],
     batch: Nest,
     sizes: Sequence[int],
-    rank: int,
 ) -> float:
     """Returns how far the gradients of a weighted step are from those of the whole batch.
 
@@ -42,13 +41,11 @@ def largest_error(
         train_step: Train step of the user.
         weighted_step: `BalancedStep.weighted`, with collectives.
         batch: A whole global batch as tensors, the same on all workers.
-        sizes: Samples by rank.
-        rank: Number of this worker.
+        sizes: Samples of each replica.
 
     Returns:
         Largest difference of a variable's gradient, relative to it.
     """
-    begin = sum(sizes[:rank])
 
     def whole() -> list[tf.Tensor]:
         sketches: list[tf.Tensor] = []
@@ -65,6 +62,9 @@ def largest_error(
 
     def weighted() -> list[tf.Tensor]:
         sketches: list[tf.Tensor] = []
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rank = int(tf.get_static_value(replica))
+        begin = sum(sizes[:rank])
         part = tf.nest.map_structure(lambda t: slice_rows(t, begin, begin + sizes[rank]), batch)
         share = tf.constant(sizes[rank] / sum(sizes), tf.float32)
         weighted_step(part, share, lambda grads: sketches.append(sketch_of(grads)))
