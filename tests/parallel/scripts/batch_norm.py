@@ -110,7 +110,7 @@ def _case(build, convert=synchronized, x=IMAGES, dtype="float32", **options):
 
 
 CASES = {
-    "convolution": _case(convolution),
+    "convolution": _case(convolution, proven=True),
     "channels_first": _case(channels_first),
     "fine_tuned": _case(fine_tuned),
     "subclassed": _case(Subclassed),

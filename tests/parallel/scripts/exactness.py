@@ -16,13 +16,13 @@ STEPS = -(-SAMPLES // X)
 
 
 def case(
-    build, optimizer=None, *, x=FEATURES, dtype="float64", convert=None, proven=True, **options
+    build, optimizer=None, *, x=FEATURES, dtype="float64", convert=None, proven=False, **options
 ):
     """A classifier to train; its distributed model is `convert` of the one that `build` returns.
 
     Rounding differs between one batch and its parts, and some optimizers enlarge it: they divide
     by small numbers, or take signs. In float64 only a wrong update makes a difference.
-    Without `proven`, the loss is taken to be a mean, which saves time.
+    Unless `proven`, the loss is taken to be a mean, which saves time.
     """
 
     def model(distributed):
