@@ -1,7 +1,9 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
+from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.fitting import patch_keras
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
@@ -21,6 +23,7 @@ __all__ = [
     "Gradients",
     "Nest",
     "added_vectors_scaled",
+    "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
     "checkpoint_on_chief_only",
@@ -34,6 +37,7 @@ __all__ = [
     "scalars_weighted",
     "scaled_gradients",
     "shared_global_seed",
+    "synchronize_moments",
     "token_means_scaled",
     "without_metrics",
 ]
