@@ -1,6 +1,8 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
+from lbbsp_tf.compat.batch_norm import synchronize_moments
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
@@ -16,7 +18,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import shared_global_seed
+from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -26,12 +28,14 @@ __all__ = [
     "Gradients",
     "Nest",
     "added_vectors_scaled",
+    "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
     "intercepted_apply",
     "last_rows",
     "local",
     "noise_alike_for_all_samples",
+    "noise_of_replica",
     "one_replica_view",
     "patch_evaluation",
     "patch_keras",
@@ -40,6 +44,7 @@ __all__ = [
     "scaled_gradients",
     "set_last_rows",
     "shared_global_seed",
+    "synchronize_moments",
     "token_means_scaled",
     "without_metrics",
     "write_once_per_job",
