@@ -143,7 +143,7 @@ KINDS = {
     "sparse": lambda: Kind(tf.sparse.from_dense(MATRIX), NUMBERS),
     "scipy": lambda: Kind(scipy.sparse.csr_matrix(MATRIX), NUMBERS),
     "frame": lambda: Kind(
-        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS), number=lambda s: s[1][0]
+        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS + 1), number=lambda s: s[1][0] - 1
     ),
     "dict_of_frame": lambda: Kind(
         dict(pd.DataFrame({"a": NUMBERS, "b": [str(i) for i in NUMBERS]})), NUMBERS
