@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.host import HostCalls
 
 _SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
 
@@ -27,7 +28,7 @@ class Column(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
         ...
 
@@ -51,10 +52,10 @@ class HostColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
-        values = tf.numpy_function(self._read, [index], self._spec.dtype)
-        values.set_shape([None, *self._spec.shape[1:]])
+        spec = tf.TensorSpec([None, *self._spec.shape[1:]], self._spec.dtype)
+        (values,) = host.call(lambda index: [self._read(index)], [index], [spec])
         return values
 
     def tail(self, start: int) -> Any:
@@ -113,7 +114,7 @@ class TensorColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
         return tf.gather(self._tensor, index)
 
@@ -139,14 +140,14 @@ class SparseColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.SparseTensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.SparseTensor:
         """Returns the values of the samples `index`, as a sparse tensor."""
-        types = [tf.int64, self._tensor.dtype, tf.int64]
-        places, values, shape = tf.numpy_function(self._read, [index], types)
-        places.set_shape([None, len(self.shape)])
-        values.set_shape([None])
-        shape.set_shape([len(self.shape)])
-        rows = tf.SparseTensor(places, values, shape)
+        specs = [
+            tf.TensorSpec([None, len(self.shape)], tf.int64),
+            tf.TensorSpec([None], self._tensor.dtype),
+            tf.TensorSpec([len(self.shape)], tf.int64),
+        ]
+        rows = tf.SparseTensor(*host.call(self._read, [index], specs))
         rows.set_shape([None, *self.shape[1:]])
         return rows
 

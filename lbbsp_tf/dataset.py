@@ -18,6 +18,7 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.host import HostCalls
 from lbbsp_tf.mapping import SampleMap, over_samples
 from lbbsp_tf.sources import Draw, Source
 
@@ -55,12 +56,13 @@ class PlannedPipeline:
         self._sample_map = sample_map
         self._batch_maps = batch_maps
         self._padded = padded
+        self._host = HostCalls()
         self.readers = readers
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches, from the step that is running when an iteration starts."""
-        batches = self._mapped(self.source.batches(self.order, self._first_step, self._draw))
+        batches = self._mapped(self.source.batches(self, self._host))
         if self.prefetch:
             batches = batches.prefetch(self.prefetch)
         return batches.with_options(self._options())
@@ -68,8 +70,9 @@ class PlannedPipeline:
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""
         steps = self.order.steps_per_epoch
-        epoch = self.batches.take(steps)
-        return epoch.apply(tf.data.experimental.assert_cardinality(steps))
+        epoch = self.batches.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+        epoch.pipeline = self  # keeps the Python functions alive
+        return epoch
 
     @cached_property
     def example(self) -> Nest:
@@ -77,6 +80,15 @@ class PlannedPipeline:
         with tf.device("/CPU:0"):
             raw = tf.data.Dataset.from_tensors(self.source.example())
             return next(iter(self._mapped(raw)))
+
+    def first_step(self) -> int:
+        """Returns the running step, at which an iteration starts."""
+        self._session.use_order(self.order)
+        return self._session.step
+
+    def draw(self, step: int) -> Draw:
+        """Returns this worker's samples of a step."""
+        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
 
     def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
         """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
@@ -90,13 +102,6 @@ class PlannedPipeline:
             readers=self.readers,
             prefetch=self.prefetch,
         )
-
-    def _first_step(self) -> int:
-        self._session.use_order(self.order)
-        return self._session.step
-
-    def _draw(self, step: int) -> Draw:
-        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Applies the functions of samples and of batches."""
@@ -127,15 +132,15 @@ class BatchIterator:
     A step that is traced once can so train on further data sets of the same structure.
 
     Args:
-        pipeline: First pipeline; the others must have the same `element_spec`.
+        element_spec: Structure of the batches of all pipelines.
     """
 
-    def __init__(self, pipeline: PlannedPipeline) -> None:
-        batches = pipeline.batches
-        self.element_spec = batches.element_spec
-        self._empty = tf.data.Dataset.from_tensors(pipeline.example).take(0)
+    def __init__(self, element_spec: Nest) -> None:
+        self.element_spec = element_spec
+        # The iterator holds its first data set for ever, so that one is empty.
+        self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
         with tf.device("/CPU:0"):
-            self._iterator = iter(batches)
+            self._iterator = iter(self._empty)
             self._waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
     @property

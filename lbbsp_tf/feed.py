@@ -20,7 +20,7 @@ logger = logging.getLogger("lbbsp.tf")
 MAX_WAIT = 0.2
 """Share of the busy time that steps may wait for input before a warning is logged."""
 
-MIN_WAIT_SECONDS = 0.002
+MIN_WAIT_SECONDS = 0.005
 """Wait per step below which no warning is logged."""
 
 
@@ -184,7 +184,7 @@ class TrainingInput:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
         spec = self._pipeline.batches.element_spec
         if self._iterator is None or self._iterator.element_spec != spec:
-            self._iterator = BatchIterator(self._pipeline)
+            self._iterator = BatchIterator(spec)
         self._iterator.start(self._pipeline)
 
     def begin_step(self) -> None:

@@ -22,8 +22,7 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
 from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
-
-FirstStep = Callable[[], int]
+from lbbsp_tf.host import HostCalls
 
 
 class Draw(NamedTuple):
@@ -38,7 +37,22 @@ class Draw(NamedTuple):
     samples: Indices
 
 
-DrawStep = Callable[[int], Draw]
+class Plan(Protocol):
+    """Plan by which a source is read.
+
+    Args:
+        order: Samples of each step.
+    """
+
+    order: GlobalOrder
+
+    def first_step(self) -> int:
+        """Returns the global step of the first batch; called when an iteration starts."""
+        ...
+
+    def draw(self, step: int) -> Draw:
+        """Returns this worker's samples of a global step."""
+        ...
 
 
 class Source(Protocol):
@@ -61,14 +75,12 @@ class Source(Protocol):
     restore: Callable[..., Nest] | None
     records: Fingerprints | None
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches.
 
         Args:
-            order: Samples of each step.
-            first_step: Returns the global step of the first batch; called when an iteration
-                starts.
-            draw: Returns this worker's samples of a global step.
+            plan: Samples of this worker in each step.
+            host: Calls of Python functions, which live as long as the data set.
         """
         ...
 
@@ -146,16 +158,20 @@ class Arrays:
         rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
         return rest if isinstance(rest, tuple) else (rest,)
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        return step_numbers(first_step).map(lambda step: self._take(_drawn(draw, step)))
+        index = [tf.TensorSpec([None], tf.int64)]
+        draw = lambda step: [plan.draw(int(step)).samples]  # noqa: E731
+        return step_numbers(plan, host).map(
+            lambda step: self._take(*host.call(draw, [step], index), host)
+        )
 
     def example(self) -> Nest:
         """Returns a batch of one sample."""
-        return self._take(tf.constant([0], tf.int64))
+        return self._take(tf.constant([0], tf.int64), HostCalls())
 
-    def _take(self, index: tf.Tensor) -> Nest:
-        return tf.nest.map_structure(lambda each: each.take(index), self._columns)
+    def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
+        return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
 
 
 class Items:
@@ -192,10 +208,12 @@ class Items:
             self._specs.append(_common_spec(shapes, spec_of(leaves[0]).dtype))
         self.restore = self._crop if any(self._varies) else None
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        read = lambda step: self._read(draw(int(step)).samples)  # noqa: E731
-        return step_numbers(first_step).map(lambda step: self._packed(host(read, step, self._rows)))
+        read = lambda step: self._read(plan.draw(int(step)).samples)  # noqa: E731
+        return step_numbers(plan, host).map(
+            lambda step: self._packed(host.call(read, [step], self._rows))
+        )
 
     def example(self) -> Nest:
         """Returns a batch of one sample."""
@@ -298,16 +316,18 @@ class Batches:
             self._check_size(number - 1, last, global_batch_size)
         self.num_samples = (number - 1) * global_batch_size + rest
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
 
         def read(step: int) -> list[np.ndarray]:
-            drawn = draw(int(step))
-            self._begin_pass(drawn.step // order.steps_per_pass)
+            drawn = plan.draw(int(step))
+            self._begin_pass(drawn.step // plan.order.steps_per_pass)
             return self._read(int(step), drawn.samples)
 
-        return step_numbers(first_step).map(
-            lambda step: tf.nest.pack_sequence_as(self._structure, host(read, step, self._specs))
+        return step_numbers(plan, host).map(
+            lambda step: tf.nest.pack_sequence_as(
+                self._structure, host.call(read, [step], self._specs)
+            )
         )
 
     def example(self) -> Nest:
@@ -382,32 +402,16 @@ def open_source(
     )
 
 
-def step_numbers(first_step: FirstStep) -> tf.data.Dataset:
+def step_numbers(plan: Plan, host: HostCalls) -> tf.data.Dataset:
     """Returns a data set of global steps, counted from the one at which its iteration starts."""
 
     def count(_: tf.Tensor) -> tf.data.Dataset:
-        (start,) = host(lambda: [np.int64(first_step())], [], [tf.TensorSpec([], tf.int64)])
-        return tf.data.Dataset.counter(start)
+        scalar = [tf.TensorSpec([], tf.int64)]
+        return tf.data.Dataset.counter(
+            *host.call(lambda: [np.int64(plan.first_step())], [], scalar)
+        )
 
     return tf.data.Dataset.from_tensors(0).flat_map(count)
-
-
-def _drawn(draw: DrawStep, step: tf.Tensor) -> tf.Tensor:
-    """Returns this worker's samples of a step, int64, shape ``(samples,)``."""
-    return host(lambda k: [draw(int(k)).samples], step, [tf.TensorSpec([None], tf.int64)])[0]
-
-
-def host(
-    function: Callable[..., list[np.ndarray]],
-    inputs: tf.Tensor | list[tf.Tensor],
-    specs: list[tf.TensorSpec],
-) -> list[tf.Tensor]:
-    """Calls a Python function of arrays from the graph; returns tensors of these specifications."""
-    inputs = inputs if isinstance(inputs, list) else [inputs]
-    tensors = tf.numpy_function(function, inputs, [spec.dtype for spec in specs])
-    for tensor, spec in zip(tensors, specs, strict=True):
-        tensor.set_shape(spec.shape)
-    return tensors
 
 
 def as_sample(value: Nest) -> Nest:
