@@ -8,17 +8,18 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.feed import TrainingInput
-from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.loop import BalancedLoop
+from lbbsp_tf.preparation import StepPreparation
+from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.train_step import TrainStep
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -40,6 +41,12 @@ class LoadBalancer(keras.callbacks.Callback):
         strategy: The `tf.distribute.MultiWorkerMirroredStrategy` under which the model is built,
             with one replica per worker.
         global_batch_size: X, samples per step over all workers; constant.
+        weight_by: What a worker's gradients are weighted by. ``"auto"`` proves, before a fit, that
+            the loss is a mean (or a sum) over samples, and refuses other losses. ``"mask"`` weights
+            losses under a mask, or divided by the sample weights, by their valid tokens.
+            ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
+        verify: Whether to compare, before a fit, one weighted step on all workers with the whole
+            batch in one process, and to print the difference; see `verified_error`.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -63,45 +70,60 @@ class LoadBalancer(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, global_batch_size: int, **options: object
+        self,
+        strategy: tf.distribute.Strategy,
+        global_batch_size: int,
+        *,
+        weight_by: str = "auto",
+        verify: bool = False,
+        **options: object,
     ) -> None:
         super().__init__()
         check_tf_config()
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
-        self._session = WorkerSession(
-            MirroredCollectives(strategy, self.rank, self.workers)
-            if self.active
-            else SingleWorker(),
+        checks.check_strategy(strategy, self.workers)
+        self.replicas = strategy.num_replicas_in_sync
+        local = self.replicas // self.workers
+        self._sessions = ReplicaSessions(
+            MirroredCollectives(strategy, self.rank * local, local)
+            if self.workers > 1
+            else LocalReplicas(local),
+            local,
             global_batch_size,
             SessionOptions.of(options),
-            framework="tensorflow",
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
         )
-        checks.check_strategy(strategy, self.workers)
-        self._input = TrainingInput(self._session, strategy)
+        self._session = self._sessions.leader
+        self._input = TrainingInput(self._sessions, strategy)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
-        self._weight_in_step = 0.0
+        self._preparation = StepPreparation(
+            strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
+        )
         self._in_fit = False
         if not self.active:
-            logger.warning("LoadBalancer is passive, because there is only one worker")
+            logger.warning("LoadBalancer is passive, because there is only one replica")
             return
         compat.patch_keras()
         compat.checkpoint_on_chief_only(self.rank)
-        fail_fast()
-        with tf.device("/CPU:0"):
-            self._loss_weight = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+        if self.workers > 1:
+            fail_fast()
 
     @property
     def active(self) -> bool:
-        """True if there is more than one worker."""
-        return self.workers > 1
+        """True if there is more than one replica, among which batches can be divided."""
+        return self.replicas > 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
         return self._session.sizes
+
+    @property
+    def verified_error(self) -> float | None:
+        """Difference that ``verify=True`` has found, relative to the gradient; else None."""
+        return self._preparation.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -212,6 +234,38 @@ class LoadBalancer(keras.callbacks.Callback):
             prefetch=prefetch,
         )
 
+    def loop(
+        self,
+        train_step: Callable[[Nest], Nest],
+        data: tf.data.Dataset | PlaceholderDataset,
+    ) -> BalancedLoop:
+        """Returns a custom training loop, for users of `strategy.run` and of `train_on_batch`.
+
+        Args:
+            train_step: Function of a batch that applies gradients by Keras optimizers, written as
+                for a single process: its loss is a mean (or a sum) over the samples of the batch.
+                ``model.train_step`` of a compiled model is one.
+            data: What `dataset` has returned.
+
+        Raises:
+            ValueError: The data did not come from the balancer.
+
+        Example::
+
+            with balancer.loop(train_step, balancer.dataset(x, y)) as loop:
+                for epoch in range(5):
+                    for loss in loop.epoch():
+                        ...
+        """
+        return BalancedLoop(
+            train_step,
+            data,
+            strategy=self.strategy,
+            sessions=self._sessions,
+            training_input=self._input,
+            preparation=self._preparation,
+        )
+
     # Hooks of Keras, in the order in which it calls them
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -227,38 +281,35 @@ class LoadBalancer(keras.callbacks.Callback):
             self._input.begin_fit()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            self._session.close()  # a failed fit does not close its session
-            self._session.start({"epochs": self.params["epochs"]})
+            self._sessions.close()  # a failed fit does not close its session
+            self._sessions.start({"epochs": self.params["epochs"]})
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         if self._in_fit:
-            self._session.exclude_step()
+            self._sessions.exclude_step()
             return
         self._in_fit = True
-        self._session.begin_epoch(epoch)
+        self._sessions.begin_epoch(epoch)
         if self.active:
             self._session.check_same("first epoch", epoch)
             self._input.begin_epochs()
             self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Sets the weight of the step's losses; restarts the timer if the step is excluded."""
+        """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
             self._input.begin_step()
-            weight = self.workers / sum(self.sizes)
-            if weight != self._weight_in_step:
-                self._loss_weight.assign(weight)
-                self._weight_in_step = weight
-            self._session.begin_step()
+            self._preparation.set_samples(sum(self.sizes))
+            self._sessions.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Advances the session of a single worker, which has no exchange."""
         if self.active:
             self._input.end_step()
         elif self._input.order is not None:
-            self._session.skip_step()
+            self._sessions.skip_step()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Compares what the workers have read, and warns if their input is too slow."""
@@ -267,14 +318,14 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
-        self._session.exclude_step()
+        self._sessions.exclude_step()
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Ends the session, and restores the model and its history."""
         self._in_fit = False
         if self.active:
             self._input.end_fit()
-            self._session.close()
+            self._sessions.close()
             self.model.train_function = None
             for hook in ("on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
@@ -283,16 +334,13 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
-        self._weight_in_step = 0.0
         model = self.model
         config = getattr(model, "_compile_config", None)
-        traced_for = (model, model.optimizer, config, self._input.iterator)
+        traced_for = (model, model.optimizer, config, *self._input.iterators)
         if self._traced_for is None or any(
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
-            step = BalancedStep(
-                model, self._input.iterator.next_batch, self._session, loss_weight=self._loss_weight
-            )
+            step = self._preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function, self._traced_for = model.train_function, traced_for

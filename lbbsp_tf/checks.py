@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from lbbsp_tf.cluster import cluster_size
-from lbbsp_tf.step import sums_over_samples
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -19,28 +18,26 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
 
     Args:
         strategy: Strategy of the user.
-        workers: Number of its workers; a single worker may use any strategy.
+        workers: Number of its workers; a single one with one device may use any strategy.
 
     Raises:
         ValueError: The strategy is not supported; names the remedy.
     """
-    if workers == 1:
-        if cluster_size() > 1:
-            raise ValueError(
-                f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
-                "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
-            )
-        return
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    known = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
+    if workers > 1 and not isinstance(strategy, known[0]):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
-            f"{type(strategy).__name__}: LoadBalancer supports no other strategy"
+            f"{type(strategy).__name__}: LoadBalancer supports no other one on several workers"
         )
-    replicas = strategy.num_replicas_in_sync
-    if replicas != workers:
+    if workers == 1 and cluster_size() > 1:
         raise ValueError(
-            f"LoadBalancer needs one replica per worker, got {replicas} replicas on {workers} "
-            "workers: start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
+            f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
+            "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
+        )
+    if strategy.num_replicas_in_sync > 1 and not isinstance(strategy, known):
+        raise ValueError(
+            f"strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, got "
+            f"{type(strategy).__name__}: LoadBalancer supports no other one on several devices"
         )
 
 
@@ -98,29 +95,12 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 def _inexact(model: keras.Model) -> Iterator[str]:
     """Yields the reasons why uneven batches differ from one whole batch in this model."""
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    reductions = {getattr(loss, "reduction", "sum_over_batch_size") for loss in losses}
-    if "mean_with_sample_weight" in reductions:
-        yield (
-            "a loss with reduction='mean_with_sample_weight' is not a mean over samples, so "
-            "uneven batches weigh it inexactly: use reduction='sum_over_batch_size'"
-        )
-    if "sum" in reductions and not sums_over_samples(model):
-        yield (
-            "the model has losses reduced by sum and others reduced by mean, and all of them are "
-            "weighted as means: use one kind of reduction"
-        )
     layers = list(model._flatten_layers(include_self=False, recursive=True))
     if any(_is_plain_batch_norm(layer) for layer in layers):
         yield (
             "BatchNormalization normalises each worker's batch separately, so that the result "
-            "depends on how the batch is split: use BatchNormalization(synchronized=True)"
-        )
-    if any(getattr(layer, "mask_zero", False) for layer in layers):
-        yield (
-            "a masked loss is a mean over tokens, not over samples, so uneven batches weigh it "
-            "inexactly where the mask reaches the loss: use sample_weight with "
-            "reduction='sum_over_batch_size' instead"
+            "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "
+            "use BatchNormalization(synchronized=True)"
         )
 
 

@@ -23,6 +23,49 @@ from lbbsp_tf.mapping import SampleMap, over_samples
 from lbbsp_tf.sources import Draw, Source
 
 
+class SessionPlan:
+    """Plan of a session for an order of samples.
+
+    Args:
+        session: Session that decides the sizes of the batches.
+        order: Samples of each step.
+    """
+
+    def __init__(self, session: WorkerSession, order: GlobalOrder) -> None:
+        self._session = session
+        self.order = order
+
+    def first_step(self) -> int:
+        """Returns the running step, at which an iteration starts."""
+        self._session.use_order(self.order)
+        return self._session.step
+
+    def draw(self, step: int) -> Draw:
+        """Returns this worker's samples of a step."""
+        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
+
+
+class FirstSamples:
+    """Plan that draws the first samples of an order, outside of any step of the training.
+
+    Args:
+        order: Samples of each step.
+        count: Number of samples, at most the global batch size.
+    """
+
+    def __init__(self, order: GlobalOrder, count: int) -> None:
+        self.order = order
+        self._count = count
+
+    def first_step(self) -> int:
+        """Returns a number that no step of a training has."""
+        return -1
+
+    def draw(self, step: int) -> Draw:
+        """Returns the samples."""
+        return Draw(0, self.order.indices(0)[: self._count])
+
+
 class PlannedPipeline:
     """Batches of one `LoadBalancer.dataset`, drawn by the plans.
 
@@ -62,7 +105,9 @@ class PlannedPipeline:
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches, from the step that is running when an iteration starts."""
-        batches = self._mapped(self.source.batches(self, self._host))
+        batches = self._mapped(
+            self.source.batches(SessionPlan(self._session, self.order), self._host)
+        )
         if self.prefetch:
             batches = batches.prefetch(self.prefetch)
         return batches.with_options(self._options())
@@ -81,23 +126,28 @@ class PlannedPipeline:
             raw = tf.data.Dataset.from_tensors(self.source.example())
             return next(iter(self._mapped(raw)))
 
-    def first_step(self) -> int:
-        """Returns the running step, at which an iteration starts."""
-        self._session.use_order(self.order)
-        return self._session.step
-
-    def draw(self, step: int) -> Draw:
-        """Returns this worker's samples of a step."""
-        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
+    def first_samples(self, count: int) -> Nest:
+        """Returns a batch of the first samples, the same for all sessions."""
+        host = HostCalls()
+        with tf.device("/CPU:0"):
+            batches = self._mapped(self.source.batches(FirstSamples(self.order, count), host))
+            return next(iter(batches.with_options(self._options())))
 
     def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
         """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
+        return self._copy(self._session, (*self._batch_maps, batch_map))
+
+    def of_session(self, session: WorkerSession) -> PlannedPipeline:
+        """Returns a pipeline of the same data that draws by the plans of another replica."""
+        return self if session is self._session else self._copy(session, self._batch_maps)
+
+    def _copy(self, session: WorkerSession, batch_maps: tuple[SampleMap, ...]) -> PlannedPipeline:
         return PlannedPipeline(
-            self._session,
+            session,
             self.order,
             self.source,
             sample_map=self._sample_map,
-            batch_maps=(*self._batch_maps, batch_map),
+            batch_maps=batch_maps,
             padded=self._padded,
             readers=self.readers,
             prefetch=self.prefetch,

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
-from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
 from lbbsp_tf.mapping import SampleMap
+from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sources import Arrays, Source, open_source
 from lbbsp_tf.stream import Stream
 
@@ -28,17 +28,19 @@ class TrainingInput:
     """Input of one balancer: from `dataset` to the end of the fit that trains on it.
 
     Args:
-        session: Session with the plans.
+        sessions: Sessions of this process's replicas, with the plans.
         strategy: Strategy of the workers.
     """
 
-    def __init__(self, session: WorkerSession, strategy: tf.distribute.Strategy) -> None:
-        self._session = session
+    def __init__(self, sessions: ReplicaSessions, strategy: tf.distribute.Strategy) -> None:
+        self._sessions = sessions
+        self._session = sessions.leader
         self._strategy = strategy
         self._announced: PlannedPipeline | None = None
         self._pipeline: PlannedPipeline | None = None
         self._latest: PlannedPipeline | None = None
-        self._iterator: BatchIterator | None = None
+        self._drawn: list[PlannedPipeline] = []
+        self._iterators: list[BatchIterator] = []
         self._may_iterate = False
         self._steps = 0
         self._wait = InputWait()
@@ -54,9 +56,9 @@ class TrainingInput:
         return self._announced is not None
 
     @property
-    def iterator(self) -> BatchIterator:
-        """Iterator from which the train step draws; the same for data sets of one structure."""
-        return self._iterator
+    def iterators(self) -> list[BatchIterator]:
+        """Iterators from which the replicas draw; the same for data sets of one structure."""
+        return self._iterators
 
     @property
     def validation_data(self) -> Nest:
@@ -155,8 +157,8 @@ class TrainingInput:
         """Prepares the session for the announced data set; call it when the training begins."""
         pipeline, self._announced = self._announced, None
         self._pipeline = self._latest = pipeline
-        self._session.use_order(pipeline.order)
-        self._session.use_lag(1 + pipeline.prefetch)
+        self._sessions.use_order(pipeline.order)
+        self._sessions.use_lag(1 + pipeline.prefetch)
         self._may_iterate = True
         self._steps = 0
         self._wait = InputWait()
@@ -183,9 +185,18 @@ class TrainingInput:
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
         spec = self._pipeline.batches.element_spec
-        if self._iterator is None or self._iterator.element_spec != spec:
-            self._iterator = BatchIterator(spec)
-        self._iterator.start(self._pipeline)
+        if not self._iterators or self._iterators[0].element_spec != spec:
+            self._iterators = [BatchIterator(spec) for _ in self._sessions]
+        if self._pipeline.source.records is not None:
+            self._pipeline.source.records.forget_from(self._session.step)
+        # Iterators do not keep their pipelines alive.
+        self._drawn = [self._pipeline.of_session(session) for session in self._sessions]
+        for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
+            iterator.start(pipeline)
+
+    def first_samples(self, count: int) -> Nest:
+        """Returns the first samples of the data set, the same on all workers."""
+        return self._pipeline.first_samples(count)
 
     def begin_step(self) -> None:
         """Raises an error if the fit does not iterate over the announced data set.
@@ -200,7 +211,7 @@ class TrainingInput:
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
-        self._wait.add(self._iterator.waited_seconds, self._session.busy_seconds)
+        self._wait.add(self._iterators[0].waited_seconds, self._session.busy_seconds)
         self._steps += 1
         if self._steps == 1:
             self._compare_records()
@@ -215,8 +226,9 @@ class TrainingInput:
         if self._pipeline is not None:
             self._warn_of_waits()
         self.forget_fit()
-        if self._iterator is not None:
-            self._iterator.stop()
+        for iterator in self._iterators:
+            iterator.stop()
+        self._drawn = []
 
     def forget_fit(self) -> None:
         """Forgets a fit that has ended or failed."""

@@ -97,9 +97,20 @@ class Fingerprints:
         self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
 
     def add(self, step: int, data: bytes) -> None:
-        """Adds the records of a global step."""
+        """Adds the records of a global step, unless another replica has read them.
+
+        A negative step belongs to no training, and is ignored.
+        """
+        if step < 0 or (self._recent and step <= self._recent[-1][0]):
+            return
         self._value = zlib.crc32(data, self._value)
         self._recent.append((step, self._value))
+
+    def forget_from(self, step: int) -> None:
+        """Forgets `step` and later ones, which were read ahead by a fit that has ended."""
+        while self._recent and self._recent[-1][0] >= step:
+            self._recent.pop()
+        self._value = self._recent[-1][1] if self._recent else 0
 
     def at(self, step: int) -> int:
         """Returns the fingerprint of all records up to those of `step`; 0 if it was not read."""
@@ -321,7 +332,8 @@ class Batches:
 
         def read(step: int) -> list[np.ndarray]:
             drawn = plan.draw(int(step))
-            self._begin_pass(drawn.step // plan.order.steps_per_pass)
+            if step >= 0:
+                self._begin_pass(drawn.step // plan.order.steps_per_pass)
             return self._read(int(step), drawn.samples)
 
         return step_numbers(plan, host).map(

@@ -1,11 +1,10 @@
 r"""Aggregate: wraps the user's `train_step` with weights, timing and the exchange.
 
-For mean losses the update of plain BSP is ``g = sum_i (x_i / X) g_i``. Keras computes ``g_i / N``
-on each worker and sums these, so the weight is ``N x_i / X``. It multiplies the *loss*, through
-`optimizer.scale_loss`, which the stock `train_step` calls after the loss is logged. Synchronised
-batch normalisation, whose backward pass mixes the workers' losses, is then exact as well.
-Gradients are reduced before the *outermost* optimizer's `apply`, so that clipping and loss
-scaling use global gradients, and all workers take the same branches.
+The train step runs as in a single process, on this worker's samples. For a mean loss the update of
+plain BSP is ``g = sum_i (x_i / X) g_i``, so that gradients are weighted by ``x_i / X`` and summed
+before the *outermost* optimizer's `apply`: clipping and loss scaling then use global gradients,
+and all workers take the same branches. Synchronised batch normalisation, whose backward pass mixes
+the workers' losses, is weighted inside its own collectives.
 """
 
 from __future__ import annotations
@@ -18,85 +17,131 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
-from lbbsp_tf.compat import Nest, replaced
-
-Gradient = tf.Tensor | tf.IndexedSlices | None
-Gradients = Sequence[Gradient]
-Optimizer = keras.optimizers.Optimizer
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
+from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.weighting import Weighting
 
 
 class BalancedStep:
     """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
 
     Args:
-        model: Compiled Keras model.
-        next_batch: Draws the step's batch, in the graph; `fit` itself iterates over placeholders.
-        session: Session that measures and exchanges around the all-reduce.
-        loss_weight: Variable with the value ``N / X_k``, set before the step runs.
+        train_step: Train step of the user.
+        strategy: Strategy of the model.
+        sessions: Sessions of this process's replicas, which measure and exchange.
+        next_batches: Functions that draw the step's batch in the graph, one for each of them;
+            `fit` itself iterates over placeholders.
+        weighting: How gradients are weighted.
+        share_of_sample: Variable with the value ``1 / X_k``, set before the step runs.
     """
 
     def __init__(
         self,
-        model: keras.Model,
-        next_batch: Callable[[], Nest],
-        session: WorkerSession,
+        train_step: TrainStep,
+        strategy: tf.distribute.Strategy,
         *,
-        loss_weight: tf.Variable,
+        sessions: Sequence[WorkerSession],
+        next_batches: Sequence[Callable[[], Nest]],
+        weighting: Weighting,
+        share_of_sample: tf.Variable,
     ) -> None:
-        self._model = model
-        self._train_step = model.train_step
-        self._next_batch = next_batch
-        self._session = session
-        self._loss_weight = loss_weight
+        self._train_step = train_step
+        self._sessions = sessions
+        self._next_batches = next_batches
+        self._weighting = weighting
+        self._share_of_sample = share_of_sample
+        self._share_seed = compat.shared_global_seed(strategy)
+        self.traces = 0
 
-    def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
-        """Trains one step on this worker's batch, and returns the logs of `train_step`."""
+    def __call__(self, placeholder: Nest = None) -> Nest:
+        """Trains a step on this replica's batch, and returns the logs of the train step."""
+        number = self._replica()
         if not tf.executing_eagerly():
-            self._session.exclude_step()  # tracing takes longer than a step
-        data = self._next_batch()
-        weight = self._weight(data)
-        self._loss_weighted = self._exchanged = False
-        with ExitStack() as stack:
-            for optimizer in _optimizers(self._model):
-                stack.enter_context(self._around(optimizer, weight))
-            stack.enter_context(self._timed_collectives())
-            logs = self._train_step(data)
-        if not self._exchanged:
+            self._sessions[number].exclude_step()  # tracing takes longer than a step
+            self.traces += 1
+        self._share_seed()
+        data = self._next_batches[number]()
+        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
+        share = tf.cast(number_of_rows(first), tf.float32) * self._share_of_sample
+        step = ReplicaStep(self._sessions[number], self._weighting, share)
+        logs = step.run(self._train_step.function, data)
+        if not step.applied:
             raise ValueError(
-                f"{type(self._model).__name__}.train_step applied no gradients: it must call "
-                "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
+                f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
+                "apply_gradients) for LoadBalancer to weight them"
             )
         return logs
 
-    def _weight(self, data: Nest) -> tf.Tensor:
-        if sums_over_samples(self._model):
-            return tf.constant(1.0)  # the sum of local sums is the global sum
-        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        return tf.cast(tf.shape(first)[0], tf.float32) * self._loss_weight
+    def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:
+        """Runs the train step on `data` without an exchange, and passes its gradients to `keep`.
 
-    @contextmanager
-    def _around(self, optimizer: Optimizer, weight: tf.Tensor) -> Iterator[None]:
-        """Weights the loss, and reduces gradients before `optimizer` applies them."""
-        scale_loss, apply = optimizer.scale_loss, optimizer.apply
+        Args:
+            data: Batch of this replica.
+            share: Its share of the samples of all replicas, a scalar.
+            keep: Called with the weighted sums of gradients instead of the optimizers.
+        """
+        step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
+        step.run(self._train_step.function, data)
 
-        def weighted_loss(loss: tf.Tensor) -> tf.Tensor:
-            self._loss_weighted = True
-            return scale_loss(loss) * tf.cast(weight, loss.dtype)
+    def _replica(self) -> int:
+        """Returns the number of the replica of this process that is being traced."""
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return int(tf.get_static_value(number)) - self._sessions[0].rank
 
-        def apply_reduced(
-            grads: Gradients, trainable_variables: Sequence[keras.Variable] | None = None
-        ) -> None:
-            if not self._loss_weighted:  # a custom train_step that does not call scale_loss
-                grads = [_scaled(g, weight) for g in grads]
-            apply(self._reduce(grads), trainable_variables)
 
-        inner = _innermost(optimizer)
-        with (
-            replaced(optimizer, "scale_loss", weighted_loss),
-            replaced(optimizer, "apply", apply_reduced),
-            replaced(inner, "_all_reduce_sum_gradients", lambda pairs: pairs),
-        ):
-            yield
+class ReplicaStep:
+    """One run, or trace, of a train step in a replica.
+
+    Args:
+        session: Session that measures and exchanges around the all-reduce.
+        weighting: How gradients are weighted.
+        share: Share of the replica's batch in the samples of all replicas, a scalar.
+        keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
+    """
+
+    def __init__(
+        self,
+        session: WorkerSession,
+        weighting: Weighting,
+        share: tf.Tensor,
+        keep: Callable[[Gradients], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._weighting = weighting
+        self._share = share
+        self._keep = keep
+        self._exchanged = keep is not None
+        self.applied = 0
+
+    def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
+        """Runs the user's train step as in a single process, and weights and sums its gradients."""
+        weighting, share = self._weighting, self._share
+        with ExitStack() as stack:
+            if weighting.one_replica:
+                stack.enter_context(compat.one_replica_view())
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
+            if weighting.by_tokens:
+                factor = lambda tokens, _: self._token_share(tokens) / share  # noqa: E731
+                stack.enter_context(compat.token_means_scaled(factor))
+            if weighting.all_means:
+                stack.enter_context(compat.scalars_weighted(share))
+            stack.enter_context(compat.intercepted_apply(self._apply))
+            stack.enter_context(self._timed_collectives())
+            return train_step(data)
+
+    def _apply(self, grads: Gradients, apply: Apply) -> None:
+        """Weights and sums gradients before an optimizer applies them."""
+        if not self._weighting.is_sum(self.applied):
+            grads = [_scaled(g, self._share) for g in grads]
+        self.applied += 1
+        (self._keep or apply)(self._reduce(grads))
+
+    def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Returns this worker's share of the tokens of all workers."""
+        (total,) = self._collective([tokens])
+        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total))
 
     def _reduce(self, grads: Gradients) -> Gradients:
         """Sums gradients over workers; the first call in a step includes the exchange."""
@@ -147,17 +192,21 @@ class BalancedStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            # The gradient of a sum over workers is the sum over workers of the gradients.
-            return self._collective(tensors), lambda *dy: self._collective(dy)
+            return self._collective(tensors), lambda *dy: self._sum_of_losses(dy)
 
         with replaced(context, "all_reduce", all_reduce):
             yield
 
+    def _sum_of_losses(self, gradients: Gradients) -> Gradients:
+        """Sums the gradients of all workers' losses with respect to a sum over workers.
 
-def sums_over_samples(model: keras.Model) -> bool:
-    """Returns whether all losses of the model are sums over samples, not means."""
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
+        Each loss counts with its worker's share. This worker's share is divided out again, because
+        its gradients are weighted after the backward pass.
+        """
+        if not self._weighting.all_means:
+            return self._collective(gradients)
+        summed = self._collective([_scaled(g, self._share) for g in gradients])
+        return [_scaled(g, 1.0 / self._share) for g in summed]
 
 
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
@@ -189,8 +238,16 @@ def _call(
     with tf.device("/CPU:0"):
         if returns is None:
             call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
-            return tf.numpy_function(call, [probe, *inputs], tf.int64)
-        return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
+        else:
+            call = lambda _, *args: function(*args)  # noqa: E731
+        result = tf.numpy_function(call, [probe, *inputs], returns or tf.int64)
+    if not tf.executing_eagerly():
+        # TensorFlow runs such calls of all replicas in the order of their traces, so that one
+        # replica would wait for another one.
+        manager = result.graph.experimental_acd_manager
+        if manager is not None:
+            manager.run_independently(result.op)
+    return result
 
 
 def _identity(tensor: Gradient) -> Gradient:
@@ -206,18 +263,3 @@ def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * weight, gradient.indices, gradient.dense_shape)
     return gradient * weight
-
-
-def _optimizers(model: keras.Model) -> list[Optimizer]:
-    """Returns the compiled optimizer, and others that the model has for a custom `train_step`."""
-    candidates = [model.optimizer, *vars(model).values()]
-    found = {id(c): c for c in candidates if isinstance(c, keras.optimizers.Optimizer)}
-    # An optimizer that another one wraps (loss scaling) must not reduce a second time.
-    wrapped = {id(_innermost(c)) for c in found.values() if _innermost(c) is not c}
-    return [optimizer for key, optimizer in found.items() if key not in wrapped]
-
-
-def _innermost(optimizer: Optimizer) -> Optimizer:
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -33,6 +35,33 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             object.__delattr__(owner, name)
         else:
             object.__setattr__(owner, name, before)
+
+
+class PerThread(threading.local):
+    """Value of each thread, for patches that must not affect the threads of other replicas."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    @contextmanager
+    def set(self, value: object) -> Iterator[None]:
+        """Sets this thread's value inside the context."""
+        before, self.value = self.value, value
+        try:
+            yield
+        finally:
+            self.value = before
+
+
+@contextmanager
+def replaced_attribute(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
+    """Replaces an attribute of a class or a module inside the context."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def is_patched(function: Callable[..., Nest]) -> bool:

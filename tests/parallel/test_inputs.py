@@ -1,5 +1,7 @@
 """Each kind of input on 2 and 3 workers: exact, each wrong use refused, nothing kept."""
 
+from collections import Counter
+
 import pytest
 from jobs import run
 
@@ -16,6 +18,7 @@ LAGS = {
     "batch_map": 2,
     "padded": 2,
 }
+SAMPLES = 4 * 32 + 11
 ON_THREE = ["items", "shuffled_stream", "own_steps"]
 ONLY_BY_FIT = "can only be trained on by fit(..., callbacks=[balancer])"
 REFUSED = {
@@ -79,6 +82,12 @@ def test_different_records_stop_the_fit_at_the_first_step_or_the_end_of_the_epoc
     for rank in found[2]:
         assert rank["steps_with_other_records"] == 0
         assert rank["steps_with_records_that_differ_late"] == 5
+
+
+def test_each_record_of_a_reshuffled_stream_is_drawn_once_an_epoch(found):
+    drawn = Counter(number for rank in found[2] for number in rank["reshuffled"])
+    assert drawn == dict.fromkeys(range(SAMPLES), 2)
+    assert len({tuple(rank["reshuffled"]) for rank in found[2]}) == 2
 
 
 def test_further_data_sets_share_the_trace_and_are_released(found):

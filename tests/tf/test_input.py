@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_tf.feed import InputWait, TrainingInput
+from lbbsp_tf.sources import Fingerprints
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -35,6 +36,10 @@ class StubSession:
 
     def __init__(self, rank=None, step=0):
         self.rank, self.step, self.order = rank, step, None
+
+    @property
+    def leader(self):
+        return self
 
     def make_order(self, num_samples, seed, **options):
         return GlobalOrder(num_samples, X, seed=seed or 0, **options)
@@ -442,3 +447,18 @@ def test_long_waits_are_named_once(waited, warns, caplog):
     assert len(found) == warns
     if warns:
         assert "worker 3 waits for input in 33 % of its busy time (100.0 of 300.0 ms" in found[0]
+
+
+def test_fingerprints_forget_what_was_read_ahead():
+    ahead, behind = Fingerprints(), Fingerprints()
+    for records, last in ((ahead, 5), (behind, 3)):
+        for step in range(last):
+            records.add(step, b"%d" % step)
+        records.forget_from(3)
+        records.add(3, b"reshuffled")
+        records.add(3, b"read by another replica")
+    assert ahead.at(3) == behind.at(3) != 0
+    assert ahead.at(2) == behind.at(2) != ahead.at(3)
+    other = Fingerprints()
+    other.add(-1, b"of no step")
+    assert other.at(-1) == 0
