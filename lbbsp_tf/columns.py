@@ -22,9 +22,11 @@ class Column(Protocol):
 
     Args:
         shape: Shape of the whole array.
+        in_memory: Whether reading takes negligible time.
     """
 
     shape: tuple[int, ...]
+    in_memory: bool
 
     def __len__(self) -> int: ...
 
@@ -47,6 +49,7 @@ class HostColumn:
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape = tuple(array.shape)
+        self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         self._spec = spec_of(self._read(np.zeros(1, np.int64)))
 
     def __len__(self) -> int:
@@ -90,6 +93,7 @@ class FrameColumn(HostColumn):
     def __init__(self, frame: Any) -> None:
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
         super().__init__(self._frame)
+        self.in_memory = True
 
     def tail(self, start: int) -> Any:
         """Returns the values of the samples from `start` on."""
@@ -105,6 +109,8 @@ class TensorColumn:
     Args:
         tensor: Tensor; kept in host memory.
     """
+
+    in_memory = True
 
     def __init__(self, tensor: tf.Tensor | tf.RaggedTensor) -> None:
         with tf.device("/CPU:0"):
@@ -129,6 +135,8 @@ class SparseColumn:
     Args:
         tensor: Sparse tensor of at least two axes.
     """
+
+    in_memory = True
 
     def __init__(self, tensor: tf.SparseTensor) -> None:
         self._tensor = tf.sparse.reorder(tensor)

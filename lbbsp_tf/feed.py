@@ -117,6 +117,7 @@ class TrainingInput:
                 sample_weight,
                 global_batch_size=size,
                 readers=int(readers),
+                any_length=padded is not None,
                 validation_split=validation_split,
             )
         if prefetch is None:

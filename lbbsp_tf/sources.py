@@ -131,7 +131,6 @@ class Arrays:
     """
 
     by_batch = is_sequential = False
-    in_memory = True
     restore = records = None
 
     def __init__(
@@ -153,6 +152,7 @@ class Arrays:
                 "samples of different length pass tf.ragged.constant(...)"
             )
         (length,) = lengths
+        self.in_memory = all(each.in_memory for each in columns)
         self._split = validation_split
         self.num_samples = int(length * (1.0 - validation_split))
         if not self.num_samples:
@@ -194,6 +194,7 @@ class Items:
     Args:
         items: The object. A sample is an array or a number, or a tuple or dict of these.
         readers: Number of threads that read samples.
+        any_length: Whether vectors may have different lengths, even if some samples do not.
 
     Raises:
         ValueError: The object is empty.
@@ -202,7 +203,7 @@ class Items:
     by_batch = is_sequential = in_memory = False
     records = None
 
-    def __init__(self, items: Sequence[Nest], readers: int = 1) -> None:
+    def __init__(self, items: Sequence[Nest], readers: int = 1, any_length: bool = False) -> None:
         self.num_samples = len(items)
         if not self.num_samples:
             raise ValueError(f"{type(items).__name__} has no samples: its length is 0")
@@ -215,8 +216,11 @@ class Items:
         self._specs, self._varies = [], []
         for leaves in zip(*map(self._flatten, samples), strict=True):
             shapes = {leaf.shape for leaf in leaves}
-            self._varies.append(len(shapes) > 1)
-            self._specs.append(_common_spec(shapes, spec_of(leaves[0]).dtype))
+            spec = _common_spec(shapes, spec_of(leaves[0]).dtype)
+            if any_length and spec.shape.rank == 1:
+                spec = tf.TensorSpec([None], spec.dtype)
+            self._specs.append(spec)
+            self._varies.append(not spec.shape.is_fully_defined())
         self.restore = self._crop if any(self._varies) else None
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
@@ -382,6 +386,7 @@ def open_source(
     *,
     global_batch_size: int,
     readers: int,
+    any_length: bool,
     validation_split: float,
 ) -> Source:
     """Returns the source of a data set with random access.
@@ -406,7 +411,7 @@ def open_source(
     if isinstance(x, keras.utils.PyDataset):
         return Batches(x, global_batch_size)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
-        return Items(x, readers)
+        return Items(x, readers, any_length)
     raise ValueError(
         f"x must be arrays, a tf.data.Dataset, a keras.utils.PyDataset, or an object with __len__ "
         f"and __getitem__ whose items are samples, got {kind}: for data that can only be iterated "
@@ -501,7 +506,8 @@ def _check_shapes(leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorS
         if leaf.shape != tuple(spec.shape):
             raise ValueError(
                 f"sample {number} has shape {leaf.shape}, others have {tuple(spec.shape)}: let "
-                "__getitem__ return arrays of the same shape"
+                "__getitem__ return arrays of the same shape, or pass padded=True to "
+                "balancer.dataset(...) for vectors of any length"
             )
 
 

@@ -6,7 +6,7 @@ import pytest
 from jobs import run
 
 LAGS = {
-    "hdf5": 1,
+    "hdf5": 2,
     "items": 3,
     "py_dataset": 2,
     "tfrecords": 2,

@@ -374,6 +374,10 @@ def test_results_of_different_length_are_refused_padded_or_ragged():
     assert next(iter(open_data(NUMBERS, map=equal))).shape == (X, 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="pass padded=True to"):
         list(open_data(MapStyle(LENGTHS)))
+    rarely = MapStyle([[1, 2]] * 20 + [[1, 2, 3]] + [[1, 2]] * 6)
+    with pytest.raises(tf.errors.OpError, match=r"sample 20 has shape \(3,\), others have \(2,\)"):
+        list(open_data(rarely))
+    assert [batch.shape[1] for batch in open_data(rarely, padded=True, shuffle=False)][2:] == [3, 2]
 
 
 def test_the_functions_see_what_keras_passes():

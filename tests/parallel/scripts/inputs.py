@@ -11,7 +11,7 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from plans import Cycle
+from comparison import Cycle
 from report import answer_all, largest_difference, result
 
 import lbbsp_tf
