@@ -10,6 +10,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.rows import count_rows, slice_rows
 from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
 
 
@@ -87,9 +88,9 @@ class Stream:
             return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
 
         def keep(step: tf.Tensor, batch: Nest) -> Nest:
-            inputs = [step, _length(batch), _fingerprint(batch)]
+            inputs = [step, count_rows(tf.nest.flatten(batch)[0]), _fingerprint(batch)]
             (rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
-            return tf.nest.map_structure(lambda leaf: _slice(leaf, rows[0], rows[1]), batch)
+            return tf.nest.map_structure(lambda leaf: slice_rows(leaf, rows[0], rows[1]), batch)
 
         return step_numbers(plan, host).take(1).flat_map(from_step).map(keep)
 
@@ -186,21 +187,6 @@ def _chain(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _same(*sample: Nest) -> Nest:
     return sample if len(sample) > 1 else sample[0]
-
-
-def _length(batch: Nest) -> tf.Tensor:
-    leaf = tf.nest.flatten(batch)[0]
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
-    return leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]
-
-
-def _slice(leaf: Nest, start: tf.Tensor, stop: tf.Tensor) -> Nest:
-    if isinstance(leaf, tf.SparseTensor):
-        rest = leaf.dense_shape[1:]
-        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], 0))
-    return leaf[start:stop]
 
 
 def _fingerprint(batch: Nest) -> tf.Tensor:
