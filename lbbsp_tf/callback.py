@@ -12,13 +12,17 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.protocol import fingerprint
 from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.validate import require_known
 from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
+from lbbsp_tf.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.weighting import WAYS, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -40,6 +44,10 @@ class LoadBalancer(keras.callbacks.Callback):
         strategy: The `tf.distribute.MultiWorkerMirroredStrategy` under which the model is built,
             with one replica per worker.
         global_batch_size: X, samples per step over all workers; constant.
+        weight_by: What a worker's gradients are weighted by. ``"auto"`` proves, before a fit, that
+            the loss is a mean (or a sum) over samples, and refuses other losses. ``"mask"`` weights
+            losses under a mask, or divided by the sample weights, by their valid tokens.
+            ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -63,9 +71,15 @@ class LoadBalancer(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, global_batch_size: int, **options: object
+        self,
+        strategy: tf.distribute.Strategy,
+        global_batch_size: int,
+        *,
+        weight_by: str = "auto",
+        **options: object,
     ) -> None:
         super().__init__()
+        require_known("weight_by", weight_by, WAYS)
         check_tf_config()
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
@@ -83,7 +97,8 @@ class LoadBalancer(keras.callbacks.Callback):
         self._pipeline: PlannedPipeline | None = None
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
-        self._weight_in_step = 0.0
+        self._weight_by = weight_by
+        self._samples_in_step = 0
         self._in_fit = False
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one worker")
@@ -92,7 +107,7 @@ class LoadBalancer(keras.callbacks.Callback):
         compat.checkpoint_on_chief_only(self.rank)
         fail_fast()
         with tf.device("/CPU:0"):
-            self._loss_weight = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float32)
 
     @property
     def active(self) -> bool:
@@ -171,6 +186,7 @@ class LoadBalancer(keras.callbacks.Callback):
             raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
+            compat.create_global_seed(self.strategy)
             self._session.close()  # a failed fit does not close its session
             self._session.use_order(self._order)
             self._session.start({"epochs": self.params["epochs"]})
@@ -188,12 +204,12 @@ class LoadBalancer(keras.callbacks.Callback):
             self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Sets the weight of the step's losses; restarts the timer if the step is excluded."""
+        """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
-            weight = self.workers / sum(self.sizes)
-            if weight != self._weight_in_step:
-                self._loss_weight.assign(weight)
-                self._weight_in_step = weight
+            samples = sum(self.sizes)
+            if samples != self._samples_in_step:
+                self._share_of_sample.assign(1.0 / samples)
+                self._samples_in_step = samples
             self._session.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -229,7 +245,7 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
-        self._weight_in_step = 0.0
+        self._samples_in_step = 0
         model = self.model
         config = getattr(model, "_compile_config", None)
         traced_for = (model, model.optimizer, config, self._pipeline)
@@ -237,12 +253,41 @@ class LoadBalancer(keras.callbacks.Callback):
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
             step = BalancedStep(
-                model, self._pipeline.next_batch, self._session, loss_weight=self._loss_weight
+                model,
+                self._pipeline.next_batch,
+                self._session,
+                weighting=self._choose_weighting(),
+                share_of_sample=self._share_of_sample,
             )
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function, self._traced_for = model.train_function, traced_for
         model.train_function = self._train_function
+
+    def _choose_weighting(self) -> Weighting:
+        """Returns the weighting that the user has asked for, or else the one that is proven.
+
+        Raises:
+            ValueError: The loss cannot be weighted exactly; names it and the remedy.
+        """
+        chosen = Weighting.chosen(self._weight_by)
+        if chosen is not None:
+            return chosen
+        found = prove(
+            self.model,
+            self.strategy,
+            self._pipeline.first_samples(SAMPLES),
+            by_tokens=self._weight_by == "mask",
+        )
+        refused = isinstance(found, Refusal)
+        self._session.check_same("weighting of the loss", fingerprint(repr(found)))
+        if refused:
+            raise ValueError(
+                f"{found.problem}, so unequal batches would not learn what one process learns: "
+                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
+            )
+        logger.debug("weighting of the loss: %s", found)
+        return found
 
     def _run_after_history(self) -> None:
         """Handles requests to stop after all other callbacks, on all workers together (rule 11).

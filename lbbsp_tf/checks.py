@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from lbbsp_tf.cluster import cluster_size
-from lbbsp_tf.step import sums_over_samples
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -98,29 +97,12 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 def _inexact(model: keras.Model) -> Iterator[str]:
     """Yields the reasons why uneven batches differ from one whole batch in this model."""
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    reductions = {getattr(loss, "reduction", "sum_over_batch_size") for loss in losses}
-    if "mean_with_sample_weight" in reductions:
-        yield (
-            "a loss with reduction='mean_with_sample_weight' is not a mean over samples, so "
-            "uneven batches weigh it inexactly: use reduction='sum_over_batch_size'"
-        )
-    if "sum" in reductions and not sums_over_samples(model):
-        yield (
-            "the model has losses reduced by sum and others reduced by mean, and all of them are "
-            "weighted as means: use one kind of reduction"
-        )
     layers = list(model._flatten_layers(include_self=False, recursive=True))
     if any(_is_plain_batch_norm(layer) for layer in layers):
         yield (
             "BatchNormalization normalises each worker's batch separately, so that the result "
-            "depends on how the batch is split: use BatchNormalization(synchronized=True)"
-        )
-    if any(getattr(layer, "mask_zero", False) for layer in layers):
-        yield (
-            "a masked loss is a mean over tokens, not over samples, so uneven batches weigh it "
-            "inexactly where the mask reaches the loss: use sample_weight with "
-            "reduction='sum_over_batch_size' instead"
+            "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "
+            "use BatchNormalization(synchronized=True)"
         )
 
 

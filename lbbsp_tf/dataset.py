@@ -65,6 +65,12 @@ class PlannedPipeline:
         with tf.device("/CPU:0"):
             return self._iterator.get_next()
 
+    def first_samples(self, count: int) -> Nest:
+        """Returns the first samples of the running step's global batch, the same on all workers."""
+        index = tf.constant(self.order.indices(0)[:count], tf.int64)
+        with tf.device("/CPU:0"):
+            return next(iter(self._gather(tf.data.Dataset.from_tensors(index))))
+
     def placeholders(
         self, strategy: tf.distribute.Strategy, on_iterate: Callable[[PlannedPipeline], None]
     ) -> PlaceholderDataset:

@@ -1,16 +1,15 @@
 r"""Aggregate: wraps the user's `train_step` with weights, timing and the exchange.
 
-For mean losses the update of plain BSP is ``g = sum_i (x_i / X) g_i``. Keras computes ``g_i / N``
-on each worker and sums these, so the weight is ``N x_i / X``. It multiplies the *loss*, through
-`optimizer.scale_loss`, which the stock `train_step` calls after the loss is logged. Synchronised
-batch normalisation, whose backward pass mixes the workers' losses, is then exact as well.
-Gradients are reduced before the *outermost* optimizer's `apply`, so that clipping and loss
-scaling use global gradients, and all workers take the same branches.
+The train step runs as in a single process, on this worker's samples. For a mean loss the update of
+plain BSP is ``g = sum_i (x_i / X) g_i``, so that gradients are weighted by ``x_i / X`` and summed
+before the *outermost* optimizer's `apply`: clipping and loss scaling then use global gradients,
+and all workers take the same branches. Synchronised batch normalisation, whose backward pass mixes
+the workers' losses, is weighted inside its own collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import keras
@@ -18,11 +17,10 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
-from lbbsp_tf.compat import Nest, replaced
-
-Gradient = tf.Tensor | tf.IndexedSlices | None
-Gradients = Sequence[Gradient]
-Optimizer = keras.optimizers.Optimizer
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
+from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.weighting import Weighting
 
 
 class BalancedStep:
@@ -32,7 +30,8 @@ class BalancedStep:
         model: Compiled Keras model.
         next_batch: Draws the step's batch, in the graph; `fit` itself iterates over placeholders.
         session: Session that measures and exchanges around the all-reduce.
-        loss_weight: Variable with the value ``N / X_k``, set before the step runs.
+        weighting: How gradients are weighted.
+        share_of_sample: Variable with the value ``1 / X_k``, set before the step runs.
     """
 
     def __init__(
@@ -41,74 +40,71 @@ class BalancedStep:
         next_batch: Callable[[], Nest],
         session: WorkerSession,
         *,
-        loss_weight: tf.Variable,
+        weighting: Weighting,
+        share_of_sample: tf.Variable,
     ) -> None:
         self._model = model
         self._train_step = model.train_step
         self._next_batch = next_batch
         self._session = session
-        self._loss_weight = loss_weight
+        self._weighting = weighting
+        self._share_of_sample = share_of_sample
+        self.traces = 0
 
     def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
         """Trains one step on this worker's batch, and returns the logs of `train_step`."""
         if not tf.executing_eagerly():
             self._session.exclude_step()  # tracing takes longer than a step
+            self.traces += 1
         data = self._next_batch()
-        weight = self._weight(data)
-        self._loss_weighted = self._exchanged = False
+        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
+        samples = tf.cast(number_of_rows(first), tf.float32)
+        share = samples * self._share_of_sample
+        self._applied = 0
         with ExitStack() as stack:
-            for optimizer in _optimizers(self._model):
-                stack.enter_context(self._around(optimizer, weight))
-            stack.enter_context(self._timed_collectives())
+            if self._weighting.one_replica:
+                stack.enter_context(compat.one_replica_view())
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
+            if self._weighting.by_tokens:
+                factor = lambda tokens: self._token_share(tokens) / share  # noqa: E731
+                stack.enter_context(compat.token_means_scaled(factor))
+            if self._weighting.all_means:
+                stack.enter_context(compat.scalars_weighted(share))
+            stack.enter_context(
+                compat.intercepted_apply(lambda grads, apply: self._apply(grads, apply, share))
+            )
+            stack.enter_context(self._timed_collectives(share))
             logs = self._train_step(data)
-        if not self._exchanged:
+        if not self._applied:
             raise ValueError(
                 f"{type(self._model).__name__}.train_step applied no gradients: it must call "
                 "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
             )
         return logs
 
-    def _weight(self, data: Nest) -> tf.Tensor:
-        if sums_over_samples(self._model):
-            return tf.constant(1.0)  # the sum of local sums is the global sum
-        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        return tf.cast(tf.shape(first)[0], tf.float32) * self._loss_weight
+    def _apply(self, grads: Gradients, apply: Apply, share: tf.Tensor) -> None:
+        """Weights and sums gradients before an optimizer applies them."""
+        if not self._weighting.is_sum(self._applied):
+            grads = [_scaled(g, share) for g in grads]
+        reduced = self._reduce(grads)
+        self._applied += 1
+        apply(reduced)
 
-    @contextmanager
-    def _around(self, optimizer: Optimizer, weight: tf.Tensor) -> Iterator[None]:
-        """Weights the loss, and reduces gradients before `optimizer` applies them."""
-        scale_loss, apply = optimizer.scale_loss, optimizer.apply
-
-        def weighted_loss(loss: tf.Tensor) -> tf.Tensor:
-            self._loss_weighted = True
-            return scale_loss(loss) * tf.cast(weight, loss.dtype)
-
-        def apply_reduced(
-            grads: Gradients, trainable_variables: Sequence[keras.Variable] | None = None
-        ) -> None:
-            if not self._loss_weighted:  # a custom train_step that does not call scale_loss
-                grads = [_scaled(g, weight) for g in grads]
-            apply(self._reduce(grads), trainable_variables)
-
-        inner = _innermost(optimizer)
-        with (
-            replaced(optimizer, "scale_loss", weighted_loss),
-            replaced(optimizer, "apply", apply_reduced),
-            replaced(inner, "_all_reduce_sum_gradients", lambda pairs: pairs),
-        ):
-            yield
+    def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Returns this worker's share of the tokens of all workers."""
+        (total,) = self._collective([tokens])
+        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total))
 
     def _reduce(self, grads: Gradients) -> Gradients:
         """Sums gradients over workers; the first call in a step includes the exchange."""
         present = [g for g in grads if g is not None]
         if not present:
             return grads
-        reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
+        reduced = self._collective(present) if self._applied else self._with_exchange(present)
         rest = iter(reduced)
         return [None if g is None else next(rest) for g in grads]
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
-        self._exchanged = True
         row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
         slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
@@ -131,7 +127,7 @@ class BalancedStep:
             return [_identity(t) for t in tensors]
 
     @contextmanager
-    def _timed_collectives(self) -> Iterator[None]:
+    def _timed_collectives(self, share: tf.Tensor) -> Iterator[None]:
         """Excludes waits of collectives inside the step (synchronised layers) from busy time."""
         context = tf.distribute.get_replica_context()
         original = context.all_reduce
@@ -147,17 +143,21 @@ class BalancedStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            # The gradient of a sum over workers is the sum over workers of the gradients.
-            return self._collective(tensors), lambda *dy: self._collective(dy)
+            return self._collective(tensors), lambda *dy: self._sum_of_losses(dy, share)
 
         with replaced(context, "all_reduce", all_reduce):
             yield
 
+    def _sum_of_losses(self, gradients: Gradients, share: tf.Tensor) -> Gradients:
+        """Sums the gradients of all workers' losses with respect to a sum over workers.
 
-def sums_over_samples(model: keras.Model) -> bool:
-    """Returns whether all losses of the model are sums over samples, not means."""
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
+        Each loss counts with its worker's share. This worker's share is divided out again, because
+        its gradients are weighted after the backward pass.
+        """
+        if not self._weighting.all_means:
+            return self._collective(gradients)
+        summed = self._collective([_scaled(g, share) for g in gradients])
+        return [_scaled(g, 1.0 / share) for g in summed]
 
 
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
@@ -206,18 +206,3 @@ def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * weight, gradient.indices, gradient.dense_shape)
     return gradient * weight
-
-
-def _optimizers(model: keras.Model) -> list[Optimizer]:
-    """Returns the compiled optimizer, and others that the model has for a custom `train_step`."""
-    candidates = [model.optimizer, *vars(model).values()]
-    found = {id(c): c for c in candidates if isinstance(c, keras.optimizers.Optimizer)}
-    # An optimizer that another one wraps (loss scaling) must not reduce a second time.
-    wrapped = {id(_innermost(c)) for c in found.values() if _innermost(c) is not c}
-    return [optimizer for key, optimizer in found.items() if key not in wrapped]
-
-
-def _innermost(optimizer: Optimizer) -> Optimizer:
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer

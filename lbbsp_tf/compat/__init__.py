@@ -3,14 +3,41 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
 from lbbsp_tf.compat.fitting import patch_keras
+from lbbsp_tf.compat.losses import (
+    added_vectors_scaled,
+    token_means_noticed,
+    token_means_scaled,
+)
+from lbbsp_tf.compat.metrics import scalars_weighted
+from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
+from lbbsp_tf.compat.probing import (
+    batch_norm_in_inference,
+    noise_alike_for_all_samples,
+    scaled_gradients,
+)
+from lbbsp_tf.compat.random import create_global_seed
+from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
 __all__ = [
+    "Apply",
+    "Gradient",
+    "Gradients",
     "Nest",
+    "added_vectors_scaled",
     "atomic_iterations",
+    "batch_norm_in_inference",
     "checkpoint_on_chief_only",
+    "create_global_seed",
+    "intercepted_apply",
     "local",
+    "noise_alike_for_all_samples",
+    "one_replica_view",
     "patch_keras",
     "replaced",
+    "scalars_weighted",
+    "scaled_gradients",
+    "token_means_noticed",
+    "token_means_scaled",
     "without_metrics",
 ]

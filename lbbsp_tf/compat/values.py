@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TypeAlias
 
 import keras
@@ -33,6 +34,17 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             object.__delattr__(owner, name)
         else:
             object.__setattr__(owner, name, before)
+
+
+@contextmanager
+def replaced_attribute(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
+    """Replaces an attribute of a class or a module inside the context."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def is_patched(function: Callable[..., Nest]) -> bool:

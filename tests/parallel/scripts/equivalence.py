@@ -1,45 +1,21 @@
 """Trains every case on uneven, changing batches, then in one process on whole batches."""
 
 import sys
-import time
-from dataclasses import dataclass
 
 import keras
 import numpy as np
 import tensorflow as tf
-from report import largest_difference, result
+from comparison import SAMPLES, Trained, compare
 
-import lbbsp_tf
 from lbbsp_core import EpochBalanced, LeaderStraggler, LoadBalanced, ProportionalControl
-from lbbsp_core.policy import FixedState
 
 L = keras.layers
-X = 64
-SAMPLES = 10 * X + 21  # a short last batch in every epoch
-EPOCHS = 2
-PLANS = {2: ((48, 16), (40, 24), (7, 57)), 3: ((40, 16, 8), (30, 31, 3), (1, 20, 43))}
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 10)).astype("f4")
 LABELS = rng.integers(0, 3, SAMPLES)
 TOKENS = rng.integers(0, 50, (SAMPLES, 6))
 IMAGES = rng.normal(size=(SAMPLES, 8, 8, 3)).astype("f4")
 WEIGHTS = rng.uniform(0.1, 2.0, SAMPLES).astype("f4")
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A policy whose plan changes every step, whatever is measured."""
-
-    uses_costs = False
-    is_static = False
-
-    plans: tuple[tuple[int, ...], ...]
-
-    def init(self, cluster):
-        return FixedState(self.plans[0])
-
-    def update(self, state, cluster, observation):
-        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
 
 
 class OwnStep(keras.Model):
@@ -87,23 +63,21 @@ def adamw(**options):
     return keras.optimizers.AdamW(1e-3, weight_decay=0.01, global_clipnorm=0.1, **options)
 
 
-class Case:
-    """One way to train: what to build, and what to feed."""
+def classifier(build, optimizer, reduction="sum_over_batch_size"):
+    """A compiled model: `build` is called with whether it is to be distributed."""
 
-    def __init__(self, build, optimizer, x=FEATURES, weights=None, reduction="sum_over_batch_size",
-                 distributed=None, map=None, policy=None, **fit):  # fmt: skip
-        self.build, self.optimizer, self.x, self.weights = build, optimizer, x, weights
-        self.reduction, self.fit, self.map, self.policy = reduction, fit, map, policy
-        self.build_distributed = distributed or build
+    def model(distributed):
+        built = build(distributed)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        built.compile(optimizer(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+        return built
 
-    def model(self, distributed):
-        keras.utils.set_random_seed(1)
-        model = self.build_distributed() if distributed else self.build()
-        loss = keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction=self.reduction
-        )
-        model.compile(self.optimizer(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
-        return model
+    return model
+
+
+def case(build, optimizer, x=FEATURES, weights=None, reduction="sum_over_batch_size", **fit):
+    model = classifier(lambda distributed: build(), optimizer, reduction)
+    return Trained(model, x, LABELS, weights, fit=fit)
 
 
 def double(x, y):
@@ -111,82 +85,36 @@ def double(x, y):
 
 
 CASES = {
-    "sgd_momentum_l2": Case(dense, sgd),
-    "adamw_global_clipnorm": Case(dense, adamw),
-    "embedding_sgd": Case(embedding, sgd, TOKENS),
-    "embedding_adamw_global_clipnorm": Case(embedding, adamw, TOKENS),
-    "sample_weights": Case(embedding, adamw, TOKENS, weights=WEIGHTS),
-    "class_weights": Case(dense, sgd, class_weight={0: 0.2, 1: 1.0, 2: 3.0}),
-    "sum_reduction": Case(dense, lambda: keras.optimizers.SGD(1e-3, momentum=0.9), reduction="sum"),
-    "own_train_step": Case(lambda: dense(OwnStep), lambda: sgd(clipnorm=0.05)),
-    "loss_scaling": Case(
+    "sgd_momentum_l2": case(dense, sgd),
+    "adamw_global_clipnorm": case(dense, adamw),
+    "embedding_sgd": case(embedding, sgd, TOKENS),
+    "embedding_adamw_global_clipnorm": case(embedding, adamw, TOKENS),
+    "sample_weights": case(embedding, adamw, TOKENS, weights=WEIGHTS),
+    "class_weights": case(dense, sgd, class_weight={0: 0.2, 1: 1.0, 2: 3.0}),
+    "sum_reduction": case(dense, lambda: keras.optimizers.SGD(1e-3, momentum=0.9), reduction="sum"),
+    "own_train_step": case(lambda: dense(OwnStep), lambda: sgd(clipnorm=0.05)),
+    "loss_scaling": case(
         dense, lambda: keras.optimizers.LossScaleOptimizer(sgd(clipnorm=0.05), initial_scale=64.0)
     ),
-    "dictionary_inputs": Case(two_inputs, sgd, {"features": FEATURES, "tokens": TOKENS}),
-    "map": Case(dense, sgd, map=double),
-    "synchronized_batch_norm": Case(
-        lambda: convolution(False), sgd, IMAGES, distributed=lambda: convolution(True)
-    ),
-    "load_balanced": Case(dense, sgd, policy=LoadBalanced(min_gain=0.0)),
-    "epoch_balanced": Case(dense, sgd, policy=EpochBalanced()),
-    "proportional_control": Case(dense, sgd, policy=ProportionalControl(interval=1)),
-    "leader_straggler": Case(dense, sgd, policy=LeaderStraggler(window=1)),
+    "dictionary_inputs": case(two_inputs, sgd, {"features": FEATURES, "tokens": TOKENS}),
+    "map": Trained(classifier(lambda distributed: dense(), sgd), FEATURES, LABELS,
+                   data={"map": double}),
+    "synchronized_batch_norm": Trained(classifier(convolution, sgd), IMAGES, LABELS),
+    "load_balanced": case(dense, sgd),
+    "epoch_balanced": case(dense, sgd),
+    "proportional_control": case(dense, sgd),
+    "leader_straggler": case(dense, sgd),
+}  # fmt: skip
+POLICIES = {
+    "load_balanced": LoadBalanced(min_gain=0.0),
+    "epoch_balanced": EpochBalanced(),
+    "proportional_control": ProportionalControl(interval=1),
+    "leader_straggler": LeaderStraggler(window=1),
 }
 
 
-class Sees(keras.callbacks.Callback):
-    """Makes the first worker slow, and keeps the plans."""
-
-    def __init__(self, balancer, seconds):
-        super().__init__()
-        self.balancer, self.seconds, self.plans = balancer, seconds, set()
-
-    def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(self.seconds if self.balancer.rank == 0 else 0.0)
-        self.plans.add(self.balancer.sizes)
-
-
-def alone(case):
-    """The reference: one process, whole global batches of the documented order."""
-    model, history = case.model(distributed=False), []
-    x = keras.tree.map_structure(lambda a: 2.0 * a, case.x) if case.map else case.x
-    for epoch in range(EPOCHS):
-        order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
-        taken = keras.tree.map_structure(lambda a: a[order], x)  # noqa: B023
-        weights = None if case.weights is None else case.weights[order]
-        fitted = model.fit(taken, LABELS[order], sample_weight=weights, batch_size=X,
-                           shuffle=False, verbose=0, **case.fit)  # fmt: skip
-        history.append({name: values[0] for name, values in fitted.history.items()})
-    return model, history
-
-
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-workers = strategy.num_replicas_in_sync
 for name in sys.argv[1:] or CASES:
-    case = CASES[name]
-    policy = case.policy or Cycle(PLANS[workers])
-    balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=policy)
-    sees = Sees(balancer, 0.02 if case.policy else 0.0)
-    with strategy.scope():
-        model = case.model(distributed=True)
-    start = [w.copy() for w in model.get_weights()]
-    fitted = model.fit(
-        balancer.dataset(case.x, LABELS, case.weights, seed=0, map=case.map),
-        steps_per_epoch=balancer.steps_per_epoch,
-        epochs=EPOCHS,
-        callbacks=[balancer, sees],
-        verbose=0,
-        **case.fit,
-    )
-    if balancer.rank == 0:
-        reference, history = alone(case)
-        moved = max(
-            float(np.abs(a - b).max()) for a, b in zip(start, reference.get_weights(), strict=True)
-        )
-        logs = max(
-            abs(fitted.history[key][epoch] - history[epoch][key])
-            for epoch in range(EPOCHS)
-            for key in history[epoch]
-        )
-        result(name, {"difference": largest_difference(model, reference), "moved": moved,
-                      "logs": logs, "plans": len(sees.plans)})  # fmt: skip
+    policy = POLICIES.get(name)
+    mapped = (lambda x: 2.0 * x) if name == "map" else (lambda x: x)
+    compare(name, strategy, CASES[name], policy, mapped=mapped, slow=0.02 if policy else 0.0)

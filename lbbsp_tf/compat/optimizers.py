@@ -1,0 +1,98 @@
+"""Interception of `Optimizer.apply`, wherever a model or its `train_step` keeps its optimizers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from lbbsp_tf.compat.values import is_patched, patched
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+Gradients: TypeAlias = "Sequence[Gradient]"
+Apply: TypeAlias = "Callable[[Gradients], None]"
+Optimizer = keras.optimizers.Optimizer
+
+_thread = threading.local()
+_steps_in_progress: list[object] = []
+
+
+@contextmanager
+def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[None]:
+    """Passes the gradients of each outermost `apply` in this thread to a handler.
+
+    Optimizers do not reduce gradients over replicas inside the context.
+
+    Args:
+        handler: Called as ``handler(gradients, apply)``; ``apply(gradients)`` continues with the
+            optimizer's own method.
+    """
+    _patch_classes()
+    before = getattr(_thread, "handler", None)
+    _thread.handler = handler
+    _steps_in_progress.append(handler)
+    try:
+        yield
+    finally:
+        _steps_in_progress.remove(handler)
+        _thread.handler = before
+
+
+def _patch_classes() -> None:
+    """Patches each class of Keras that defines a method of its own."""
+    for owner in _keras_optimizers():
+        apply = vars(owner).get("apply")
+        if apply is not None and not is_patched(apply):
+            owner.apply = patched(_outermost_to_handler(apply))
+    for owner in Optimizer.__mro__:
+        reduce = vars(owner).get("_all_reduce_sum_gradients")
+        if reduce is not None and not is_patched(reduce):
+            owner._all_reduce_sum_gradients = patched(_unless_intercepted(reduce))
+
+
+def _keras_optimizers() -> Iterator[type]:
+    yield from (owner for owner in Optimizer.__mro__ if owner is not object)
+    waiting = [Optimizer]
+    while waiting:
+        for subclass in waiting.pop().__subclasses__():
+            waiting.append(subclass)
+            if subclass.__module__.startswith("keras."):
+                yield subclass
+
+
+def _outermost_to_handler(apply: Callable[..., None]) -> Callable[..., None]:
+    @wraps(apply)
+    def intercepted(
+        self: Optimizer,
+        grads: Gradients,
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        handler = getattr(_thread, "handler", None)
+        if handler is None:
+            return apply(self, grads, trainable_variables)
+
+        def proceed(gradients: Gradients) -> None:
+            # An optimizer that wraps others applies theirs, which is not the outermost any more.
+            _thread.handler = None
+            try:
+                apply(self, gradients, trainable_variables)
+            finally:
+                _thread.handler = handler
+
+        return handler(list(grads), proceed)
+
+    return intercepted
+
+
+def _unless_intercepted(reduce: Callable[..., object]) -> Callable[..., object]:
+    # Not by thread: a wrapping optimizer may apply the inner one in other threads.
+    @wraps(reduce)
+    def all_reduce_sum_gradients(self: Optimizer, grads_and_vars: Sequence[object]) -> object:
+        return list(grads_and_vars) if _steps_in_progress else reduce(self, grads_and_vars)
+
+    return all_reduce_sum_gradients

@@ -1,0 +1,49 @@
+"""Number of replicas as the user's code sees it.
+
+Keras divides a loss by the number of replicas only where its own reduction reduces it: not a loss
+function that returns a scalar, an overridden `compute_loss`, or the loss of a `train_step`. Where
+it divides, other code multiplies again. Code that sees a single replica computes the same loss as
+in a single process, whatever its form, and the step weights its gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
+
+from lbbsp_tf.compat.values import is_patched, patched
+
+_MACHINERY = "tensorflow.python.distribute"
+_thread = threading.local()
+
+
+@contextmanager
+def one_replica_view() -> Iterator[None]:
+    """Makes `num_replicas_in_sync` 1 in this thread, except for TensorFlow's own machinery.
+
+    TensorFlow reads the same property to average the values of variables over replicas.
+    """
+    for owner in (StrategyBase, ReplicaContextBase):
+        if not is_patched(owner.num_replicas_in_sync.fget):
+            owner.num_replicas_in_sync = _one_in_view(owner.num_replicas_in_sync)
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.depth -= 1
+
+
+def _one_in_view(original: property) -> property:
+    def num_replicas_in_sync(self: tf.distribute.Strategy | tf.distribute.ReplicaContext) -> int:
+        """Returns number of replicas over which gradients are aggregated."""
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if getattr(_thread, "depth", 0) and not caller.startswith(_MACHINERY):
+            return 1
+        return original.fget(self)
+
+    return property(patched(num_replicas_in_sync))

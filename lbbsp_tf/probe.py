@@ -1,0 +1,139 @@
+"""Gradients of a train step on parts of a batch, computed without any change of state.
+
+Gradients are not kept but projected: each variable's gradient G becomes ``(u^T G v, u'^T G v')``
+for fixed vectors, in addition to its norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Gradient, Gradients, Nest
+
+Sketch = npt.NDArray[np.float64]
+"""Two projections and the norm of each gradient of an `apply`, shape ``(variables, 3)``."""
+
+_READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather"})
+
+
+class Probe:
+    """Function of a replica that returns sketches, run without any change of state.
+
+    Every worker must create and call it at the same time: variables that the workers share are
+    written by collectives.
+
+    Args:
+        strategy: Strategy of the model.
+        function: Called in a replica with scalar tensors; returns a nest of tensors.
+        signature: Types of the scalars.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        function: Callable[..., Nest],
+        signature: Sequence[tf.DType],
+    ) -> None:
+        def run(*scalars: tf.Tensor) -> Nest:
+            return compat.local(strategy, strategy.run(function, args=scalars))
+
+        specs = [tf.TensorSpec([], dtype) for dtype in signature]
+        graph_function = tf.function(run, input_signature=specs, autograph=False)
+        self._signature = signature
+        self._function = graph_function.get_concrete_function()
+        self._written = list(_written_variables(self._function.graph))
+
+    def __call__(self, *scalars: float) -> Nest:
+        """Returns the function's result as NumPy arrays of float64."""
+        before = [variable.read_value() for variable in self._written]
+        found = self._function(*map(tf.constant, scalars, self._signature))
+        for variable, value in zip(self._written, before, strict=True):
+            variable.assign(value)
+        return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), found)
+
+
+def slice_rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    """Returns the rows ``begin .. end - 1`` of a dense, ragged or sparse tensor."""
+    if isinstance(tensor, tf.SparseTensor):
+        rest = tensor.dense_shape[1:]
+        start = tf.concat([[begin], tf.zeros_like(rest)], 0)
+        return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))
+    return tensor[begin:end]
+
+
+def number_of_rows(tensor: tf.Tensor) -> int | tf.Tensor:
+    """Returns the length of the first axis: an integer for eager tensors, else a tensor."""
+    if isinstance(tensor, tf.RaggedTensor):
+        rows = tensor.nrows()
+    elif isinstance(tensor, tf.SparseTensor):
+        rows = tensor.dense_shape[0]
+    else:
+        rows = tf.shape(tensor)[0]
+    return int(rows) if tf.executing_eagerly() else rows
+
+
+def deviation(found: Sketch, expected: Sketch, scale: Sketch | None = None) -> float:
+    """Returns the largest difference of a variable's projections, relative to its gradient.
+
+    Variables whose gradient is tiny beside that of others are compared with those.
+    """
+    norms = np.abs((found if scale is None else scale)[:, 2])
+    reference = np.maximum(norms, 1e-3 * norms.max())
+    differences = np.abs(found[:, :2] - expected[:, :2]).max(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.max(np.where(differences > 0, differences / reference, 0.0)))
+
+
+def sketch_of(gradients: Gradients) -> tf.Tensor:
+    """Returns two projections and the norm of each gradient, shape ``(variables, 3)``, float32."""
+    return tf.stack([_project(gradient) for gradient in gradients])
+
+
+def _project(gradient: Gradient) -> tf.Tensor:
+    if gradient is None:
+        return tf.zeros(3)
+    if isinstance(gradient, tf.IndexedSlices):
+        values, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
+    else:
+        values = tf.convert_to_tensor(gradient)
+        values = values if values.shape.rank else values[None]
+        indices = tf.range(tf.shape(values, tf.int64)[0])
+    matrix = tf.cast(tf.reshape(values, [tf.shape(values)[0], -1]), tf.float32)
+    columns = tf.range(tf.shape(matrix, tf.int64)[1])
+    dots = [
+        tf.tensordot(_waves(indices, a), tf.linalg.matvec(matrix, _waves(columns, b)), 1)
+        for a, b in ((1.3, 2.1), (0.7, 1.7))
+    ]
+    return tf.stack([*dots, tf.norm(matrix)])
+
+
+def _waves(numbers: tf.Tensor, frequency: float) -> tf.Tensor:
+    """Returns the entries of a fixed vector; with a period, because large cosines are inexact."""
+    return tf.cos(frequency * tf.cast(numbers % 9973, tf.float32) + 0.5)
+
+
+def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
+    """Yields the variables that a function may write: that other operations than reads take."""
+    captured = {id(inner): outer for outer, inner in graph.captures}
+    written = {
+        id(captured[id(tensor)])
+        for operation in graph.get_operations()
+        if operation.type not in _READS
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource and id(tensor) in captured
+    }
+    for variable in graph.variables:
+        if id(variable.handle) in written:
+            yield variable
+
+
+def without_collectives() -> AbstractContextManager[None]:
+    """Makes sums over replicas local, as in a single process."""
+    context = tf.distribute.get_replica_context()
+    return compat.replaced(context, "all_reduce", lambda op, value, options=None: value)

@@ -1,0 +1,121 @@
+"""Trains a case on uneven, changing batches, and then in one process on the whole batches."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+from report import largest_difference, result
+
+import lbbsp_tf
+from lbbsp_core.policy import FixedState
+
+X = 64
+SAMPLES = 10 * X + 21  # a short last batch in every epoch
+EPOCHS = 2
+PLANS = {
+    1: ((64,),),
+    2: ((48, 16), (40, 24), (7, 57)),
+    3: ((40, 16, 8), (30, 31, 3), (1, 20, 43)),
+    4: ((30, 16, 10, 8), (20, 21, 20, 3), (1, 20, 40, 3)),
+}
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A policy whose plan changes every step, whatever is measured."""
+
+    uses_costs = False
+    is_static = False
+
+    plans: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def over(cls, workers):
+        return cls(PLANS[workers])
+
+    def init(self, cluster):
+        return FixedState(self.plans[0])
+
+    def update(self, state, cluster, observation):
+        return FixedState(self.plans[(observation.step + 1) % len(self.plans)])
+
+
+@dataclass
+class Trained:
+    """A way to train: a compiled model, and what to feed."""
+
+    model: Callable[[bool], keras.Model]  # called with whether it is to be distributed
+    x: object
+    y: object = None
+    weights: object = None
+    epochs: int = EPOCHS
+    balancer: Mapping[str, object] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
+    fit: Mapping[str, object] = field(default_factory=dict)
+
+
+class Watch(keras.callbacks.Callback):
+    """Makes the first worker slow, and keeps the plans."""
+
+    def __init__(self, slow):
+        super().__init__()
+        self.balancer, self.slow, self.plans = None, slow, set()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(self.slow if self.balancer.rank == 0 else 0.0)
+        self.plans.add(self.balancer.sizes)
+
+
+def balanced(strategy, case, policy=None, watch=None):
+    """Returns the balancer, the model, its first weights and its history."""
+    watch = watch or Watch(0.0)
+    options = {"policy": policy or Cycle.over(strategy.num_replicas_in_sync), **case.balancer}
+    watch.balancer = balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = case.model(True)
+    start = [w.copy() for w in model.get_weights()]
+    data = balancer.dataset(case.x, case.y, case.weights, seed=0, **case.data)
+    history = model.fit(
+        data,
+        steps_per_epoch=balancer.steps_per_epoch,
+        epochs=case.epochs,
+        callbacks=[balancer, watch],
+        verbose=0,
+        **case.fit,
+    ).history
+    return balancer, model, start, history
+
+
+def alone(case, samples=SAMPLES, mapped=lambda x: x):
+    """The reference: stock Keras in one process, on whole batches of the documented order."""
+    keras.utils.set_random_seed(1)
+    model, history = case.model(False), []
+    for epoch in range(case.epochs):
+        order = np.random.default_rng((0, epoch)).permutation(samples)
+        take = lambda data: keras.tree.map_structure(lambda a: a[order], data)  # noqa: B023, E731
+        weights = None if case.weights is None else take(case.weights)
+        y = None if case.y is None else take(case.y)
+        fitted = model.fit(mapped(take(case.x)), y, sample_weight=weights, batch_size=X,
+                           shuffle=False, verbose=0, **case.fit)  # fmt: skip
+        history.append({name: values[0] for name, values in fitted.history.items()})
+    return model, history
+
+
+def compare(name, strategy, case, policy=None, slow=0.0, **reference):
+    """Trains both ways, and prints how far the results are apart."""
+    watch = Watch(slow)
+    balancer, model, start, fitted = balanced(strategy, case, policy, watch)
+    if balancer.rank:
+        return
+    other, history = alone(case, **reference)
+    moved = max(float(np.abs(a - b).max()) for a, b in zip(start, other.get_weights(), strict=True))
+    logs = max(
+        abs(fitted[key][epoch] - history[epoch][key])
+        for epoch in range(case.epochs)
+        for key in history[epoch]
+    )
+    result(name, {"difference": largest_difference(model, other), "moved": moved, "logs": logs,
+                  "plans": len(watch.plans)})  # fmt: skip
