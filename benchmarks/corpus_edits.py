@@ -50,8 +50,8 @@ def add_header(text: str, global_batch_size: int) -> str:
         "strategy = tf.distribute.MultiWorkerMirroredStrategy()",
         f"balancer = lbbsp_tf.LoadBalancer(strategy, global_batch_size={global_batch_size})",
     )
-    lines = text.split("\n")
-    place = next(n for n, line in enumerate(lines) if re.match(r"(import|from) ", line))
+    imports = (n for n in ast.parse(text).body if isinstance(n, (ast.Import, ast.ImportFrom)))
+    lines, place = text.split("\n"), next(imports).lineno - 1
     return "\n".join([*lines[:place], *header, *lines[place:]])
 
 

@@ -120,7 +120,7 @@ SCRIPTS = (
         "examples/vision/mixup.py",
         32,
         scopes=(("model = get_training_model()", "model.compile("),),
-        small=(("val_samples = 2000", "val_samples = 20"),),
+        small=(("val_samples = 2000", "val_samples = 20"), ('"float32"', '"float64"')),
     ),
     Script(
         "examples/vision/image_classification_from_scratch.py",
@@ -133,10 +133,10 @@ SCRIPTS = (
     ),
     Script(
         "examples/vision/attention_mil_classification.py",
-        1,
+        8,
         scopes=(("models = [create_model", None), ("model.compile(", None)),
         small=(("= 1000", "= 30"), ("= 300", "= 20")),
-        words="batches of one bag",
+        words="batches of 8 bags instead of one",
     ),
     Script(
         "examples/vision/conv_lstm.py",
@@ -161,7 +161,8 @@ SCRIPTS = (
         "examples/vision/metric_learning.py",
         10,
         scopes=(("inputs = layers.Input", "model.compile("),),
-        small=(("50000", "75"), ("num_batches=1000", "num_batches=6")),
+        small=(("50000", "75"), ("num_batches=1000", "num_batches=6"),
+               ("self.num_batches", "self.batches")),
     ),
     Script(
         "examples/timeseries/timeseries_classification_from_scratch.py",

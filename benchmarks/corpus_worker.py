@@ -124,9 +124,13 @@ def without_randomness() -> None:
     backend = keras.src.backend.random
     backend.dropout = lambda inputs, rate, noise_shape=None, seed=None: inputs
     for module in (backend, tf.random):
-        for name in ("normal", "uniform", "truncated_normal"):
+        for name in ("normal", "uniform", "truncated_normal", "gamma"):
             if hasattr(module, name):
                 setattr(module, name, _same_for_all(getattr(module, name)))
+    in_top_k = tf.math.in_top_k  # takes float32 only
+    tf.math.in_top_k = lambda targets, predictions, k, name=None: in_top_k(
+        targets, tf.cast(predictions, tf.float32), k, name
+    )
     for name in dir(keras.layers):
         if name.startswith("Random") and name != "RandomCrop":
             getattr(keras.layers, name).call = lambda self, inputs, training=None: inputs
@@ -159,6 +163,8 @@ def stand_in_for_absent_modules() -> None:
             __import__(name)
             continue
         sys.modules[name] = _Anything(name)
+    sys.modules["IPython"].version_info = (9, 0)  # matplotlib asks for it
+    sys.modules["IPython"].get_ipython = lambda: None
 
 
 class _Anything(ModuleType):
