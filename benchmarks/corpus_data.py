@@ -208,3 +208,36 @@ def heart(rng):
         "target": choose(0, 1),
     })  # fmt: skip
     _tables({"heart.csv": frame})
+
+
+def cats_vs_dogs(rng):
+    """Makes `tensorflow_datasets.load` return photographs of several sizes."""
+    import tensorflow as tf
+
+    def split(count):
+        photographs = [
+            (rng.integers(0, 256, (70 + n % 9, 80, 3), dtype="uint8"), n % 2) for n in range(count)
+        ]
+        shape = (tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((), tf.int64))
+        data = tf.data.Dataset.from_generator(lambda: iter(photographs), output_signature=shape)
+        return data.apply(tf.data.experimental.assert_cardinality(count))
+
+    tfds = ModuleType("tensorflow_datasets")
+    tfds.disable_progress_bar = lambda: None
+    tfds.load = lambda *args, **options: (split(40), split(TEST), split(TEST))
+    sys.modules["tensorflow_datasets"] = tfds
+
+
+def auto_mpg(rng):
+    """Provides a table of cars."""
+    names = ["MPG", "Cylinders", "Displacement", "Horsepower", "Weight", "Acceleration",
+             "Model Year"]  # fmt: skip
+    frame = pd.DataFrame(rng.uniform(10, 40, (100, len(names))), columns=names)
+    frame["Origin"] = np.arange(100) % 3 + 1
+    _tables({"auto-mpg.data": frame})
+
+
+def ecg(rng):
+    """Provides a table of heartbeats with labels."""
+    table = np.concatenate([rng.normal(size=(100, 140)), np.arange(100)[:, None] % 2], axis=1)
+    _tables({"ecg.csv": pd.DataFrame(table)})

@@ -42,6 +42,21 @@ def replace(text: str, edits: Sequence[tuple[str, str]]) -> str:
     return text
 
 
+def cut(text: str, parts: Sequence[tuple[str, str]]) -> str:
+    """Removes each part that begins with one pattern and ends before another.
+
+    Raises:
+        ValueError: A pattern does not occur in the text.
+    """
+    for first, last in parts:
+        head, found, rest = text.partition(first)
+        _, end, tail = rest.partition(last)
+        if not (found and (end or not last)):
+            raise ValueError(f"{first!r} to {last!r} does not occur: the script has changed")
+        text = head + (last + tail if last else "")
+    return text
+
+
 def add_header(text: str, global_batch_size: int) -> str:
     """Adds the strategy and the balancer before the first import."""
     header = (

@@ -20,6 +20,8 @@ class Script:
         global_batch_size: X, the batch size of the script or a smaller one.
         scopes: First and last statement, by patterns, of what is put under `strategy.scope`.
         edits: Further changes for lbbsp, which count.
+        cuts: Parts of the text, from one pattern up to another, that are left out: they need other
+            frameworks, or only show errors.
         small: Replacements that make the data or the model small, which do not count.
         fits: Expressions whose `fit` is balanced; by default all calls with `epochs`.
         data: Recipe of `corpus_data` for the files that the script reads.
@@ -31,6 +33,7 @@ class Script:
     global_batch_size: int
     scopes: tuple[tuple[str, str | None], ...] = ()
     edits: tuple[tuple[str, str], ...] = ()
+    cuts: tuple[tuple[str, str], ...] = ()
     small: tuple[tuple[str, str], ...] = ()
     fits: tuple[str, ...] = ()
     data: str = ""
@@ -272,5 +275,91 @@ SCRIPTS = (
         32,
         scopes=(("model_a = ", "trainer_2 = "), ("trainer_1.compile(", None),
                 ("trainer_2.compile(", None)),
+    ),
+    Script(
+        "examples/keras_recipes/subclassing_conv_layers.py",
+        32,
+        scopes=(("model = keras.Sequential(", None), ("model.compile(", None)),
+        edits=(("validation_split=0.1", "validation_data=(x_test, y_test)"),),
+    ),
+    Script(
+        "guides/custom_train_step_in_tensorflow.py",
+        32,
+        scopes=(("inputs = keras.Input", "model.compile("), ("discriminator = keras.Seq", None),
+                ("generator = keras.Seq", None), ("gan = GAN(", "gan.compile(")),
+        small=(("(1000,", "(75,"), ("batch_size = 64", "batch_size = 32")),
+    ),
+    Script(
+        "guides/writing_your_own_callbacks.py",
+        32,
+        scopes=(("model = get_model()", None),),
+        edits=(("validation_split=0.5", "validation_data=(x_test, y_test)"),),
+    ),
+    Script(
+        "guides/training_with_built_in_methods.py",
+        32,
+        scopes=(("inputs = keras.Input", "model.compile("), ("model = get_compiled_model()", None),
+                ("model = get_uncompiled_model()", None), ("model.compile(", None)),
+        edits=(("validation_split=0.2", "validation_data=(x_val, y_val)"),),
+        cuts=(("import torch", "import tensorflow"), ("### Handling losses and", "### Automatically"),
+              ("## Training & evaluation using PyTorch", "## Using sample weighting"),
+              ("## Passing data to multi-input", "## Using callbacks"),
+              ("## Using learning rate schedules", "## Visualizing loss")),
+        small=(("60000", "75"), ("10000", "20")),
+    ),
+    Script(
+        "guides/functional_api.py",
+        32,
+        scopes=(("inputs = keras.Input(shape=(784,))", "model = "), ("model.compile(", None),
+                ("title_input = keras.Input", "model = keras.Model("),
+                ("inputs = keras.Input(shape=(32, 32, 3)", "model = keras.Model(")),
+        edits=(("validation_split=0.2", "validation_data=(x_test, y_test)"),),
+        small=(("60000", "75"), ("10000", "20"), ("1280", "75")),
+    ),
+    Script(
+        "guides/making_new_layers_and_models_via_subclassing.py",
+        32,
+        scopes=(("vae = VariationalAutoEncoder(", "vae.compile("),),
+        small=(("60000", "75"),),
+    ),
+    Script(
+        "guides/transfer_learning.py",
+        16,
+        scopes=(("base_model = keras.applications", "model = keras.Model("), ("model.compile(\n", None)),
+        cuts=(("layer = keras.layers.Dense(3)", "## Introduction to the"),),
+        small=(("150, 150", "72, 72"), ("batch_size = 64", "batch_size = 16")),
+        data="cats_vs_dogs",
+        words="Xception with random weights, batch normalisation in inference mode",
+    ),
+    Script(
+        "site/en/tutorials/quickstart/beginner.ipynb",
+        32,
+        scopes=(("model = tf.keras.models.Sequential(", None), ("model.compile(", None)),
+    ),
+    Script(
+        "site/en/tutorials/keras/classification.ipynb",
+        32,
+        scopes=(("model = tf.keras.Sequential(", None), ("model.compile(", None)),
+    ),
+    Script(
+        "site/en/tutorials/images/cnn.ipynb",
+        32,
+        scopes=(("model = models.Sequential(", "model.compile("),),
+    ),
+    Script(
+        "site/en/tutorials/keras/regression.ipynb",
+        32,
+        scopes=(("horsepower_normalizer = layers", None), ("normalizer = tf.keras.layers", None),
+                ("horsepower_model = tf.keras", None), ("horsepower_model.compile(", None),
+                ("linear_model = tf.keras", None), ("linear_model.compile(", None),
+                ("dnn_horsepower_model = ", None), ("dnn_model = build", None)),
+        edits=(("    validation_split = 0.2", "    validation_data=(test_features['Horsepower'], test_labels)"),),
+        data="auto_mpg",
+    ),
+    Script(
+        "site/en/tutorials/generative/autoencoder.ipynb",
+        32,
+        scopes=(("autoencoder = ", "autoencoder.compile("),),
+        data="ecg",
     ),
 )

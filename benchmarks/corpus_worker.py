@@ -34,7 +34,7 @@ EPOCHS = 2
 SHARES = (0.75, 0.6, 0.1)  # of the first worker, in turn
 ABSENT = ("gdown", "imageio", "IPython", "IPython.display", "ipywidgets", "tqdm", "tqdm.auto",
           "tensorflow_docs", "tensorflow_docs.vis", "tensorflow_datasets", "trimesh",
-          "tensorflow_addons", "datasets", "conlleval", "pydot")  # fmt: skip
+          "tensorflow_addons", "datasets", "conlleval", "pydot", "torch", "seaborn")  # fmt: skip
 RESULT = "CORPUS "
 
 
@@ -142,6 +142,7 @@ def _same_for_all(sample):
 
     @functools.wraps(sample)
     def fixed(shape, *args, **options):
+        shape = shape if tf.is_tensor(shape) else tuple(shape)
         dynamic = tf.is_tensor(shape) or any(tf.is_tensor(n) or n is None for n in shape)
         if tf.executing_eagerly() or not dynamic or isinstance(shape, tf.TensorShape):
             return sample(shape, *args, **options)

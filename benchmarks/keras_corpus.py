@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from corpus_edits import add_header, changed_lines, enter_scope, read_script, replace, rewrite_fits
+from corpus_edits import add_header, changed_lines, cut, enter_scope, read_script, replace, rewrite_fits
 from corpus_scripts import SCRIPTS, Script
 
 from lbbsp_core.launch import launch
@@ -59,7 +59,7 @@ class Run:
 
 def edited(script: Script, text: str) -> tuple[str, int]:
     """Returns the text to run, and the number of lines changed for lbbsp."""
-    small = replace(text, script.small)
+    small = replace(cut(text, script.cuts), script.small)
     changed = rewrite_fits(replace(small, script.edits), script.fits)
     for first, last in script.scopes:
         changed = enter_scope(changed, first, last)
@@ -85,6 +85,8 @@ def run(script: Script, file: Path, folder: Path, workers: int, timeout: float) 
         timeout=timeout,
         output=listen,
     )
+    if status in (130, 143):  # Ctrl-C and SIGTERM end the launch only
+        raise SystemExit(status)
     (folder / "output.txt").write_text("\n".join(lines))
     fits = [dict(np.load(saved)) for saved in sorted(folder.glob("rank*/fits.npz"))]
     own = [error for error in errors if error["own"]]
@@ -139,10 +141,10 @@ def _say(found: Run) -> str:
     return f"{found.error['error']}: {found.error['message']} ({', '.join(found.error['frames'])})"
 
 
-def examine(script: Script, scripts: Path, folder: Path, workers: int, timeout: float) -> Row:
+def examine(script: Script, scripts: Sequence[Path], folder: Path, workers: int, timeout: float) -> Row:
     """Edits a script, runs it both ways, and returns its row."""
     try:
-        text, lines = edited(script, read_script(scripts / script.path))
+        text, lines = edited(script, read_script(_find(scripts, script.path)))
     except (OSError, ValueError, SyntaxError) as error:
         return Row(script.path, 0, "FAILED", str(error))
     file = folder / f"{script.name}.py"
@@ -152,6 +154,13 @@ def examine(script: Script, scripts: Path, folder: Path, workers: int, timeout: 
         return Row(script.path, lines, "FAILED", f"in one process: {_say(reference)}")
     balanced = run(script, file, folder / "balanced", workers, timeout)
     return classify(script, lines, reference, balanced)
+
+
+def _find(folders: Sequence[Path], path: str) -> Path:
+    found = [folder / path for folder in folders if (folder / path).exists()]
+    if not found:
+        raise FileNotFoundError(f"{path} is in none of the folders of --scripts")
+    return found[0]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -165,7 +174,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> int:
     """Examines the scripts and prints the table; 1 if a script failed or learned otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scripts", type=Path, required=True, help="folder with the scripts")
+    parser.add_argument("--scripts", type=Path, nargs="+", required=True, help="folders with them")
     parser.add_argument("--only", nargs="+", help="names of scripts; default: all")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each run")
