@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FIT_ARGUMENTS = ("x", "y", "batch_size", "epochs")
-BY_DATASET = ("x", "y", "sample_weight")
+BY_DATASET = ("x", "y", "sample_weight", "validation_split")
 DROPPED = ("batch_size", "shuffle", "steps_per_epoch")
 
 
@@ -162,6 +162,8 @@ def _rewritten_call(text: str, call: ast.Call) -> str:
     source = lambda node: ast.get_source_segment(text, node)  # noqa: E731
     given = dict(zip(FIT_ARGUMENTS, map(source, call.args), strict=False))
     given |= {str(keyword.arg): source(keyword.value) for keyword in call.keywords}
+    if "validation_split" in given:
+        given["validation_data"] = "balancer.validation_data"
     data = ", ".join(_data_arguments(given))
     callbacks = given.pop("callbacks", "")
     rest = [f"{name}={value}" for name, value in given.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import random
@@ -123,7 +124,8 @@ def without_randomness() -> None:
     """Makes random numbers the same for all samples, and augmentation layers the identity."""
     backend = keras.src.backend.random
     backend.dropout = lambda inputs, rate, noise_shape=None, seed=None: inputs
-    for module in (backend, tf.random):
+    # `import tensorflow.random` makes a second module of the same functions
+    for module in (backend, tf.random, importlib.import_module("tensorflow.random")):
         for name in ("normal", "uniform", "truncated_normal", "gamma"):
             if hasattr(module, name):
                 setattr(module, name, _same_for_all(getattr(module, name)))
