@@ -58,10 +58,11 @@ def cut(text: str, parts: Sequence[tuple[str, str]]) -> str:
 
 
 def add_header(text: str, global_batch_size: int) -> str:
-    """Adds the strategy and the balancer before the first import."""
+    """Adds a seed, the strategy and the balancer before the first import."""
     header = (
         "import tensorflow as tf",
         "import lbbsp_tf",
+        "tf.keras.utils.set_random_seed(0)",
         "strategy = tf.distribute.MultiWorkerMirroredStrategy()",
         f"balancer = lbbsp_tf.LoadBalancer(strategy, global_batch_size={global_batch_size})",
     )
@@ -108,6 +109,17 @@ def rewrite_fits(text: str, of: Sequence[str] = ()) -> str:
         text = _spliced(text, call, _rewritten_call(text, call))
 
 
+def seed_shuffles(text: str) -> str:
+    """Gives a seed to every shuffle of a `tf.data.Dataset`, so that workers read the same order."""
+    while True:
+        calls = (node for node in ast.walk(ast.parse(text)) if _is_unseeded_shuffle(node))
+        call = next(calls, None)
+        if call is None:
+            return text
+        source = ast.get_source_segment(text, call) or ""
+        text = _spliced(text, call, source[:-1].rstrip().rstrip(",") + ", seed=0)")
+
+
 def changed_lines(before: str, after: str) -> int:
     """Returns the number of lines that were added or changed, other than by indentation."""
     lines = [[line.strip() for line in text.split("\n") if line.strip()] for text in (before, after)]
@@ -146,6 +158,17 @@ def _inside_strings(text: str) -> set[int]:
         if isinstance(node.value, str)
         for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)
     }
+
+
+def _is_unseeded_shuffle(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "shuffle"
+        and ast.unparse(node.func.value) not in ("random", "np.random", "rng")
+        and "Random(" not in ast.unparse(node.func.value)
+        and not any(keyword.arg == "seed" for keyword in node.keywords)
+    )
 
 
 def _is_fit(node: ast.AST, text: str, of: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from corpus_edits import add_header, changed_lines, cut, enter_scope, read_script, replace, rewrite_fits
+from corpus_edits import add_header, changed_lines, cut, enter_scope, read_script, replace, rewrite_fits, seed_shuffles
 from corpus_scripts import SCRIPTS, Script
 
 from lbbsp_core.launch import launch
@@ -60,7 +60,7 @@ class Run:
 def edited(script: Script, text: str) -> tuple[str, int]:
     """Returns the text to run, and the number of lines changed for lbbsp."""
     small = replace(cut(text, script.cuts), script.small)
-    changed = rewrite_fits(replace(small, script.edits), script.fits)
+    changed = seed_shuffles(rewrite_fits(replace(small, script.edits), script.fits))
     for first, last in script.scopes:
         changed = enter_scope(changed, first, last)
     changed = add_header(changed, script.global_batch_size)
