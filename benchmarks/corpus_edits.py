@@ -122,7 +122,9 @@ def seed_shuffles(text: str) -> str:
 
 def changed_lines(before: str, after: str) -> int:
     """Returns the number of lines that were added or changed, other than by indentation."""
-    lines = [[line.strip() for line in text.split("\n") if line.strip()] for text in (before, after)]
+    lines = [
+        [line.strip() for line in text.split("\n") if line.strip()] for text in (before, after)
+    ]
     matcher = difflib.SequenceMatcher(None, *lines, autojunk=False)
     return sum(
         max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"
@@ -204,9 +206,7 @@ def _rewritten_call(text: str, call: ast.Call) -> str:
     before = source(call) or ""
     one_line = before.count("\n") < len(call.args) + len(call.keywords)
     margin = "\n" + " " * (call.col_offset + 4)
-    joined = (
-        ", ".join(arguments) if one_line else margin + ("," + margin).join(arguments) + ",\n"
-    )
+    joined = ", ".join(arguments) if one_line else margin + ("," + margin).join(arguments) + ",\n"
     return f"{source(call.func)}({joined})"
 
 

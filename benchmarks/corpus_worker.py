@@ -241,7 +241,9 @@ def main(script: Path, output: Path, recipe: str, floatx: str) -> None:
 def describe(error: BaseException) -> dict[str, object]:
     """Returns what an error says, and whether lbbsp raised it on purpose."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = bool(frames) and any(part in frames[-1].filename for part in ("/lbbsp_tf/", "/lbbsp_core/"))
+    own = bool(frames) and any(
+        part in frames[-1].filename for part in ("/lbbsp_tf/", "/lbbsp_core/")
+    )
     message = str(error).strip().split("\n")
     return {"error": type(error).__name__, "message": message[0], "own": own,
             "frames": [f"{Path(f.filename).name}:{f.lineno}" for f in frames[-4:]]}  # fmt: skip

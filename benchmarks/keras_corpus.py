@@ -17,7 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from corpus_edits import add_header, changed_lines, cut, enter_scope, read_script, replace, rewrite_fits, seed_shuffles
+from corpus_edits import (
+    add_header,
+    changed_lines,
+    cut,
+    enter_scope,
+    read_script,
+    replace,
+    rewrite_fits,
+    seed_shuffles,
+)
 from corpus_scripts import SCRIPTS, Script
 
 from lbbsp_core.launch import launch
@@ -141,7 +150,9 @@ def _say(found: Run) -> str:
     return f"{found.error['error']}: {found.error['message']} ({', '.join(found.error['frames'])})"
 
 
-def examine(script: Script, scripts: Sequence[Path], folder: Path, workers: int, timeout: float) -> Row:
+def examine(
+    script: Script, scripts: Sequence[Path], folder: Path, workers: int, timeout: float
+) -> Row:
     """Edits a script, runs it both ways, and returns its row."""
     try:
         text, lines = edited(script, read_script(_find(scripts, script.path)))
@@ -186,7 +197,7 @@ def main() -> int:
         if arguments.only and script.name not in arguments.only:
             continue
         with tempfile.TemporaryDirectory() as temporary:
-            folder = (arguments.keep or Path(temporary)).absolute() / script.name
+            folder = (arguments.keep or Path(temporary)).absolute() / script.path.replace("/", "_")
             folder.mkdir(parents=True, exist_ok=True)
             rows.append(
                 examine(script, arguments.scripts, folder, arguments.workers, arguments.timeout)

@@ -86,7 +86,9 @@ def scaled_gradients(scale: tf.Tensor) -> Iterator[None]:
         flat = keras.tree.flatten(sources)
         if not flat or not all(isinstance(s, keras.Variable | tf.Variable) for s in flat):
             return found
-        return tf.nest.map_structure(lambda g: None if g is None else g * tf.cast(scale, g.dtype), found)
+        return tf.nest.map_structure(
+            lambda g: None if g is None else g * tf.cast(scale, g.dtype), found
+        )
 
     with replaced_attribute(tf.GradientTape, "gradient", scaled):
         yield
