@@ -177,7 +177,7 @@ def stand_in_for_absent_modules() -> None:
 class _Anything(ModuleType):
     """Module with every name."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -198,7 +199,8 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = (arguments.keep or Path(temporary)).absolute() / script.path.replace("/", "_")
-            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
             rows.append(
                 examine(script, arguments.scripts, folder, arguments.workers, arguments.timeout)
             )
