@@ -241,3 +241,33 @@ def ecg(rng):
     """Provides a table of heartbeats with labels."""
     table = np.concatenate([rng.normal(size=(100, 140)), np.arange(100)[:, None] % 2], axis=1)
     _tables({"ecg.csv": pd.DataFrame(table)})
+
+
+def oxford_pets(rng):
+    """Creates photographs and the segmentation of each."""
+    _write_images("images", rng, 60, (40, 40), names="{:03}.jpg")
+    Path("annotations/trimaps").mkdir(parents=True)
+    for n in range(60):
+        pixels = rng.integers(1, 4, (40, 40), dtype="uint8")
+        Image.fromarray(pixels).save(f"annotations/trimaps/{n:03}.png")
+
+
+def stl10(rng):
+    """Makes `tensorflow_datasets.load` return photographs of one size."""
+    import tensorflow as tf
+
+    def load(*args, **options):
+        images = rng.integers(0, 256, (60, 96, 96, 3), dtype="uint8")
+        return tf.data.Dataset.from_tensor_slices((images, np.arange(60) % 10))
+
+    tfds = ModuleType("tensorflow_datasets")
+    tfds.load = load
+    sys.modules["tensorflow_datasets"] = tfds
+
+
+def spanish(rng):
+    """Creates pairs of sentences."""
+    Path("data/spa-eng").mkdir()
+    pairs = zip(_sentences(rng, 100), _sentences(rng, 100), strict=True)
+    lines = ["\t".join(pair) for pair in pairs]
+    Path("data/spa-eng/spa.txt").write_text("\n".join(lines) + "\n")

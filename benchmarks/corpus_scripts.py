@@ -202,6 +202,53 @@ SCRIPTS = (
         ),
     ),
     Script(
+        "examples/vision/oxford_pets_image_segmentation.py",
+        16,
+        scopes=(("model = get_model(", None), ("model.compile(", None)),
+        edits=(SYNCHRONIZED,),
+        small=(
+            ("(160, 160)", "(32, 32)"),
+            ("val_samples = 1000", "val_samples = 12"),
+            ("batch_size = 32", "batch_size = 16"),
+            ("[64, 128, 256]", "[16, 24]"),
+            ("[256, 128, 64, 32]", "[24, 16, 8]"),
+        ),
+        data="oxford_pets",
+    ),
+    Script(
+        "examples/vision/semisupervised_simclr.py",
+        20,
+        scopes=(
+            ("baseline_model = ", "baseline_model.compile("),
+            ("pretraining_model = ", "pretraining_model.compile("),
+            ("finetuning_model = ", "finetuning_model.compile("),
+        ),
+        small=(
+            ("= 100000", "= 60"),
+            ("= 5000", "= 60"),
+            ("= 525", "= 40"),
+            ("width = 128", "width = 8"),
+        ),
+        data="stl10",
+    ),
+    Script(
+        "examples/nlp/neural_machine_translation_with_transformer.py",
+        16,
+        scopes=(
+            ("encoder_inputs = keras.Input", "transformer = keras.Model("),
+            ("transformer.compile(", None),
+        ),
+        small=(
+            ("vocab_size = 15000", "vocab_size = 60"),
+            ("batch_size = 64", "batch_size = 16"),
+            ("embed_dim = 256", "embed_dim = 16"),
+            ("latent_dim = 2048", "latent_dim = 16"),
+            ("num_heads = 8", "num_heads = 2"),
+            ("range(30)", "range(2)"),
+        ),
+        data="spanish",
+    ),
+    Script(
         "examples/timeseries/timeseries_classification_from_scratch.py",
         32,
         scopes=(("model = make_model(", None), ("model.compile(", None)),
