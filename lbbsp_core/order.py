@@ -9,23 +9,28 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+OrderKey = tuple[int, int, int, bool, bool, int | None, bool]
 
 
 class GlobalOrder:
     """Seeded order of all samples, cut into global batches, independent of the workers.
 
-    Step k, counted over the whole run, lies in epoch ``k // steps_per_epoch``. Each epoch has a
-    new permutation. Within a step, worker i takes the slice that follows those of workers
-    0 .. i - 1. For any plan, a step holds the same set of samples, and each sample occurs once
-    per epoch. A plan that is fixed for an epoch is the re-partition of the data set in DBS
-    (arXiv 2007.11831).
+    Step k, counted over the whole run, lies in pass ``k // steps_per_pass`` over the data, by
+    default the epoch. Each pass has a new permutation. Within a step, worker i takes the slice
+    that follows those of workers 0 .. i - 1. For any plan, a step holds the same set of samples,
+    and each sample occurs once per pass. A plan that is fixed for an epoch is the re-partition of
+    the data set in DBS (arXiv 2007.11831).
 
     Args:
         num_samples: Size of the data set, >= 1.
         global_batch_size: Samples per step, X, >= 1.
         seed: Seed of the permutations, >= 0.
         shuffle: False keeps the order of the data set in all epochs.
-        drop_last: True drops the short last step of an epoch.
+        drop_last: True drops the short last step of a pass.
+        steps_per_epoch: Steps of an epoch, >= 1, if an epoch is not one pass over the data. Passes
+            then follow each other independently of the epochs.
+        by_batch: True keeps the global batches of the data set together, samples 0 .. X - 1 and so
+            on, and shuffles only their order; a short last one stays last.
 
     Raises:
         ValueError: An argument is out of range, or the data set does not fill one step.
@@ -45,11 +50,14 @@ class GlobalOrder:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        steps_per_epoch: int | None = None,
+        by_batch: bool = False,
     ) -> None:
         for name, value, minimum in (
             ("num_samples", num_samples, 1),
             ("global_batch_size", global_batch_size, 1),
             ("seed", seed, 0),
+            ("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch, 1),
         ):
             if value != int(value) or value < minimum:
                 raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
@@ -63,7 +71,9 @@ class GlobalOrder:
         self.seed = int(seed)
         self.shuffle = shuffle
         self.drop_last = drop_last
-        # Two epochs: a reader that prefetches enters the next epoch before the other readers.
+        self.by_batch = by_batch
+        self._steps_per_epoch = None if steps_per_epoch is None else int(steps_per_epoch)
+        # Two passes: a reader that prefetches enters the next pass before the other readers.
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +84,7 @@ class GlobalOrder:
         return hash(self.key)
 
     @property
-    def key(self) -> tuple[int, int, int, bool, bool]:
+    def key(self) -> OrderKey:
         """Arguments that define this order; equal keys give equal orders."""
         return (
             self.num_samples,
@@ -82,24 +92,37 @@ class GlobalOrder:
             self.seed,
             self.shuffle,
             self.drop_last,
+            self._steps_per_epoch,
+            self.by_batch,
         )
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch, including the short last one unless `drop_last`."""
+    def steps_per_pass(self) -> int:
+        """Number of steps per pass, including the short last one unless `drop_last`."""
         full, rest = divmod(self.num_samples, self.global_batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps per epoch: those of a pass, unless another number was given."""
+        return self._steps_per_epoch or self.steps_per_pass
+
     def size(self, step: int) -> int:
         """Returns X_k, the number of samples in global step `step`."""
-        start = (step % self.steps_per_epoch) * self.global_batch_size
+        start = (step % self.steps_per_pass) * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - start)
 
     def indices(self, step: int) -> Indices:
         """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        start = step_of_epoch * self.global_batch_size
-        return self._permutation(epoch if self.shuffle else 0)[start : start + self.size(step)]
+        number, position = divmod(step, self.steps_per_pass)
+        start, size = position * self.global_batch_size, self.size(step)
+        if not self.shuffle:
+            return _read_only(np.arange(start, start + size))
+        if self.by_batch:
+            if size == self.global_batch_size:  # a short one stays last
+                start = int(self._permutation(number)[position]) * self.global_batch_size
+            return _read_only(np.arange(start, start + size))
+        return self._permutation(number)[start : start + size]
 
     def slice(self, step: int, rank: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> Indices:
         """Returns the samples of worker `rank` in global step `step` under the plan `sizes`.
@@ -124,13 +147,15 @@ class GlobalOrder:
         start = sum(int(size) for size in sizes[:rank])
         return self.indices(step)[start : start + int(sizes[rank])]
 
-    def _make_permutation(self, epoch: int) -> Indices:
-        if not self.shuffle:
-            order = np.arange(self.num_samples)
-        else:
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
-        order.flags.writeable = False  # callers get views of it
-        return order
+    def _make_permutation(self, number: int) -> Indices:
+        """Returns the order of the samples, or of the full batches, in a pass."""
+        items = self.num_samples // self.global_batch_size if self.by_batch else self.num_samples
+        return _read_only(np.random.default_rng((self.seed, number)).permutation(items))
+
+
+def _read_only(indices: Indices) -> Indices:
+    indices.flags.writeable = False  # callers get views of permutations
+    return indices
 
 
 class SampleStream:

@@ -8,21 +8,18 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.collectives import SingleWorker
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import fingerprint
-from lbbsp_core.runtime.session import WorkerSession
-from lbbsp_core.validate import require_known
 from lbbsp_tf import checks, compat
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import PlannedPipeline, pack_arrays
-from lbbsp_tf.proof import SAMPLES, Refusal, prove
-from lbbsp_tf.step import BalancedStep
-from lbbsp_tf.weighting import WAYS, Weighting
+from lbbsp_tf.dataset import PlaceholderDataset
+from lbbsp_tf.feed import TrainingInput
+from lbbsp_tf.loop import BalancedLoop
+from lbbsp_tf.preparation import StepPreparation
+from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.train_step import TrainStep
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -48,6 +45,8 @@ class LoadBalancer(keras.callbacks.Callback):
             the loss is a mean (or a sum) over samples, and refuses other losses. ``"mask"`` weights
             losses under a mask, or divided by the sample weights, by their valid tokens.
             ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
+        verify: Whether to compare, before a fit, one weighted step on all workers with the whole
+            batch in one process, and to print the difference; see `verified_error`.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -76,48 +75,55 @@ class LoadBalancer(keras.callbacks.Callback):
         global_batch_size: int,
         *,
         weight_by: str = "auto",
+        verify: bool = False,
         **options: object,
     ) -> None:
         super().__init__()
-        require_known("weight_by", weight_by, WAYS)
         check_tf_config()
         self.strategy = strategy
         self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
-        self._session = WorkerSession(
-            MirroredCollectives(strategy, self.rank, self.workers)
-            if self.active
-            else SingleWorker(),
+        checks.check_strategy(strategy, self.workers)
+        self.replicas = strategy.num_replicas_in_sync
+        local = self.replicas // self.workers
+        self._sessions = ReplicaSessions(
+            MirroredCollectives(strategy, self.rank * local, local)
+            if self.workers > 1
+            else LocalReplicas(local),
+            local,
             global_batch_size,
             SessionOptions.of(options),
-            framework="tensorflow",
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
         )
-        checks.check_strategy(strategy, self.workers)
-        self._order: GlobalOrder | None = None
-        self._pipeline: PlannedPipeline | None = None
+        self._session = self._sessions.leader
+        self._input = TrainingInput(self._sessions, strategy)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: tuple[object, ...] | None = None
-        self._weight_by = weight_by
-        self._samples_in_step = 0
+        self._preparation = StepPreparation(
+            strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
+        )
         self._in_fit = False
         if not self.active:
-            logger.warning("LoadBalancer is passive, because there is only one worker")
+            logger.warning("LoadBalancer is passive, because there is only one replica")
             return
         compat.patch_keras()
         compat.checkpoint_on_chief_only(self.rank)
-        fail_fast()
-        with tf.device("/CPU:0"):
-            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+        if self.workers > 1:
+            fail_fast()
 
     @property
     def active(self) -> bool:
-        """True if there is more than one worker."""
-        return self.workers > 1
+        """True if there is more than one replica, among which batches can be divided."""
+        return self.replicas > 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
         return self._session.sizes
+
+    @property
+    def verified_error(self) -> float | None:
+        """Difference that ``verify=True`` has found, relative to the gradient; else None."""
+        return self._preparation.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -126,11 +132,26 @@ class LoadBalancer(keras.callbacks.Callback):
         Raises:
             RuntimeError: `dataset` was not called before.
         """
-        if self._order is None:
+        if self._input.order is None:
             raise RuntimeError(
                 "steps_per_epoch depends on the data set: call balancer.dataset(...) first"
             )
-        return self._order.steps_per_epoch
+        return self._input.order.steps_per_epoch
+
+    @property
+    def validation_data(self) -> Nest:
+        """Samples that `dataset` has kept for validation; pass them to `fit`.
+
+        Raises:
+            RuntimeError: `dataset` was not called with ``validation_split=`` before.
+        """
+        data = self._input.validation_data
+        if data is None:
+            raise RuntimeError(
+                "there is no validation data: call balancer.dataset(..., validation_split=...) "
+                "first"
+            )
+        return data
 
     def dataset(
         self,
@@ -140,154 +161,190 @@ class LoadBalancer(keras.callbacks.Callback):
         *,
         seed: int | None = None,
         map: Callable[..., Nest] | None = None,
-    ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+        batch_map: Callable[..., Nest] | None = None,
+        shuffle: bool | None = None,
+        steps_per_epoch: int | None = None,
+        validation_split: float = 0.0,
+        num_samples: int | None = None,
+        batched: bool | None = None,
+        padded: bool | None = None,
+        readers: int = 1,
+        prefetch: int | None = None,
+    ) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of `fit`: this worker's samples of each global step.
 
         Every worker must pass the *whole* data set, in the same order. Each step draws this
         worker's batch of the plan from a seeded order that is the same on all workers; each sample
-        occurs exactly once per epoch, for any plans.
+        occurs exactly once per pass over the data, for any plans. Each worker reads only its own
+        samples, batch by batch; of a `tf.data.Dataset`, it reads the records of all workers and
+        maps only its own.
 
         Args:
-            x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
-            y: Targets in the same form, or None.
+            x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples:
+                NumPy arrays and memory maps, HDF5 data sets, tensors, ragged and sparse tensors,
+                data frames, lists of strings or paths. Or an object with ``__len__`` and
+                ``__getitem__`` whose items are samples; a `keras.utils.PyDataset` whose items are
+                global batches; or a `tf.data.Dataset` of samples or of batches of any size.
+            y: Targets in the same form as arrays, or None.
             sample_weight: Array of shape ``(samples,)``, or None.
             seed: Seed of the order. Defaults to the balancer's.
             map: Function that augments or decodes one sample, called as ``map(x, y,
                 sample_weight)`` without the arguments that are None.
+            batch_map: Function of this worker's batch, called with the same arguments after `map`.
+            shuffle: False keeps the order of the data set in all epochs. Defaults to True; a
+                `tf.data.Dataset` keeps its own order, so leave it out there.
+            steps_per_epoch: Steps of an epoch. Defaults to those of a pass over the data.
+            validation_split: Fraction of the arrays, their last samples, to keep for
+                `validation_data`, in [0, 1).
+            num_samples: Number of samples of a `tf.data.Dataset`, where TensorFlow does not know
+                it.
+            batched: Whether the elements of a `tf.data.Dataset` are batches, where its operations
+                do not tell.
+            padded: What becomes of samples (after `map`) whose lengths differ: True pads them with
+                zeros to the longest of this worker's batch, False makes ragged tensors; by default
+                they raise an error.
+            readers: Number of threads that read items and apply `map`.
+            prefetch: Batches that are read ahead while the model computes. Plans then apply
+                `prefetch` steps later. Defaults to 0 for arrays without `map`, else to 1.
 
         Returns:
             Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only
             `fit` can use it: evaluate on arrays or on a `tf.data.Dataset`.
 
         Raises:
-            ValueError: Lengths differ, or the data set is smaller than one global batch.
+            ValueError: The kind of data is not supported, lengths differ, or the data set is
+                smaller than one global batch; names the remedy.
         """
         self._in_fit = False  # a failed fit does not call on_train_end
-        arrays = pack_arrays(x, y, sample_weight)
-        order = self._session.make_order(len(keras.tree.flatten(arrays)[0]), seed)
-        pipeline = PlannedPipeline(self._session, order, arrays, map)
-        self._order = order
-        if self.active:
-            return pipeline.placeholders(self.strategy, on_iterate=self._use_pipeline)
-        self._session.use_order(order)
-        return pipeline.batches()
+        self._input.forget_fit()
+        return self._input.dataset(
+            x,
+            y,
+            sample_weight,
+            seed=seed,
+            map=map,
+            batch_map=batch_map,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            validation_split=validation_split,
+            num_samples=num_samples,
+            batched=batched,
+            padded=padded,
+            readers=readers,
+            prefetch=prefetch,
+        )
+
+    def loop(
+        self,
+        train_step: Callable[[Nest], Nest],
+        data: tf.data.Dataset | PlaceholderDataset,
+    ) -> BalancedLoop:
+        """Returns a custom training loop, for users of `strategy.run` and of `train_on_batch`.
+
+        Args:
+            train_step: Function of a batch that applies gradients by Keras optimizers, written as
+                for a single process: its loss is a mean (or a sum) over the samples of the batch.
+                ``model.train_step`` of a compiled model is one.
+            data: What `dataset` has returned.
+
+        Raises:
+            ValueError: The data did not come from the balancer.
+
+        Example::
+
+            with balancer.loop(train_step, balancer.dataset(x, y)) as loop:
+                for epoch in range(5):
+                    for loss in loop.epoch():
+                        ...
+        """
+        return BalancedLoop(
+            train_step,
+            data,
+            strategy=self.strategy,
+            sessions=self._sessions,
+            training_input=self._input,
+            preparation=self._preparation,
+        )
 
     # Hooks of Keras, in the order in which it calls them
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
-        if not self.active and self._order is None:
+        if not self.active and self._input.order is None:
             return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
-        # Under this strategy `fit` has already drawn a batch to build the model.
-        if self._order is None or (self.active and self._pipeline is None):
-            raise checks.not_fed_by_balancer()
+            # Under this strategy `fit` has already built the model for its data.
+            if not self._input.is_announced:
+                raise checks.not_fed_by_balancer()
+            self._input.begin_fit()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            compat.create_global_seed(self.strategy)
-            self._session.close()  # a failed fit does not close its session
-            self._session.use_order(self._order)
-            self._session.start({"epochs": self.params["epochs"]})
+            self._sessions.close()  # a failed fit does not close its session
+            self._sessions.start({"epochs": self.params["epochs"]})
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         if self._in_fit:
-            self._session.exclude_step()
+            self._sessions.exclude_step()
             return
         self._in_fit = True
-        self._session.begin_epoch(epoch)
+        self._sessions.begin_epoch(epoch)
         if self.active:
             self._session.check_same("first epoch", epoch)
+            self._input.begin_epochs()
             self._replace_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
-            samples = sum(self.sizes)
-            if samples != self._samples_in_step:
-                self._share_of_sample.assign(1.0 / samples)
-                self._samples_in_step = samples
-            self._session.begin_step()
+            self._input.begin_step()
+            self._preparation.set_samples(sum(self.sizes))
+            self._sessions.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Advances the session of a single worker, which has no exchange."""
-        if not self.active and self._order is not None:
-            self._session.skip_step()
+        if self.active:
+            self._input.end_step()
+        elif self._input.order is not None:
+            self._sessions.skip_step()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Compares what the workers have read, and warns if their input is too slow."""
+        if self.active:
+            self._input.end_epoch()
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
-        self._session.exclude_step()
+        self._sessions.exclude_step()
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Ends the session, and restores the model and its history."""
-        self._pipeline = None
         self._in_fit = False
         if self.active:
-            self._session.close()
+            self._input.end_fit()
+            self._sessions.close()
             self.model.train_function = None
             for hook in ("on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
     # Helpers
 
-    def _use_pipeline(self, pipeline: PlannedPipeline) -> None:
-        """Draws from `pipeline` from now on; called when `fit` iterates over its placeholders."""
-        if self._in_fit and pipeline is not self._pipeline:
-            raise ValueError(
-                "validation_data must be arrays or a tf.data.Dataset: only the training step can "
-                "draw from balancer.dataset(...)"
-            )
-        self._pipeline = pipeline
-        self._order = pipeline.order
-
     def _replace_train_function(self) -> None:
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
-        self._samples_in_step = 0
         model = self.model
         config = getattr(model, "_compile_config", None)
-        traced_for = (model, model.optimizer, config, self._pipeline)
+        traced_for = (model, model.optimizer, config, *self._input.iterators)
         if self._traced_for is None or any(
             old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
         ):
-            step = BalancedStep(
-                model,
-                self._pipeline.next_batch,
-                self._session,
-                weighting=self._choose_weighting(),
-                share_of_sample=self._share_of_sample,
-            )
+            step = self._preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function, self._traced_for = model.train_function, traced_for
         model.train_function = self._train_function
-
-    def _choose_weighting(self) -> Weighting:
-        """Returns the weighting that the user has asked for, or else the one that is proven.
-
-        Raises:
-            ValueError: The loss cannot be weighted exactly; names it and the remedy.
-        """
-        chosen = Weighting.chosen(self._weight_by)
-        if chosen is not None:
-            return chosen
-        found = prove(
-            self.model,
-            self.strategy,
-            self._pipeline.first_samples(SAMPLES),
-            by_tokens=self._weight_by == "mask",
-        )
-        refused = isinstance(found, Refusal)
-        self._session.check_same("weighting of the loss", fingerprint(repr(found)))
-        if refused:
-            raise ValueError(
-                f"{found.problem}, so unequal batches would not learn what one process learns: "
-                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
-            )
-        logger.debug("weighting of the loss: %s", found)
-        return found
 
     def _run_after_history(self) -> None:
         """Handles requests to stop after all other callbacks, on all workers together (rule 11).

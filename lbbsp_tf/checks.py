@@ -18,28 +18,26 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
 
     Args:
         strategy: Strategy of the user.
-        workers: Number of its workers; a single worker may use any strategy.
+        workers: Number of its workers; a single one with one device may use any strategy.
 
     Raises:
         ValueError: The strategy is not supported; names the remedy.
     """
-    if workers == 1:
-        if cluster_size() > 1:
-            raise ValueError(
-                f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
-                "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
-            )
-        return
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    known = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
+    if workers > 1 and not isinstance(strategy, known[0]):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
-            f"{type(strategy).__name__}: LoadBalancer supports no other strategy"
+            f"{type(strategy).__name__}: LoadBalancer supports no other one on several workers"
         )
-    replicas = strategy.num_replicas_in_sync
-    if replicas != workers:
+    if workers == 1 and cluster_size() > 1:
         raise ValueError(
-            f"LoadBalancer needs one replica per worker, got {replicas} replicas on {workers} "
-            "workers: start one worker for each GPU, with CUDA_VISIBLE_DEVICES"
+            f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
+            "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
+        )
+    if strategy.num_replicas_in_sync > 1 and not isinstance(strategy, known):
+        raise ValueError(
+            f"strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, got "
+            f"{type(strategy).__name__}: LoadBalancer supports no other one on several devices"
         )
 
 

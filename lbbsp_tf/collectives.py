@@ -12,31 +12,39 @@ from lbbsp_tf import compat
 
 
 class MirroredCollectives:
-    """Collectives of a multi-worker strategy, which every worker must call.
+    """Collectives of a multi-worker strategy, which every process must call.
+
+    The workers among which a batch is divided are the replicas.
 
     Args:
-        strategy: Strategy of the workers.
-        rank: Number of this worker, in [0, workers).
-        workers: Number of workers, N.
+        strategy: Strategy of the replicas.
+        rank: Number of this process's first replica, in [0, replicas).
+        local: Number of replicas of this process.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, rank: int, workers: int) -> None:
-        self.rank, self.workers = rank, workers
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int, local: int = 1) -> None:
+        self.rank, self.workers = rank, strategy.num_replicas_in_sync
         self._strategy = strategy
+        self._local = local
         rows = tf.TensorSpec([None, None], tf.float32)
         self._sum = tf.function(self._sum_over_workers, input_signature=[rows], autograph=False)
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Gathers integers in [0, 2^48) by rank; returns shape ``(workers, len(values))``."""
+        """Gathers integers in [0, 2^48) by rank; returns shape ``(workers, len(values))``.
+
+        The values of a process are those of each of its replicas.
+        """
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
-        slots[self.rank] = pack(values)
+        slots[self.rank : self.rank + self._local] = pack(values)
         rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
         return [unpack(row) for row in rows.numpy()]
 
     def _sum_over_workers(self, slots: tf.Tensor) -> tf.Tensor:
         def replica(slots: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            # The identity is placed on the replica's device, as all_reduce requires.
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(slots))
+            # Only the first replica of a process sends. The product is placed on the replica's
+            # device, as all_reduce requires.
+            sends = tf.cast(tf.equal(context.replica_id_in_sync_group, self.rank), slots.dtype)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, sends * slots)
 
         return self._strategy.run(replica, args=(slots,))

@@ -3,146 +3,227 @@
 TensorFlow's distributed iterators prefetch batches on background threads, before the plan of the
 step is decided. Under a strategy `fit` therefore iterates over *placeholders* of one sample each,
 from which Keras learns only the structure of the data. The step itself draws its batch from a
-local pipeline when it starts, so that no thread has to wait for a plan.
+local pipeline when it starts. The pipeline prefetches only as many batches as the lag of the plans
+allows, so that no thread has to wait for a plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
-import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.mapping import SampleMap, over_samples
+from lbbsp_tf.sources import Draw, Source
 
 
 class PlannedPipeline:
-    """Samples of one `LoadBalancer.dataset`, drawn by the plans.
+    """Batches of one `LoadBalancer.dataset`, drawn by the plans.
 
     Args:
-        session: Session with the plans.
+        session: Session with the plans; several pipelines may share a source.
         order: Samples of each step.
-        arrays: Nest of arrays of the same length.
+        source: Data of all workers.
         sample_map: Function of each sample's tensors, as for `tf.data.Dataset.map`, or None.
-        batch_map: Function of each batch, such as Keras's class weights, or None.
+        batch_maps: Functions of this worker's batch, applied in turn.
+        padded: See `over_samples`.
+        readers: Number of samples that `sample_map` processes at the same time.
+        prefetch: Number of batches that are read ahead; needs a lag of ``1 + prefetch``.
     """
 
     def __init__(
         self,
         session: WorkerSession,
         order: GlobalOrder,
-        arrays: Nest,
-        sample_map: Callable[..., Nest] | None = None,
-        batch_map: Callable[..., Nest] | None = None,
+        source: Source,
+        *,
+        sample_map: SampleMap | None = None,
+        batch_maps: tuple[SampleMap, ...] = (),
+        padded: bool | None = None,
+        readers: int = 1,
+        prefetch: int = 0,
     ) -> None:
         self._session = session
         self.order = order
-        with tf.device("/CPU:0"):
-            self._arrays = keras.tree.map_structure(tf.constant, arrays)
+        self.source = source
+        self.prefetch = prefetch
         self._sample_map = sample_map
-        self._batch_map = batch_map
-        self._iterator: Iterator[Nest] | None = None
-        self._next = 0
+        self._batch_maps = batch_maps
+        self._padded = padded
+        self.readers = readers
 
+    @cached_property
     def batches(self) -> tf.data.Dataset:
-        """Returns this worker's batches from the running step on.
+        """This worker's batches, from the step that is running when an iteration starts."""
+        batches = self._mapped(self.source.batches(self.order, self._first_step, self._draw))
+        if self.prefetch:
+            batches = batches.prefetch(self.prefetch)
+        return batches.with_options(self._options())
 
-        The indices come from a stateless Python function. A generator would be finalised when
-        TensorFlow deletes the iterator, on a thread that may then wait for Python's GIL.
-        """
-        indices = tf.data.Dataset.counter().map(self._draw_in_graph)
-        return self._gather(indices).with_options(_without_prefetch())
+    def epoch(self) -> tf.data.Dataset:
+        """Returns the batches of one epoch, for a single worker."""
+        steps = self.order.steps_per_epoch
+        epoch = self.batches.take(steps)
+        return epoch.apply(tf.data.experimental.assert_cardinality(steps))
+
+    @cached_property
+    def example(self) -> Nest:
+        """A batch of one sample."""
+        with tf.device("/CPU:0"):
+            raw = tf.data.Dataset.from_tensors(self.source.example())
+            return next(iter(self._mapped(raw)))
+
+    def first_samples(self, count: int) -> Nest:
+        """Returns a batch of the first samples, the same for all sessions."""
+        first = Draw(0, self.order.indices(0)[:count])
+        with tf.device("/CPU:0"):
+            batches = self._mapped(self.source.batches(self.order, lambda: 0, lambda step: first))
+            return next(iter(batches.with_options(self._options())))
+
+    def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
+        """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
+        return self._copy(self._session, (*self._batch_maps, batch_map))
+
+    def of_session(self, session: WorkerSession) -> PlannedPipeline:
+        """Returns a pipeline of the same data that draws by the plans of another replica."""
+        return self if session is self._session else self._copy(session, self._batch_maps)
+
+    def _copy(self, session: WorkerSession, batch_maps: tuple[SampleMap, ...]) -> PlannedPipeline:
+        return PlannedPipeline(
+            session,
+            self.order,
+            self.source,
+            sample_map=self._sample_map,
+            batch_maps=batch_maps,
+            padded=self._padded,
+            readers=self.readers,
+            prefetch=self.prefetch,
+        )
+
+    def _first_step(self) -> int:
+        self._session.use_order(self.order)
+        return self._session.step
+
+    def _draw(self, step: int) -> Draw:
+        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
+
+    def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Applies the functions of samples and of batches."""
+        per_sample = _composed(self.source.restore, self._sample_map)
+        if per_sample is not None:
+            batches = batches.map(
+                over_samples(per_sample, readers=self.readers, padded=self._padded)
+            )
+        for batch_map in self._batch_maps:
+            batches = batches.map(batch_map)
+        return batches
+
+    def _options(self) -> tf.data.Options:
+        """Returns options without automatic parallel maps and prefetching, which draw ahead."""
+        options = tf.data.Options()
+        options.autotune.enabled = self.source.is_sequential  # only for the user's own pipeline
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        options.experimental_optimization.map_parallelization = False
+        if self.readers > 1:  # the default pool has one thread per core
+            options.threading.private_threadpool_size = self.readers + 2
+        return options
+
+
+class BatchIterator:
+    """Iterator from which a traced train step draws, over one pipeline after the other.
+
+    A step that is traced once can so train on further data sets of the same structure.
+
+    Args:
+        pipeline: First pipeline; the others must have the same `element_spec`.
+    """
+
+    def __init__(self, pipeline: PlannedPipeline) -> None:
+        batches = pipeline.batches
+        self.element_spec = batches.element_spec
+        self._empty = tf.data.Dataset.from_tensors(pipeline.example).take(0)
+        with tf.device("/CPU:0"):
+            self._iterator = iter(batches)
+            self._waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds for which steps have waited for their batches."""
+        return float(self._waited)
+
+    def start(self, pipeline: PlannedPipeline) -> None:
+        """Draws from `pipeline` from now on, from the session's running step on."""
+        self._iterate(pipeline.batches)
+
+    def stop(self) -> None:
+        """Ends the iteration, and releases its pipeline with the data."""
+        # A background thread that prefetches may wait for Python's GIL. An operation releases the
+        # GIL while it waits for that thread to end; deleting the iterator may not.
+        self._iterate(self._empty)
 
     def next_batch(self) -> Nest:
         """Returns the running step's batch, as tensors in the step's graph."""
-        if self._iterator is None:
-            with tf.init_scope(), tf.device("/CPU:0"):
-                self._iterator = iter(self.batches())
         with tf.device("/CPU:0"):
-            return self._iterator.get_next()
+            asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                batch = self._iterator.get_next()
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                self._waited.assign_add(tf.timestamp() - asked)
+        return batch
 
-    def first_samples(self, count: int) -> Nest:
-        """Returns the first samples of the running step's global batch, the same on all workers."""
-        index = tf.constant(self.order.indices(0)[:count], tf.int64)
+    def _iterate(self, batches: tf.data.Dataset) -> None:
         with tf.device("/CPU:0"):
-            return next(iter(self._gather(tf.data.Dataset.from_tensors(index))))
-
-    def placeholders(
-        self, strategy: tf.distribute.Strategy, on_iterate: Callable[[PlannedPipeline], None]
-    ) -> PlaceholderDataset:
-        """Returns endless batches of one sample, over which `fit` iterates.
-
-        Args:
-            strategy: Strategy of the workers.
-            on_iterate: Called with this pipeline whenever an iteration starts.
-        """
-        first = tf.constant([0], tf.int64)
-        with tf.device("/CPU:0"):
-            sample = next(iter(self._gather(tf.data.Dataset.from_tensors(first))))
-        endless = tf.data.Dataset.from_tensors(sample).repeat()
-        distributed = strategy.distribute_datasets_from_function(lambda context: endless)
-        return PlaceholderDataset(
-            distributed,
-            on_iterate=lambda: on_iterate(self),
-            mapped=lambda f: self._with_batch_map(f).placeholders(strategy, on_iterate),
-        )
-
-    def _with_batch_map(self, batch_map: Callable[..., Nest]) -> PlannedPipeline:
-        return PlannedPipeline(self._session, self.order, self._arrays, self._sample_map, batch_map)
-
-    def _draw_in_graph(self, number: tf.Tensor) -> tf.Tensor:
-        index = tf.numpy_function(self._draw, [number], tf.int64)
-        index.set_shape((None,))
-        return index
-
-    def _draw(self, number: int) -> np.ndarray:
-        """Returns the indices of an iterator's `number`-th batch, int64, shape ``(batch,)``."""
-        if number == 0:
-            self._session.use_order(self.order)
-            self._next = 0
-        self._next = max(self._next, self._session.step)  # a fit may start at a later epoch
-        index = self._session.local_indices(self._next)
-        self._next += 1
-        return index
-
-    def _gather(self, indices: tf.data.Dataset) -> tf.data.Dataset:
-        data = indices.map(
-            lambda index: keras.tree.map_structure(lambda t: tf.gather(t, index), self._arrays)
-        )
-        if self._sample_map is not None:
-            data = data.map(_over_samples(self._arrays, self._sample_map))
-        return data if self._batch_map is None else data.map(self._batch_map)
+            tf.raw_ops.MakeIterator(
+                dataset=tf.data.experimental.to_variant(batches),
+                iterator=self._iterator._iterator_resource,
+            )
 
 
 class PlaceholderDataset(DistributedDatasetsFromFunction):
-    """Distributed data set that reports the start of an iteration, and supports class weights.
+    """Endless placeholders of one sample, over which `fit` iterates under a strategy.
 
-    Keras applies class weights by ``data.map(f).prefetch(n)``, methods that TensorFlow's
-    distributed data sets lack. It recognises data sets by TensorFlow's classes, so this is a
-    subclass of one.
+    Keras recognises data sets by TensorFlow's classes, so this is a subclass of one. It applies
+    class weights by ``data.map(f).prefetch(n)``, methods that TensorFlow's class lacks.
 
     Args:
-        distributed: Data set to wrap.
-        on_iterate: Called whenever an iteration starts.
-        mapped: Creates the placeholders of the same data with a function of each batch.
+        pipeline: Pipeline from which the steps draw.
+        strategy: Strategy of the workers.
+        on_build: Called with the pipeline when Keras builds a model for this data.
+        on_iterate: Called with the pipeline when an iteration starts; raises an error unless a
+            balanced fit does so.
     """
 
     def __init__(
         self,
-        distributed: DistributedDatasetsFromFunction,
-        on_iterate: Callable[[], None],
-        mapped: Callable[[Callable[..., Nest]], PlaceholderDataset],
+        pipeline: PlannedPipeline,
+        strategy: tf.distribute.Strategy,
+        *,
+        on_build: Callable[[PlannedPipeline], None],
+        on_iterate: Callable[[PlannedPipeline], None],
     ) -> None:
+        endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
+        distributed = strategy.distribute_datasets_from_function(lambda context: endless)
         vars(self).update(vars(distributed))
+        self._pipeline = pipeline
+        self._on_build = on_build
         self._on_iterate = on_iterate
-        self.map = mapped
+        self.map = lambda function: PlaceholderDataset(
+            pipeline.with_batch_map(function), strategy, on_build=on_build, on_iterate=on_iterate
+        )
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample, from which Keras builds the model."""
+        self._on_build(self._pipeline)
+        return self._pipeline.example
 
     def __iter__(self) -> Iterator[Nest]:
-        self._on_iterate()
+        self._on_iterate(self._pipeline)
         return super().__iter__()
 
     def prefetch(self, count: int) -> PlaceholderDataset:
@@ -150,50 +231,13 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         return self
 
 
-def pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
-    """Packs the data as Keras does: a nest of NumPy arrays of the same length, floats as floatx.
+def _composed(first: SampleMap | None, then: SampleMap | None) -> SampleMap | None:
+    """Returns a function of a sample that applies both functions; None stands for no function."""
+    if first is None or then is None:
+        return first or then
 
-    Raises:
-        ValueError: A value is not an array, or lengths differ.
-    """
-    # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
-    packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
-    arrays = keras.tree.map_structure(_as_array, packed)
-    lengths = {len(array) for array in keras.tree.flatten(arrays)}
-    if len(lengths) != 1:
-        shapes = [array.shape for array in keras.tree.flatten(arrays)]
-        raise ValueError(
-            f"x, y and sample_weight must have the same number of samples, got shapes {shapes}"
-        )
-    return arrays
+    def both(*sample: Nest) -> Nest:
+        restored = first(*sample)
+        return then(*restored) if isinstance(restored, tuple) else then(restored)
 
-
-def _without_prefetch() -> tf.data.Options:
-    """Returns options without automatic prefetching and parallel maps, which would draw ahead."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    options.experimental_optimization.inject_prefetch = False
-    return options
-
-
-def _over_samples(tensors: Nest, sample_map: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Returns a function that applies `sample_map` over the first axis of a batch."""
-    spec = tf.data.Dataset.from_tensor_slices(tensors).map(sample_map).element_spec
-    unpacked = isinstance(tensors, tuple)
-    one = (lambda sample: sample_map(*sample)) if unpacked else sample_map
-
-    def over_batch(*batch: Nest) -> Nest:
-        return tf.map_fn(one, batch if unpacked else batch[0], fn_output_signature=spec)
-
-    return over_batch
-
-
-def _as_array(values: object) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim == 0:
-        raise ValueError(
-            f"the data must be arrays whose first axis is that of samples, got {values!r}: pass "
-            "one array per input"
-        )
-    return array.astype(keras.backend.floatx()) if array.dtype.kind == "f" else array
+    return both

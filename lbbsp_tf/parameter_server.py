@@ -24,8 +24,8 @@ from lbbsp_core.runtime.record import PushLine, PushLog, RunHeader, run_header
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import check_chief
+from lbbsp_tf.columns import pack_arrays
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import pack_arrays
 
 RETRY_SECONDS = 0.05
 

@@ -7,7 +7,7 @@ for fixed vectors, in addition to its norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,25 @@ class Probe:
         strategy: Strategy of the model.
         function: Called in a replica with scalar tensors; returns a nest of tensors.
         signature: Types of the scalars.
+        patches: Called with the scalars; the function runs inside the context that it returns.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         function: Callable[..., Nest],
-        signature: Sequence[tf.DType],
+        signature: Sequence[tf.DType] = (),
+        patches: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext(),
     ) -> None:
+        share_seed = compat.shared_global_seed(strategy)
+
+        def replica(*scalars: tf.Tensor) -> Nest:
+            share_seed()
+            return function(*scalars)
+
         def run(*scalars: tf.Tensor) -> Nest:
-            return compat.local(strategy, strategy.run(function, args=scalars))
+            with patches(*scalars):  # here, as replicas are traced in turns, in their own threads
+                return compat.local(strategy, strategy.run(replica, args=scalars))
 
         specs = [tf.TensorSpec([], dtype) for dtype in signature]
         graph_function = tf.function(run, input_signature=specs, autograph=False)

@@ -11,8 +11,8 @@ are clipped on the worker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import keras
@@ -30,6 +30,7 @@ from lbbsp_tf.probe import (
     slice_rows,
     without_collectives,
 )
+from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
 logger = logging.getLogger("lbbsp.tf")
@@ -60,7 +61,6 @@ def gradient_probe(
     *,
     one_replica: bool,
     token_means: set[str],
-    by_tokens: bool = False,
 ) -> Probe:
     """Returns a probe of a train step's gradients on the samples ``begin .. end - 1`` of a batch.
 
@@ -72,8 +72,8 @@ def gradient_probe(
         train_step: Train step of the user.
         batch: Nest of tensors, whose first axis is that of samples.
         one_replica: Whether the train step sees a single replica.
-        token_means: Collects why losses are divided by a number of tokens.
-        by_tokens: Whether means over tokens count as means over samples.
+        token_means: Collects why losses are divided by a number of tokens; the probe divides them
+            by the number of samples instead.
     """
 
     def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
@@ -84,38 +84,46 @@ def gradient_probe(
         def keep(gradients: Gradients, apply: Apply) -> None:
             sketches.append(sketch_of(gradients))
 
+        def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
+            token_means.add(why)
+            return tokens / samples
+
         with ExitStack() as stack:
             if one_replica:
                 stack.enter_context(compat.one_replica_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / samples))
-            if by_tokens:
-                stack.enter_context(compat.token_means_scaled(lambda tokens: tokens / samples))
-            stack.enter_context(compat.token_means_noticed(token_means))
-            stack.enter_context(compat.noise_alike_for_all_samples())
-            stack.enter_context(compat.batch_norm_in_inference())
-            stack.enter_context(compat.scaled_gradients(scale))
+            stack.enter_context(compat.token_means_scaled(of_samples))
             stack.enter_context(compat.intercepted_apply(keep))
             stack.enter_context(without_collectives())
             train_step(part)
         return sketches
 
-    return Probe(strategy, replica, (tf.int64, tf.int64, tf.float32))
+    @contextmanager
+    def patches(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Iterator[None]:
+        with (
+            compat.noise_alike_for_all_samples(),
+            compat.batch_norm_in_inference(),
+            compat.scaled_gradients(scale),
+        ):
+            yield
+
+    return Probe(strategy, replica, (tf.int64, tf.int64, tf.float32), patches)
 
 
 def prove(
-    model: keras.Model,
+    train_step: TrainStep,
     strategy: tf.distribute.Strategy,
     batch: Nest,
     *,
     by_tokens: bool = False,
 ) -> Weighting | Refusal:
-    """Returns how the gradients of a model's train step are to be weighted.
+    """Returns how the gradients of a train step are to be weighted.
 
     Every worker must call it at the same time with the same batch.
 
     Args:
-        model: Compiled model.
-        strategy: Strategy of the model.
+        train_step: Train step of the user.
+        strategy: Strategy under which it runs.
         batch: At least two samples, as tensors; all of them are the same on all workers.
         by_tokens: Whether means over tokens are weighted by tokens.
     """
@@ -123,8 +131,7 @@ def prove(
 
     def probe(one_replica: bool) -> Probe:
         return gradient_probe(
-            strategy, model.train_step, batch, one_replica=one_replica, token_means=token_means,
-            by_tokens=by_tokens,
+            strategy, train_step.function, batch, one_replica=one_replica, token_means=token_means
         )  # fmt: skip
 
     alone = probe(one_replica=True)
@@ -138,7 +145,7 @@ def prove(
     whole = alone(0, rows, 1.0)
     if not whole:
         return Refusal(
-            f"{type(model).__name__}.train_step applied no gradients",
+            f"{train_step.name} applied no gradients",
             "call optimizer.apply (or apply_gradients) in it, so that they can be weighted",
         )
     if not all(np.isfinite(sketch).all() for sketch in whole):
@@ -147,7 +154,7 @@ def prove(
             " the loss is a mean over samples: it is assumed to be"
         )
         return Weighting(by_tokens=by_tokens)
-    tolerance = _tolerance(model)
+    tolerance = _LOW_PRECISION_TOLERANCE if train_step.is_inexact else _TOLERANCE
     parts = [(alone(0, cut, 1.0), alone(cut, rows, 1.0)) for cut in cuts]
     calls = range(len(whole))
     errors = [
@@ -159,9 +166,9 @@ def prove(
     ]
     means = [error <= tolerance for error in errors]
     if all(means):
-        if _clips(model, alone, rows, cuts[0], tolerance):
+        if not train_step.is_stock and _clips(alone, rows, cuts[0], tolerance):
             return Refusal(
-                f"{type(model).__name__}.train_step clips its gradients (or changes them in "
+                f"{train_step.name} clips its gradients (or changes them in "
                 "another way that is not linear) before it applies them, on each worker's own "
                 "batch",
                 "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
@@ -179,17 +186,16 @@ def prove(
         return Weighting(one_replica=False, sums=(True,), by_tokens=by_tokens)
     worst = max(k for k in calls if not means[k])
     return Refusal(
-        f"the loss of {_loss_name(model)} is neither a mean nor a sum over samples: the gradient "
-        f"of a batch differs by {errors[worst]:.1%} from the mean of the gradients of its parts",
+        f"the loss of {train_step.loss_name} is neither a mean nor a sum over samples: the "
+        f"gradient of a batch differs by {errors[worst]:.1%} from the mean of the gradients of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
-        "or on their number",
+        'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
+        "masks or reduction='mean_with_sample_weight')",
     )
 
 
 def _clips(model: keras.Model, probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
-    if type(model).train_step is keras.Model.train_step:
-        return False
     whole, first, second = probe(0, rows, _LARGE), probe(0, cut, _LARGE), probe(cut, rows, _LARGE)
     return any(
         deviation(rows * w, cut * a + (rows - cut) * b) > tolerance
@@ -216,18 +222,3 @@ def _divides_constants(
         <= tolerance
         for k in range(len(found))
     )
-
-
-def _tolerance(model: keras.Model) -> float:
-    layers = model._flatten_layers(include_self=True, recursive=True)
-    low = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
-    gpu = bool(tf.config.list_logical_devices("GPU"))
-    return _LOW_PRECISION_TOLERANCE if low or gpu else _TOLERANCE
-
-
-def _loss_name(model: keras.Model) -> str:
-    if type(model).train_step is not keras.Model.train_step:
-        return f"{type(model).__name__}.train_step"
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    names = [getattr(loss, "name", None) or getattr(loss, "__name__", str(loss)) for loss in losses]
-    return f"{type(model).__name__} ({', '.join(names) or 'compute_loss'})"

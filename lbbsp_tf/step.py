@@ -9,7 +9,7 @@ the workers' losses, is weighted inside its own collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import keras
@@ -20,6 +20,7 @@ from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
 from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
 
@@ -27,68 +28,115 @@ class BalancedStep:
     """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
 
     Args:
-        model: Compiled Keras model.
-        next_batch: Draws the step's batch, in the graph; `fit` itself iterates over placeholders.
-        session: Session that measures and exchanges around the all-reduce.
+        train_step: Train step of the user.
+        strategy: Strategy of the model.
+        sessions: Sessions of this process's replicas, which measure and exchange.
+        next_batches: Functions that draw the step's batch in the graph, one for each of them;
+            `fit` itself iterates over placeholders.
         weighting: How gradients are weighted.
         share_of_sample: Variable with the value ``1 / X_k``, set before the step runs.
     """
 
     def __init__(
         self,
-        model: keras.Model,
-        next_batch: Callable[[], Nest],
-        session: WorkerSession,
+        train_step: TrainStep,
+        strategy: tf.distribute.Strategy,
         *,
+        sessions: Sequence[WorkerSession],
+        next_batches: Sequence[Callable[[], Nest]],
         weighting: Weighting,
         share_of_sample: tf.Variable,
     ) -> None:
-        self._model = model
-        self._train_step = model.train_step
-        self._next_batch = next_batch
-        self._session = session
+        self._train_step = train_step
+        self._sessions = sessions
+        self._next_batches = next_batches
         self._weighting = weighting
         self._share_of_sample = share_of_sample
+        self._share_seed = compat.shared_global_seed(strategy)
         self.traces = 0
 
-    def __call__(self, placeholder: Nest) -> dict[str, tf.Tensor]:
-        """Trains one step on this worker's batch, and returns the logs of `train_step`."""
+    def __call__(self, placeholder: Nest = None) -> Nest:
+        """Trains a step on this replica's batch, and returns the logs of the train step."""
+        number = self._replica()
         if not tf.executing_eagerly():
-            self._session.exclude_step()  # tracing takes longer than a step
+            self._sessions[number].exclude_step()  # tracing takes longer than a step
             self.traces += 1
-        data = self._next_batch()
+        self._share_seed()
+        data = self._next_batches[number]()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        samples = tf.cast(number_of_rows(first), tf.float32)
-        share = samples * self._share_of_sample
-        self._applied = 0
-        with ExitStack() as stack:
-            if self._weighting.one_replica:
-                stack.enter_context(compat.one_replica_view())
-                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
-            if self._weighting.by_tokens:
-                factor = lambda tokens: self._token_share(tokens) / share  # noqa: E731
-                stack.enter_context(compat.token_means_scaled(factor))
-            if self._weighting.all_means:
-                stack.enter_context(compat.scalars_weighted(share))
-            stack.enter_context(
-                compat.intercepted_apply(lambda grads, apply: self._apply(grads, apply, share))
-            )
-            stack.enter_context(self._timed_collectives(share))
-            logs = self._train_step(data)
-        if not self._applied:
+        share = tf.cast(number_of_rows(first), tf.float32) * self._share_of_sample
+        step = ReplicaStep(self._sessions[number], self._weighting, share)
+        logs = step.run(self._train_step.function, data)
+        if not step.applied:
             raise ValueError(
-                f"{type(self._model).__name__}.train_step applied no gradients: it must call "
-                "self.optimizer.apply (or apply_gradients) for LoadBalancer to weight them"
+                f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
+                "apply_gradients) for LoadBalancer to weight them"
             )
         return logs
 
-    def _apply(self, grads: Gradients, apply: Apply, share: tf.Tensor) -> None:
+    def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:
+        """Runs the train step on `data` without an exchange, and passes its gradients to `keep`.
+
+        Args:
+            data: Batch of this replica.
+            share: Its share of the samples of all replicas, a scalar.
+            keep: Called with the weighted sums of gradients instead of the optimizers.
+        """
+        step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
+        step.run(self._train_step.function, data)
+
+    def _replica(self) -> int:
+        """Returns the number of the replica of this process that is being traced."""
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return int(tf.get_static_value(number)) - self._sessions[0].rank
+
+
+class ReplicaStep:
+    """One run, or trace, of a train step in a replica.
+
+    Args:
+        session: Session that measures and exchanges around the all-reduce.
+        weighting: How gradients are weighted.
+        share: Share of the replica's batch in the samples of all replicas, a scalar.
+        keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
+    """
+
+    def __init__(
+        self,
+        session: WorkerSession,
+        weighting: Weighting,
+        share: tf.Tensor,
+        keep: Callable[[Gradients], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._weighting = weighting
+        self._share = share
+        self._keep = keep
+        self._exchanged = keep is not None
+        self.applied = 0
+
+    def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
+        """Runs the user's train step as in a single process, and weights and sums its gradients."""
+        weighting, share = self._weighting, self._share
+        with ExitStack() as stack:
+            if weighting.one_replica:
+                stack.enter_context(compat.one_replica_view())
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
+            if weighting.by_tokens:
+                factor = lambda tokens, _: self._token_share(tokens) / share  # noqa: E731
+                stack.enter_context(compat.token_means_scaled(factor))
+            if weighting.all_means:
+                stack.enter_context(compat.scalars_weighted(share))
+            stack.enter_context(compat.intercepted_apply(self._apply))
+            stack.enter_context(self._timed_collectives())
+            return train_step(data)
+
+    def _apply(self, grads: Gradients, apply: Apply) -> None:
         """Weights and sums gradients before an optimizer applies them."""
-        if not self._weighting.is_sum(self._applied):
-            grads = [_scaled(g, share) for g in grads]
-        reduced = self._reduce(grads)
-        self._applied += 1
-        apply(reduced)
+        if not self._weighting.is_sum(self.applied):
+            grads = [_scaled(g, self._share) for g in grads]
+        self.applied += 1
+        (self._keep or apply)(self._reduce(grads))
 
     def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
         """Returns this worker's share of the tokens of all workers."""
@@ -100,11 +148,12 @@ class BalancedStep:
         present = [g for g in grads if g is not None]
         if not present:
             return grads
-        reduced = self._collective(present) if self._applied else self._with_exchange(present)
+        reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
         rest = iter(reduced)
         return [None if g is None else next(rest) for g in grads]
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
+        self._exchanged = True
         row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
         row.set_shape((WIDTH,))
         slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
@@ -127,7 +176,7 @@ class BalancedStep:
             return [_identity(t) for t in tensors]
 
     @contextmanager
-    def _timed_collectives(self, share: tf.Tensor) -> Iterator[None]:
+    def _timed_collectives(self) -> Iterator[None]:
         """Excludes waits of collectives inside the step (synchronised layers) from busy time."""
         context = tf.distribute.get_replica_context()
         original = context.all_reduce
@@ -143,12 +192,12 @@ class BalancedStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            return self._collective(tensors), lambda *dy: self._sum_of_losses(dy, share)
+            return self._collective(tensors), lambda *dy: self._sum_of_losses(dy)
 
         with replaced(context, "all_reduce", all_reduce):
             yield
 
-    def _sum_of_losses(self, gradients: Gradients, share: tf.Tensor) -> Gradients:
+    def _sum_of_losses(self, gradients: Gradients) -> Gradients:
         """Sums the gradients of all workers' losses with respect to a sum over workers.
 
         Each loss counts with its worker's share. This worker's share is divided out again, because
@@ -156,8 +205,8 @@ class BalancedStep:
         """
         if not self._weighting.all_means:
             return self._collective(gradients)
-        summed = self._collective([_scaled(g, share) for g in gradients])
-        return [_scaled(g, 1.0 / share) for g in summed]
+        summed = self._collective([_scaled(g, self._share) for g in gradients])
+        return [_scaled(g, 1.0 / self._share) for g in summed]
 
 
 def _all_reduce(tensors: Gradients) -> list[Gradient]:
@@ -189,8 +238,16 @@ def _call(
     with tf.device("/CPU:0"):
         if returns is None:
             call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
-            return tf.numpy_function(call, [probe, *inputs], tf.int64)
-        return tf.numpy_function(lambda _, *args: function(*args), [probe, *inputs], returns)
+        else:
+            call = lambda _, *args: function(*args)  # noqa: E731
+        result = tf.numpy_function(call, [probe, *inputs], returns or tf.int64)
+    if not tf.executing_eagerly():
+        # TensorFlow runs such calls of all replicas in the order of their traces, so that one
+        # replica would wait for another one.
+        manager = result.graph.experimental_acd_manager
+        if manager is not None:
+            manager.run_independently(result.op)
+    return result
 
 
 def _identity(tensor: Gradient) -> Gradient:

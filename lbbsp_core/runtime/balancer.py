@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
-from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.order import GlobalOrder, Indices, OrderKey
 from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Policy, Sizes
 from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
@@ -34,7 +34,7 @@ class BalancerState(NamedTuple):
 
     Args:
         step: Next global step.
-        order: Number of samples, global batch size, seed, shuffle and drop_last, if known.
+        order: `GlobalOrder.key` of the order, if known.
         order_start: Step at which that order started.
         plans: Plans that are already decided, for the steps from `step` on.
         rank: Rank of the worker to which `predictor`, `estimate` and `drivers` belong.
@@ -45,7 +45,7 @@ class BalancerState(NamedTuple):
     """
 
     step: int
-    order: tuple[int, int, int, bool, bool] | None
+    order: OrderKey | None
     order_start: int
     plans: tuple[Sizes, ...]
     rank: int
@@ -142,21 +142,30 @@ class Balancer:
         """Number of workers, N."""
         return self.constraints.workers
 
-    def make_order(self, num_samples: int, seed: int) -> GlobalOrder:
+    def make_order(
+        self,
+        num_samples: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
+        by_batch: bool = False,
+    ) -> GlobalOrder:
         """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
-        A short last step with fewer samples than workers is dropped, with a warning.
+        A short last step with fewer samples than workers is dropped, with a warning. The other
+        arguments are those of `GlobalOrder`.
 
         Raises:
             ValueError: The data set is smaller than one global batch.
         """
         full, rest = divmod(num_samples, self.constraints.global_batch_size)
-        if full == 1 and self.workers > 1:
+        if (steps_per_epoch or full) == 1 and self.workers > 1:
             logger.warning(
                 "an epoch of %d samples has one full step of %d: batches will stay even, because "
                 "the first step of an epoch and short steps are excluded from learning; make "
                 "epochs longer, for example by repeating the data",
-                num_samples,
+                num_samples if steps_per_epoch is None else self.constraints.global_batch_size,
                 self.constraints.global_batch_size,
             )
         drop = 0 < rest < self.workers
@@ -169,7 +178,13 @@ class Balancer:
                 self.workers,
             )
         return GlobalOrder(
-            num_samples, self.constraints.global_batch_size, seed=seed, drop_last=drop
+            num_samples,
+            self.constraints.global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop,
+            steps_per_epoch=steps_per_epoch,
+            by_batch=by_batch,
         )
 
     def use_order(self, order: GlobalOrder) -> None:
@@ -185,10 +200,13 @@ class Balancer:
         """
         if self._order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
-        step_of_order = step - self._order_start
         if self.workers == 1:  # independent of plans, so steps may be drawn ahead without limit
-            return self._order.indices(step_of_order)
-        return self._order.slice(step_of_order, self.rank, self.sizes(step))
+            return self._order.indices(self.step_of_order(step))
+        return self._order.slice(self.step_of_order(step), self.rank, self.sizes(step))
+
+    def step_of_order(self, step: int) -> int:
+        """Returns the number of a global step, counted from the start of the order."""
+        return step - self._order_start
 
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order.
@@ -389,7 +407,7 @@ class Balancer:
         """Returns X_k, the samples of global step `step`."""
         if self._order is None:
             return self.constraints.global_batch_size
-        return self._order.size(step - self._order_start)
+        return self._order.size(self.step_of_order(step))
 
     def _write(self, seen: Observation, wall_seconds: float) -> None:
         if self._record is None:

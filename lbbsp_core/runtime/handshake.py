@@ -41,7 +41,7 @@ def agree(
         "limits, granularity and policy": (
             f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
-        "sample order": str(order.indices(0).tolist()) if order else "none",
+        "sample order": f"{order.key} {order.indices(0).tolist()}" if order else "none",
     }
     compared = {
         "workers": balancer.workers,
@@ -49,6 +49,7 @@ def agree(
         "lag (1 + batches drawn ahead)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
+        "steps_per_epoch": order.steps_per_epoch if order else 0,
         **facts,
         "number of completed steps": balancer.step,
         **{name: fingerprint(text) for name, text in texts.items()},

@@ -208,7 +208,7 @@ class PipelinedSession(WorkerSession):
     def _position(self) -> int:
         """Returns a fingerprint of this worker's step, lag and order."""
         order, balancer = self.order, self._balancer
-        seen = (order.num_samples, order.seed) if order else ()
+        seen = order.key if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen)))
 
     def _check_positions(self, positions: list[int]) -> None:

@@ -97,6 +97,7 @@ class WorkerSession:
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
         self._stop_requested = False
+        self._busy_seconds = 0.0
 
     @property
     def rank(self) -> int:
@@ -124,15 +125,36 @@ class WorkerSession:
         balancer = self.balancer
         return balancer.sizes(balancer.step)
 
+    @property
+    def busy_seconds(self) -> float:
+        """Busy seconds of this worker since `start`, without those of excluded steps."""
+        return self._busy_seconds
+
     # Data
 
-    def make_order(self, num_samples: int, seed: int | None = None) -> GlobalOrder:
+    def make_order(
+        self,
+        num_samples: int,
+        seed: int | None = None,
+        *,
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
+        by_batch: bool = False,
+    ) -> GlobalOrder:
         """Creates the order of `num_samples` samples; the seed defaults to that of the options.
+
+        The other arguments are those of `GlobalOrder`.
 
         Raises:
             ValueError: The data set is smaller than one global batch.
         """
-        return self.balancer.make_order(num_samples, self.options.seed if seed is None else seed)
+        return self.balancer.make_order(
+            num_samples,
+            self.options.seed if seed is None else seed,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            by_batch=by_batch,
+        )
 
     def use_order(self, order: GlobalOrder) -> None:
         """Uses the samples of `order` from the running step on."""
@@ -147,10 +169,22 @@ class WorkerSession:
         """
         return self.balancer.local_indices(step)
 
+    def step_of_order(self, step: int) -> int:
+        """Returns the number of a global step, counted from the start of the order."""
+        return self.balancer.step_of_order(step)
+
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
         self.balancer.begin_epoch(epoch)
         self.exclude_step()
+
+    def use_lag(self, lag: int) -> None:
+        """Changes the steps between a plan's decision and its use; call it before `start`.
+
+        A loader that draws n batches ahead needs lag 1 + n, the same on all workers (rule 2).
+        """
+        if self.workers > 1 and lag != self.balancer.lag:
+            self._replace_balancer(self.balancer.state(), lag)
 
     def skip_step(self) -> None:
         """Advances by a step without an exchange, for a single worker."""
@@ -171,6 +205,7 @@ class WorkerSession:
         """
         peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
         self._open_meter()
+        self._busy_seconds = 0.0
         path = self.options.record_path()
         if self.rank == 0 and path is not None and self._record is None:
             self._record = open_record(path, self._header())
@@ -298,6 +333,7 @@ class WorkerSession:
 
     def _report(self, flags: StepFlags) -> Row:
         busy_seconds, drivers = self._meter.reach()
+        self._busy_seconds += 0.0 if flags.excluded else busy_seconds
         message = self._balancer.report(
             busy_seconds, excluded=flags.excluded, stop=flags.stop, drivers=drivers
         )

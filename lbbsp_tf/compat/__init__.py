@@ -3,11 +3,7 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
 from lbbsp_tf.compat.fitting import patch_keras
-from lbbsp_tf.compat.losses import (
-    added_vectors_scaled,
-    token_means_noticed,
-    token_means_scaled,
-)
+from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
 from lbbsp_tf.compat.probing import (
@@ -15,7 +11,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import create_global_seed
+from lbbsp_tf.compat.random import shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -28,7 +24,6 @@ __all__ = [
     "atomic_iterations",
     "batch_norm_in_inference",
     "checkpoint_on_chief_only",
-    "create_global_seed",
     "intercepted_apply",
     "local",
     "noise_alike_for_all_samples",
@@ -37,7 +32,7 @@ __all__ = [
     "replaced",
     "scalars_weighted",
     "scaled_gradients",
-    "token_means_noticed",
+    "shared_global_seed",
     "token_means_scaled",
     "without_metrics",
 ]

@@ -34,8 +34,13 @@ def _build_from_local_batch(
     if self._distribute_strategy is None:
         return
     if iterator is not None:
-        _, _, batches = next(iter(iterator))
-        data_batch = local(self.distribute_strategy, next(batches))
+        # Placeholders hand out their example, because only a training step may iterate over them.
+        example = getattr(iterator._get_iterator(), "example", None)
+        if example is not None:
+            data_batch = example()
+        else:
+            _, _, batches = next(iter(iterator))
+            data_batch = local(self.distribute_strategy, next(batches))
     with self.distribute_strategy.scope():
         self._symbolic_build(data_batch=data_batch)
 

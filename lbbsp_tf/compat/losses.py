@@ -4,78 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as loss_module
 
-from lbbsp_tf.compat.values import replaced_attribute
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
 _WEIGHTED_MEAN = "mean_with_sample_weight"
 _MEANS = ("mean", "sum_over_batch_size")
+_UNDER_MASK = "a mask reaches the loss"
+_OVER_WEIGHTS = "the loss is divided by the sum of the sample weights"
+
+_token_factor = PerThread()
+_vector_factor = PerThread()
 
 
 @contextmanager
-def token_means_scaled(factor: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Multiplies each loss that is divided by a number of tokens by a factor.
+def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterator[None]:
+    """Multiplies each loss that is divided by a number of tokens by a factor, in this thread.
 
     Args:
-        factor: Function of the divisor of this worker's loss: its valid tokens under a mask, or
-            the sum of its sample weights.
+        factor: Function of the divisor of this worker's loss (its valid tokens under a mask, or
+            the sum of its sample weights), and of words that say so.
     """
-    apply_mask, reduce_values = loss_module.apply_mask, loss_module.reduce_values
-
-    def masked(
-        sample_weight: tf.Tensor | None, mask: tf.Tensor | None, dtype: str, reduction: str
-    ) -> tf.Tensor | None:
-        weight = apply_mask(sample_weight, mask, dtype, reduction)
-        if mask is None or reduction not in _MEANS:
-            return weight
-        return weight * tf.cast(factor(tf.reduce_sum(tf.cast(mask, tf.float32))), weight.dtype)
-
-    def reduced(
-        values: tf.Tensor,
-        sample_weight: tf.Tensor | None = None,
-        reduction: str = "sum_over_batch_size",
-    ) -> tf.Tensor:
-        loss = reduce_values(values, sample_weight, reduction)
-        if reduction != _WEIGHTED_MEAN or sample_weight is None:
-            return loss
-        return loss * tf.cast(factor(tf.reduce_sum(sample_weight)), loss.dtype)
-
-    with (
-        replaced_attribute(loss_module, "apply_mask", masked),
-        replaced_attribute(loss_module, "reduce_values", reduced),
-    ):
-        yield
-
-
-@contextmanager
-def token_means_noticed(found: set[str]) -> Iterator[None]:
-    """Adds to `found` why losses are divided by a number of tokens, if there are any."""
-    apply_mask, reduce_values = loss_module.apply_mask, loss_module.reduce_values
-
-    def masked(
-        sample_weight: tf.Tensor | None, mask: tf.Tensor | None, dtype: str, reduction: str
-    ) -> tf.Tensor | None:
-        if mask is not None and reduction in _MEANS:
-            found.add("a mask reaches the loss")
-        return apply_mask(sample_weight, mask, dtype, reduction)
-
-    def reduced(
-        values: tf.Tensor,
-        sample_weight: tf.Tensor | None = None,
-        reduction: str = "sum_over_batch_size",
-    ) -> tf.Tensor:
-        if reduction == _WEIGHTED_MEAN and sample_weight is not None:
-            found.add("the loss is divided by the sum of the sample weights")
-        return reduce_values(values, sample_weight, reduction)
-
-    with (
-        replaced_attribute(loss_module, "apply_mask", masked),
-        replaced_attribute(loss_module, "reduce_values", reduced),
-    ):
+    for name, wrap in (("apply_mask", _scaling_masks), ("reduce_values", _scaling_weights)):
+        function = getattr(loss_module, name)
+        if not is_patched(function):
+            setattr(loss_module, name, patched(wrap(function)))
+    with _token_factor.set(factor):
         yield
 
 
@@ -85,11 +44,52 @@ def added_vectors_scaled(factor: tf.Tensor) -> Iterator[None]:
 
     Keras sums such a vector, and adds the sum to a loss that is a mean over samples.
     """
-    aggregate = keras_trainer.TensorFlowTrainer._aggregate_additional_loss
-
-    def scaled(self: keras.Model, loss: tf.Tensor) -> tf.Tensor:
-        of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] is None)
-        return aggregate(self, loss * tf.cast(factor, loss.dtype) if of_samples else loss)
-
-    with replaced_attribute(keras_trainer.TensorFlowTrainer, "_aggregate_additional_loss", scaled):
+    trainer = keras_trainer.TensorFlowTrainer
+    if not is_patched(trainer._aggregate_additional_loss):
+        aggregate = _scaling_vectors(trainer._aggregate_additional_loss)
+        trainer._aggregate_additional_loss = patched(aggregate)
+    with _vector_factor.set(factor):
         yield
+
+
+def _scaling_masks(apply_mask: Callable[..., tf.Tensor | None]) -> Callable[..., tf.Tensor | None]:
+    @wraps(apply_mask)
+    def masked(
+        sample_weight: tf.Tensor | None, mask: tf.Tensor | None, dtype: str, reduction: str
+    ) -> tf.Tensor | None:
+        weight, factor = apply_mask(sample_weight, mask, dtype, reduction), _token_factor.value
+        if factor is None or mask is None or reduction not in _MEANS:
+            return weight
+        tokens = tf.reduce_sum(tf.cast(mask, tf.float32))
+        return weight * tf.cast(factor(tokens, _UNDER_MASK), weight.dtype)
+
+    return masked
+
+
+def _scaling_weights(reduce_values: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @wraps(reduce_values)
+    def reduced(
+        values: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+        reduction: str = "sum_over_batch_size",
+    ) -> tf.Tensor:
+        loss, factor = reduce_values(values, sample_weight, reduction), _token_factor.value
+        if factor is None or reduction != _WEIGHTED_MEAN or sample_weight is None:
+            return loss
+        tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float32))
+        return loss * tf.cast(factor(tokens, _OVER_WEIGHTS), loss.dtype)
+
+    return reduced
+
+
+def _scaling_vectors(aggregate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @wraps(aggregate)
+    def scaled(self: keras.Model, loss: tf.Tensor) -> tf.Tensor:
+        factor = _vector_factor.value
+        # What belongs to samples has their unknown number as its length.
+        of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] is None)
+        if factor is not None and of_samples:
+            loss = loss * tf.cast(factor, loss.dtype)
+        return aggregate(self, loss)
+
+    return scaled

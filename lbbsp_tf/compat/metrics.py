@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -10,9 +9,9 @@ from functools import wraps
 import keras
 import tensorflow as tf
 
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
-_thread = threading.local()
+_weight = PerThread()
 
 
 @contextmanager
@@ -25,12 +24,8 @@ def scalars_weighted(weight: tf.Tensor) -> Iterator[None]:
     mean = keras.metrics.Mean
     if not is_patched(mean.update_state):
         mean.update_state = patched(_weighting(mean.update_state))
-    before = getattr(_thread, "weight", None)
-    _thread.weight = weight
-    try:
+    with _weight.set(weight):
         yield
-    finally:
-        _thread.weight = before
 
 
 def _weighting(update_state: Callable[..., None]) -> Callable[..., None]:
@@ -38,7 +33,7 @@ def _weighting(update_state: Callable[..., None]) -> Callable[..., None]:
     def weighted(
         self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
     ) -> None:
-        weight = getattr(_thread, "weight", None)
+        weight = _weight.value
         scalar = not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
         if weight is not None and sample_weight is None and scalar:
             sample_weight = weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -11,14 +10,14 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
 Apply: TypeAlias = "Callable[[Gradients], None]"
 Optimizer = keras.optimizers.Optimizer
 
-_thread = threading.local()
+_handler = PerThread()
 _steps_in_progress: list[object] = []
 
 
@@ -33,14 +32,12 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[N
             optimizer's own method.
     """
     _patch_classes()
-    before = getattr(_thread, "handler", None)
-    _thread.handler = handler
     _steps_in_progress.append(handler)
     try:
-        yield
+        with _handler.set(handler):
+            yield
     finally:
         _steps_in_progress.remove(handler)
-        _thread.handler = before
 
 
 def _patch_classes() -> None:
@@ -72,17 +69,14 @@ def _outermost_to_handler(apply: Callable[..., None]) -> Callable[..., None]:
         grads: Gradients,
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        handler = getattr(_thread, "handler", None)
+        handler = _handler.value
         if handler is None:
             return apply(self, grads, trainable_variables)
 
         def proceed(gradients: Gradients) -> None:
             # An optimizer that wraps others applies theirs, which is not the outermost any more.
-            _thread.handler = None
-            try:
+            with _handler.set(None):
                 apply(self, gradients, trainable_variables)
-            finally:
-                _thread.handler = handler
 
         return handler(list(grads), proceed)
 

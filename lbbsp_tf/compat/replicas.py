@@ -9,17 +9,16 @@ in a single process, whatever its form, and the step weights its gradients.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
 
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
 _MACHINERY = "tensorflow.python.distribute"
-_thread = threading.local()
+_viewed = PerThread()
 
 
 @contextmanager
@@ -31,18 +30,15 @@ def one_replica_view() -> Iterator[None]:
     for owner in (StrategyBase, ReplicaContextBase):
         if not is_patched(owner.num_replicas_in_sync.fget):
             owner.num_replicas_in_sync = _one_in_view(owner.num_replicas_in_sync)
-    _thread.depth = getattr(_thread, "depth", 0) + 1
-    try:
+    with _viewed.set(True):
         yield
-    finally:
-        _thread.depth -= 1
 
 
 def _one_in_view(original: property) -> property:
     def num_replicas_in_sync(self: tf.distribute.Strategy | tf.distribute.ReplicaContext) -> int:
         """Returns number of replicas over which gradients are aggregated."""
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if getattr(_thread, "depth", 0) and not caller.startswith(_MACHINERY):
+        if _viewed.value and not caller.startswith(_MACHINERY):
             return 1
         return original.fget(self)
 

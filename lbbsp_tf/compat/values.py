@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -34,6 +35,22 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             object.__delattr__(owner, name)
         else:
             object.__setattr__(owner, name, before)
+
+
+class PerThread(threading.local):
+    """Value of each thread, for patches that must not affect the threads of other replicas."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    @contextmanager
+    def set(self, value: object) -> Iterator[None]:
+        """Sets this thread's value inside the context."""
+        before, self.value = self.value, value
+        try:
+            yield
+        finally:
+            self.value = before
 
 
 @contextmanager

@@ -22,6 +22,8 @@ def orders(draw: st.DrawFn) -> GlobalOrder:
         seed=draw(st.integers(0, 2**40)),
         shuffle=draw(st.booleans()),
         drop_last=draw(st.booleans()),
+        steps_per_epoch=draw(st.none() | st.integers(1, 9)),
+        by_batch=draw(st.booleans()),
     )
 
 
@@ -33,12 +35,12 @@ def any_plan(data: st.DataObject, workers: int, total: int) -> list[int]:
 
 
 @given(orders(), st.integers(1, 5), st.data())
-def test_each_sample_occurs_once_per_epoch_under_changing_plans(
+def test_each_sample_occurs_once_per_pass_under_changing_plans(
     order: GlobalOrder, workers: int, data: st.DataObject
 ) -> None:
-    for epoch in range(2):
+    for number in range(2):
         seen: list[int] = []
-        for step in range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch):
+        for step in range(number * order.steps_per_pass, (number + 1) * order.steps_per_pass):
             sizes = any_plan(data, workers, order.size(step))
             parts = [order.slice(step, rank, sizes) for rank in range(workers)]
             assert [len(part) for part in parts] == sizes
@@ -51,11 +53,11 @@ def test_each_sample_occurs_once_per_epoch_under_changing_plans(
 
 
 @given(orders())
-def test_the_steps_of_an_epoch(order: GlobalOrder) -> None:
-    sizes = [order.size(step) for step in range(order.steps_per_epoch)]
+def test_the_steps_of_a_pass(order: GlobalOrder) -> None:
+    sizes = [order.size(step) for step in range(order.steps_per_pass)]
     assert set(sizes[:-1]) <= {order.global_batch_size}
     whole = math.floor if order.drop_last else math.ceil
-    assert order.steps_per_epoch == whole(order.num_samples / order.global_batch_size)
+    assert order.steps_per_pass == whole(order.num_samples / order.global_batch_size)
     for step, size in enumerate(sizes):
         indices = order.indices(step)
         assert indices.shape == (size,)
@@ -88,8 +90,26 @@ def test_without_shuffle_epochs_keep_the_order_of_the_data_set() -> None:
     assert [order.indices(step).tolist() for step in range(4)] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_indices_are_read_only() -> None:
-    order = GlobalOrder(12, 6, seed=1)
+def test_epochs_of_any_length_do_not_change_the_order() -> None:
+    order, own = GlobalOrder(10, 4, seed=2), GlobalOrder(10, 4, seed=2, steps_per_epoch=5)
+    assert (own.steps_per_epoch, own.steps_per_pass) == (5, 3)
+    for step in range(12):
+        assert own.indices(step).tolist() == order.indices(step).tolist()
+
+
+def test_batches_stay_together_and_a_short_one_stays_last() -> None:
+    order = GlobalOrder(10, 2, seed=1, by_batch=True)
+    passes = [[order.indices(5 * n + k).tolist() for k in range(5)] for n in range(2)]
+    whole = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert [sorted(batches) for batches in passes] == [whole, whole]
+    assert passes[0] != passes[1] != whole
+    short = GlobalOrder(11, 4, seed=1, by_batch=True)
+    assert [short.indices(step).tolist() for step in (2, 5)] == [[8, 9, 10]] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"by_batch": True}])
+def test_indices_are_read_only(options: dict[str, bool]) -> None:
+    order = GlobalOrder(12, 6, seed=1, **options)
     expected = order.indices(0).tolist()
     for indices in (order.indices(0), order.slice(0, 1, [2, 4])):
         with pytest.raises(ValueError, match="read-only"):
@@ -106,6 +126,8 @@ def test_equal_orders_are_equal() -> None:
         GlobalOrder(10, 4, seed=2),
         GlobalOrder(10, 4, seed=1, shuffle=False),
         GlobalOrder(10, 4, seed=1, drop_last=True),
+        GlobalOrder(10, 4, seed=1, steps_per_epoch=7),
+        GlobalOrder(10, 4, seed=1, by_batch=True),
     ]
     assert all(GlobalOrder(10, 4, seed=1) != other for other in others)
     assert GlobalOrder(10, 4) != "order"
@@ -126,6 +148,7 @@ def test_plans_with_a_wrong_sum_are_refused(sizes: list[int]) -> None:
         ((8, 0), r"global_batch_size must be an integer >= 1, got 0"),
         ((8, 2.5), r"global_batch_size must be an integer >= 1, got 2\.5"),
         ((8, 4, -1), r"seed must be an integer >= 0, got -1"),
+        ((8, 4, 0, True, False, 0), r"steps_per_epoch must be an integer >= 1, got 0"),
         ((3, 4), r"num_samples = 3 < global_batch_size = 4; lower global_batch_size or add data"),
     ],
 )

@@ -42,7 +42,7 @@ def test_it_says_so_in_one_line(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X)
     assert [r.message for r in caplog.records] == [
-        "LoadBalancer is passive, because there is only one worker"
+        "LoadBalancer is passive, because there is only one replica"
     ]
 
 

@@ -32,12 +32,15 @@ def test_agreement_introduces_the_workers():
     assert rows == [mine.static_info()] * 2
 
 
-@pytest.mark.parametrize("name", ["workers", "global_batch_size", "seed", "epochs", "sample order"])
+@pytest.mark.parametrize(
+    "name", ["workers", "global_batch_size", "seed", "steps_per_epoch", "epochs", "sample order"]
+)
 def test_a_worker_that_differs_is_named(name):
     mine = balancer()
     order = mine.make_order(50, seed=1)
-    names = ["workers", "global_batch_size", "lag", "number of samples", "seed", "epochs",
-             "number of completed steps", "lbbsp version", "policy", "sample order"]  # fmt: skip
+    names = ["workers", "global_batch_size", "lag", "number of samples", "seed",
+             "steps_per_epoch", "epochs", "number of completed steps", "lbbsp version", "policy",
+             "sample order"]  # fmt: skip
 
     def other(values):
         return [v + (i == names.index(name)) for i, v in enumerate(values)]

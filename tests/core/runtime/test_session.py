@@ -129,6 +129,46 @@ def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step():
     assert run(worker) == [2, 2]
 
 
+def test_another_lag_keeps_the_position_and_the_plan():
+    def worker(session, collectives):
+        session.use_order(session.make_order(3 * X, seed=1, steps_per_epoch=2))
+        session.start({})
+        step(session, collectives)
+        expected = session.local_indices(1).tolist()
+        session.use_lag(3)
+        assert (session.step, session.balancer.lag) == (1, 3)
+        assert session.local_indices(1).tolist() == expected
+        session.begin_epoch(0)
+        assert session.step == 2, "an epoch has two steps, a pass three"
+        drawn = [session.local_indices(ahead).tolist() for ahead in (2, 3, 4)]
+        step(session, collectives)
+        session.use_lag(1)
+        assert session.local_indices(3).tolist() == drawn[1]
+        with pytest.raises(LookupError, match="plans are known for steps 3 to 3"):
+            session.local_indices(4)
+
+    run(worker, options=fixed)
+
+
+def test_busy_seconds_are_those_of_included_steps(monkeypatch):
+    def ticking():
+        return BusyTimer(clock=count(0, 1_000_000_000).__next__)
+
+    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+
+    def worker(session, collectives):
+        session.start({})
+        totals = []
+        for _ in range(3):
+            step(session, collectives)
+            totals.append(session.busy_seconds)
+        session.start({})
+        return [*totals, session.busy_seconds]
+
+    for totals in run(worker):
+        assert totals == [0.0, 1.0, 2.0, 0.0]
+
+
 def test_a_fit_that_ended_forgets_its_request_to_stop():
     session = WorkerSession(SingleWorker(), X, SessionOptions(), framework="none")
     session.request_stop()

@@ -78,7 +78,7 @@ result("stop_at_epoch_end_on_one_worker", seen.steps)
 
 # A NaN that one worker alone draws ends the run on all of them.
 poisoned = FEATURES.copy()
-poisoned[it._order.indices(2)[0]] = np.nan
+poisoned[it._input.order.indices(2)[0]] = np.nan
 it, seen = balancer(), Seen()
 fit(it, model(), keras.callbacks.TerminateOnNaN(), seen, x=poisoned, epochs=3)
 result("terminate_on_nan", seen.steps)

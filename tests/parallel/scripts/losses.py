@@ -303,6 +303,25 @@ ACCEPTED = {
 }  # fmt: skip
 
 
+def convolution(distributed):
+    return keras.Sequential(
+        [L.Input((10,)), L.Reshape((5, 2)), L.Conv1D(8, 3),
+         L.BatchNormalization(synchronized=distributed), L.ReLU(), L.Flatten(), L.Dropout(0.5),
+         L.Dense(1)]
+    )  # fmt: skip
+
+
+VERIFIED = {
+    "verified": trained(convolution, "mse", balancer={"verify": True}),
+    "verified_tokens": trained(
+        tagger, categorical(), TOKENS, TAGS, balancer={"verify": True, **BY_MASK}
+    ),
+    "verified_error": trained(
+        lambda d: dense(Contrastive), balancer={"verify": True, "weight_by": "samples"}
+    ),
+}
+
+
 if __name__ == "__main__":
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:]:
@@ -310,8 +329,8 @@ if __name__ == "__main__":
             compare(name, strategy, EXACT[name])
             continue
         try:
-            balanced(strategy, (REFUSED | ACCEPTED)[name])
+            balancer, *_ = balanced(strategy, (REFUSED | ACCEPTED | VERIFIED)[name])
         except ValueError as error:
             result(name, str(error))
         else:
-            result(name, "accepted")
+            result(name, balancer.verified_error if name in VERIFIED else "accepted")

@@ -1,0 +1,299 @@
+"""Columns: arrays of all kinds, indexed by batch, never copied whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core.order import Indices
+from lbbsp_tf.compat import Nest
+
+_SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
+
+
+class Column(Protocol):
+    """Values of all samples along the first axis.
+
+    Args:
+        shape: Shape of the whole array.
+    """
+
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: tf.Tensor) -> tf.Tensor:
+        """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
+        ...
+
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on, for validation."""
+        ...
+
+
+class HostColumn:
+    """Column that Python reads: NumPy arrays, memory maps, HDF5 data sets, lists of strings.
+
+    Args:
+        array: Array with ``shape``, ``dtype`` and ``__getitem__``.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape = tuple(array.shape)
+        self._spec = spec_of(self._read(np.zeros(1, np.int64)))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, index: tf.Tensor) -> tf.Tensor:
+        """Returns the values of the samples `index`."""
+        values = tf.numpy_function(self._read, [index], self._spec.dtype)
+        values.set_shape([None, *self._spec.shape[1:]])
+        return values
+
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on."""
+        return np.asarray(self._array[start:])
+
+    def _read(self, index: Indices) -> np.ndarray:
+        return as_native(self._rows(index))
+
+    def _rows(self, index: Indices) -> np.ndarray:
+        first, last = int(index[0]), int(index[-1])
+        if last - first + 1 == len(index) and np.all(np.diff(index) == 1):
+            return np.asarray(self._array[first : last + 1])
+        if isinstance(self._array, np.ndarray):
+            return np.asarray(self._array[index])
+        if type(self._array).__module__.startswith("h5py"):  # takes ascending indices only
+            order = np.argsort(index)
+            rows = self._array[index[order]]
+            return rows[np.argsort(order)]
+        return np.stack([np.asarray(self._array[int(i)]) for i in index])
+
+
+class FrameColumn(HostColumn):
+    """Column of a pandas data frame, shape ``(samples, columns)``, or a series, ``(samples, 1)``.
+
+    These are the shapes in which Keras reads them.
+
+    Args:
+        frame: Data frame or series.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame.to_frame() if frame.ndim == 1 else frame
+        super().__init__(self._frame)
+
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on."""
+        return self._frame.iloc[start:].to_numpy()
+
+    def _rows(self, index: Indices) -> np.ndarray:
+        return self._frame.iloc[index].to_numpy()
+
+
+class TensorColumn:
+    """Column of a `tf.Tensor` or `tf.RaggedTensor`.
+
+    Args:
+        tensor: Tensor; kept in host memory.
+    """
+
+    def __init__(self, tensor: tf.Tensor | tf.RaggedTensor) -> None:
+        with tf.device("/CPU:0"):
+            self._tensor = tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
+        self.shape = tuple(tensor.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, index: tf.Tensor) -> tf.Tensor:
+        """Returns the values of the samples `index`."""
+        return tf.gather(self._tensor, index)
+
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on."""
+        return self._tensor[start:]
+
+
+class SparseColumn:
+    """Column of a sparse matrix, of TensorFlow or SciPy.
+
+    Args:
+        tensor: Sparse tensor of at least two axes.
+    """
+
+    def __init__(self, tensor: tf.SparseTensor) -> None:
+        self._tensor = tf.sparse.reorder(tensor)
+        self.shape = tuple(tensor.shape)
+        self._places = self._tensor.indices.numpy()
+        self._values = self._tensor.values.numpy()
+        self._starts = np.searchsorted(self._places[:, 0], np.arange(self.shape[0] + 1))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, index: tf.Tensor) -> tf.SparseTensor:
+        """Returns the values of the samples `index`, as a sparse tensor."""
+        types = [tf.int64, self._tensor.dtype, tf.int64]
+        places, values, shape = tf.numpy_function(self._read, [index], types)
+        places.set_shape([None, len(self.shape)])
+        values.set_shape([None])
+        shape.set_shape([len(self.shape)])
+        rows = tf.SparseTensor(places, values, shape)
+        rows.set_shape([None, *self.shape[1:]])
+        return rows
+
+    def tail(self, start: int) -> tf.SparseTensor:
+        """Returns the values of the samples from `start` on."""
+        size = [len(self) - start, *self.shape[1:]]
+        return tf.sparse.slice(self._tensor, [start] + [0] * len(self.shape[1:]), size)
+
+    def _read(self, index: Indices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        lengths = self._starts[index + 1] - self._starts[index]
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        kept = np.repeat(self._starts[index], lengths) + within
+        places = self._places[kept]
+        places[:, 0] = np.repeat(np.arange(len(index)), lengths)
+        return places, self._values[kept], np.array([len(index), *self.shape[1:]], np.int64)
+
+
+def map_columns(name: str, value: Nest) -> Nest:
+    """Makes a column of each array in a nest; lists of arrays become tuples.
+
+    Args:
+        name: Argument that holds the nest, for messages.
+        value: Array, or a tuple, list or dict of arrays. A list of strings, paths or numbers is
+            an array.
+
+    Raises:
+        ValueError: A value is not an array; names the remedy.
+    """
+    if isinstance(value, dict):
+        return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
+    if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
+        return column(name, np.array(value, dtype=object if _is_text(value[0]) else None))
+    if isinstance(value, (list, tuple)) and value:
+        if all(isinstance(each, list) for each in value):
+            raise ValueError(
+                f"{name} must be arrays, got a list of lists: pass np.asarray({name}), or "
+                f"tf.ragged.constant({name}) if the lists have different lengths"
+            )
+        parts = [map_columns(f"{name}[{i}]", each) for i, each in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return column(name, value)
+
+
+def pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
+    """Packs in-memory data as Keras does: a nest of NumPy arrays, floats as floatx.
+
+    Raises:
+        ValueError: A value is not an array, or lengths differ.
+    """
+    # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
+    packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+    arrays = keras.tree.map_structure(_as_array, packed)
+    lengths = {len(array) for array in keras.tree.flatten(arrays)}
+    if len(lengths) != 1:
+        shapes = [array.shape for array in keras.tree.flatten(arrays)]
+        raise ValueError(
+            f"x, y and sample_weight must have the same number of samples, got shapes {shapes}"
+        )
+    return arrays
+
+
+def column(name: str, array: Any) -> Column:
+    """Makes a column of an array.
+
+    Args:
+        name: Argument that holds the array, for messages.
+        array: Array whose first axis is that of samples.
+
+    Raises:
+        ValueError: It is not an array; names the remedy.
+    """
+    kind = _kind(array)
+    if kind is HostColumn and not _is_indexed_array(array):
+        array = np.asarray(array)
+    if hasattr(array, "shape") and not len(array.shape):
+        raise ValueError(
+            "the data must be arrays whose first axis is that of samples, got "
+            f"{name} = {array!r}: pass one array per input"
+        )
+    if len(array.shape) and array.shape[0] == 0:
+        raise ValueError(f"{name} has no samples: its shape is {tuple(array.shape)}")
+    try:
+        return kind(_as_coo(array) if kind is SparseColumn else array)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be numbers or strings, got values of the type {array.dtype}: convert "
+            "them first (for samples of different length, pass tf.ragged.constant(...))"
+        ) from error
+
+
+def spec_of(values: np.ndarray) -> tf.TensorSpec:
+    """Returns the specification of the tensor that TensorFlow makes of an array.
+
+    Raises:
+        TypeError: TensorFlow has no such data type.
+    """
+    return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
+
+
+def as_native(values: np.ndarray) -> np.ndarray:
+    """Returns values that TensorFlow can take: strings as bytes, numbers in native byte order."""
+    return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def string_bytes(values: np.ndarray) -> np.ndarray:
+    """Encodes strings and paths as bytes; leaves numbers as they are.
+
+    Raises:
+        TypeError: An object is neither a string nor a path.
+    """
+    if values.dtype.kind not in "OUST":
+        return values
+    encoded = np.empty(values.shape, object)
+    encoded.flat = [v if isinstance(v, bytes) else os.fsencode(v) for v in values.flat]
+    return encoded
+
+
+def _kind(array: Any) -> Callable[[Any], Column]:
+    if isinstance(array, tf.SparseTensor) or type(array).__module__.startswith("scipy.sparse"):
+        return SparseColumn
+    if isinstance(array, (tf.Tensor, tf.RaggedTensor)):
+        return TensorColumn
+    return FrameColumn if hasattr(array, "iloc") else HostColumn
+
+
+def _is_indexed_array(array: Any) -> bool:
+    """Returns whether an array can be indexed by rows, without reading it whole."""
+    return isinstance(getattr(array, "dtype", None), np.dtype) and hasattr(array, "shape")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, (str, bytes, os.PathLike))
+
+
+def _as_array(values: object) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim == 0:
+        raise ValueError(
+            f"the data must be arrays whose first axis is that of samples, got {values!r}: pass "
+            "one array per input"
+        )
+    return array.astype(keras.backend.floatx()) if array.dtype.kind == "f" else array
+
+
+def _as_coo(array: Any) -> tf.SparseTensor:
+    """Converts a SciPy matrix."""
+    if isinstance(array, tf.SparseTensor):
+        return array
+    coo = array.tocoo()
+    return tf.SparseTensor(np.stack([coo.row, coo.col], 1).astype(np.int64), coo.data, coo.shape)

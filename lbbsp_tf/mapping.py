@@ -1,0 +1,73 @@
+"""Per-sample functions: mapped over a batch, on several threads, with results of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lbbsp_tf.compat import Nest
+
+SampleMap = Callable[..., Nest]
+
+
+def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> SampleMap:
+    """Returns a function of a batch that applies `function` to each of its samples.
+
+    Args:
+        function: Function of the tensors of a sample, as for `tf.data.Dataset.map`.
+        readers: Number of samples that are processed at the same time.
+        padded: What becomes of results whose lengths differ: True pads them by zeros to the
+            longest of the batch, False makes ragged tensors, None refuses them.
+    """
+
+    def over_batch(*batch: Nest) -> Nest:
+        samples = tf.data.Dataset.from_tensor_slices(batch if len(batch) > 1 else batch[0])
+        parallel = {"num_parallel_calls": readers, "deterministic": True} if readers > 1 else {}
+        results = samples.map(function, **parallel)
+        return _batched(results, samples.cardinality(), padded)
+
+    return over_batch
+
+
+def _batched(results: tf.data.Dataset, size: tf.Tensor, padded: bool | None) -> Nest:
+    """Returns all elements of a data set as one batch."""
+    spec = results.element_spec
+    if not any(map(_varies, tf.nest.flatten(spec))):
+        return results.batch(size).get_single_element()
+    if padded is True:
+        return results.padded_batch(size).get_single_element()
+    if padded is False:
+        return results.ragged_batch(size).get_single_element()
+    with_shapes = results.map(lambda *sample: (_unpacked(sample), _shapes(sample)))
+    batch, shapes = with_shapes.padded_batch(size).get_single_element()
+    checks = [
+        tf.debugging.Assert(
+            tf.reduce_all(shape == shape[:1]),
+            [
+                "samples of a batch have different shapes: pass padded=True to "
+                "balancer.dataset(...) to pad them with zeros, or padded=False for ragged tensors",
+                shape,
+            ],
+        )
+        for shape in shapes
+    ]
+    with tf.control_dependencies(checks):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def _shapes(sample: Nest) -> tuple[tf.Tensor, ...]:
+    """Returns the shapes of the tensors that may differ between samples."""
+    leaves = tf.nest.flatten(sample)
+    return tuple(tf.shape(each) for each in leaves if _varies(tf.type_spec_from_value(each)))
+
+
+def _varies(spec: tf.TypeSpec) -> bool:
+    """Returns whether tensors of this specification may have different shapes."""
+    if not isinstance(spec, tf.TensorSpec):
+        return False
+    return spec.shape.rank is not None and not spec.shape.is_fully_defined()
+
+
+def _unpacked(sample: tuple[Nest, ...]) -> Nest:
+    return sample if len(sample) > 1 else sample[0]

@@ -1,0 +1,105 @@
+"""Preparation of balanced steps: proves how to weight their gradients, and verifies it if asked."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from lbbsp_core.runtime.protocol import fingerprint
+from lbbsp_core.validate import require_known
+from lbbsp_tf.feed import TrainingInput
+from lbbsp_tf.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.replicas import ReplicaSessions
+from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.verification import largest_error, uneven_sizes
+from lbbsp_tf.weighting import WAYS, Weighting
+
+logger = logging.getLogger("lbbsp.tf")
+
+
+class StepPreparation:
+    """Makes the steps of one balancer.
+
+    Args:
+        strategy: Strategy of the user.
+        sessions: Sessions of this process's replicas.
+        training_input: Data of the running fit.
+        weight_by: See `LoadBalancer`.
+        verify: See `LoadBalancer`.
+
+    Raises:
+        ValueError: `weight_by` is unknown.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        sessions: ReplicaSessions,
+        training_input: TrainingInput,
+        *,
+        weight_by: str,
+        verify: bool,
+    ) -> None:
+        self._strategy = strategy
+        self._sessions = sessions
+        self._input = training_input
+        self._weight_by = require_known("weight_by", weight_by, WAYS)
+        self._verify = verify
+        self.verified_error: float | None = None
+        self._samples = 0
+        with tf.device("/CPU:0"):
+            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+
+    def set_samples(self, samples: int) -> None:
+        """Sets the number of samples of all replicas in the next step."""
+        if samples != self._samples:
+            self._share_of_sample.assign(1.0 / samples)
+            self._samples = samples
+
+    def prepare(self, train_step: TrainStep) -> BalancedStep:
+        """Returns the balanced step of a fit; every worker must call it at the same time.
+
+        Raises:
+            ValueError: The loss cannot be weighted exactly; names it and the remedy.
+        """
+        step = BalancedStep(
+            train_step,
+            self._strategy,
+            sessions=self._sessions,
+            next_batches=[each.next_batch for each in self._input.iterators],
+            weighting=Weighting.chosen(self._weight_by) or self._prove(train_step),
+            share_of_sample=self._share_of_sample,
+        )
+        if self._verify:
+            self._compare(train_step, step)
+        return step
+
+    def _prove(self, train_step: TrainStep) -> Weighting:
+        batch, by_tokens = self._input.first_samples(SAMPLES), self._weight_by == "mask"
+        found = prove(train_step, self._strategy, batch, by_tokens=by_tokens)
+        self._sessions.leader.check_same("weighting of the loss", fingerprint(repr(found)))
+        if isinstance(found, Refusal):
+            raise ValueError(
+                f"{found.problem}, so unequal batches would not learn what one process learns: "
+                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
+            )
+        logger.debug("weighting of the loss: %s", found)
+        return found
+
+    def _compare(self, train_step: TrainStep, step: BalancedStep) -> None:
+        """Compares a weighted step on unequal batches with the whole batch in one process."""
+        leader = self._sessions.leader
+        sizes = uneven_sizes(self._input.order.size(0), leader.workers)
+        batch = self._input.first_samples(sum(sizes))
+        self.verified_error = largest_error(
+            self._strategy, train_step.function, step.weighted, batch, sizes
+        )
+        if leader.rank == 0:
+            print(
+                f"lbbsp: a step on batches of {', '.join(map(str, sizes))} samples differs by "
+                f"{self.verified_error:.1e} from the whole batch in one process (largest "
+                "difference of a variable's gradient, relative to it)",
+                flush=True,
+            )

@@ -1,0 +1,149 @@
+"""Sessions of the replicas of this process, each with a batch size and a predictor of its own.
+
+The unit of allocation is the replica: a device. A process with several devices runs one session
+for each, and only the first of them, the leader, communicates with other processes. The others
+repeat its handshake with the answers that it got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from lbbsp_core.order import GlobalOrder
+from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.session import WorkerSession
+
+
+class LocalReplicas:
+    """Collectives of replicas that all belong to one process.
+
+    Args:
+        replicas: Number of replicas, N.
+    """
+
+    rank = 0
+
+    def __init__(self, replicas: int) -> None:
+        self.workers = replicas
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Returns the values of this process for each of its replicas."""
+        return [list(values) for _ in range(self.workers)]
+
+
+class ReplicaSessions(Sequence[WorkerSession]):
+    """Sessions of the replicas of this process, in the order of their ranks.
+
+    Methods act on all of them; properties are those of the leader, which are the same in all.
+
+    Args:
+        collectives: Collectives of the job, with the rank of this process's first replica.
+        count: Number of replicas of this process, >= 1.
+        global_batch_size: X, samples per step over all replicas.
+        options: Options of the user.
+        versions: Versions of the framework's packages, for the run record.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        count: int,
+        global_batch_size: int,
+        options: SessionOptions,
+        versions: Mapping[str, str],
+    ) -> None:
+        self._recording = _Recording(collectives)
+        self._repeating = [
+            _Repeating(self._recording, collectives.rank + i) for i in range(1, count)
+        ]
+        self._sessions = [
+            WorkerSession(
+                each, global_batch_size, options, framework="tensorflow", versions=versions
+            )
+            for each in (self._recording, *self._repeating)
+        ]
+
+    @property
+    def leader(self) -> WorkerSession:
+        """Session of the first replica, through which the process communicates."""
+        return self._sessions[0]
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __getitem__(self, index: int) -> WorkerSession:
+        return self._sessions[index]
+
+    def __iter__(self) -> Iterator[WorkerSession]:
+        return iter(self._sessions)
+
+    def start(self, facts: Mapping[str, int]) -> None:
+        """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""
+        self._recording.answers.clear()
+        self.leader.start(facts)
+        for repeating, session in zip(self._repeating, self._sessions[1:], strict=True):
+            repeating.position = 0
+            session.start(facts)
+
+    def use_order(self, order: GlobalOrder) -> None:
+        """Uses the samples of `order` from the running step on."""
+        for session in self:
+            session.use_order(order)
+
+    def use_lag(self, lag: int) -> None:
+        """Changes the lag of the plans; see `WorkerSession.use_lag`."""
+        for session in self:
+            session.use_lag(lag)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
+        for session in self:
+            session.begin_epoch(epoch)
+
+    def begin_step(self) -> None:
+        """Restarts the timers if the step is excluded."""
+        for session in self:
+            session.begin_step()
+
+    def exclude_step(self) -> None:
+        """Excludes the running step from learning, because it contains other work."""
+        for session in self:
+            session.exclude_step()
+
+    def skip_step(self) -> None:
+        """Advances by a step without an exchange."""
+        for session in self:
+            session.skip_step()
+
+    def close(self) -> None:
+        """Ends a fit; see `WorkerSession.close`."""
+        for session in self:
+            session.close()
+
+
+class _Recording:
+    """Collectives of the leader, which remembers the answers."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self.rank, self.workers = collectives.rank, collectives.workers
+        self.answers: list[list[list[int]]] = []
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        self.answers.append(self._collectives.all_gather(values))
+        return self.answers[-1]
+
+
+class _Repeating:
+    """Collectives of another replica of the same process, which has the same facts."""
+
+    def __init__(self, leader: _Recording, rank: int) -> None:
+        self._leader = leader
+        self.rank, self.workers = rank, leader.workers
+        self.position = 0
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        answer = self._leader.answers[self.position]
+        self.position += 1
+        return answer

@@ -1,0 +1,513 @@
+"""Sources: kinds of training data with random access, one class for each.
+
+A source reads the samples that a plan gives to this worker. Nothing is copied whole: arrays are
+indexed, and items read, batch by batch. `lbbsp_tf.stream` holds the source that reads records in
+sequence.
+"""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core import GlobalOrder
+from lbbsp_core.order import Indices
+from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
+from lbbsp_tf.compat import Nest
+
+FirstStep = Callable[[], int]
+
+
+class Draw(NamedTuple):
+    """Samples of this worker in a step.
+
+    Args:
+        step: Number of the step, counted from the start of the order.
+        samples: Numbers of the samples, int64, shape ``(samples,)``.
+    """
+
+    step: int
+    samples: Indices
+
+
+DrawStep = Callable[[int], Draw]
+
+
+class Source(Protocol):
+    """Training data of all workers, from which each of them reads its own samples.
+
+    Args:
+        num_samples: Number of samples of a pass over the data.
+        by_batch: Whether the items of the data set are global batches.
+        is_sequential: Whether the data can only be read in its own order.
+        in_memory: Whether reading takes negligible time.
+        restore: Function that makes a sample of an element of `batches`, or None if the batches
+            contain the samples as they are.
+        records: Fingerprints of what was read, if workers may read different data; else None.
+    """
+
+    num_samples: int
+    by_batch: bool
+    is_sequential: bool
+    in_memory: bool
+    restore: Callable[..., Nest] | None
+    records: Fingerprints | None
+
+    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+        """Returns this worker's batches.
+
+        Args:
+            order: Samples of each step.
+            first_step: Returns the global step of the first batch; called when an iteration
+                starts.
+            draw: Returns this worker's samples of a global step.
+        """
+        ...
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample, in the form of `batches`."""
+        ...
+
+
+class Fingerprints:
+    """Running fingerprint of the records that a worker has read, by global step."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
+
+    def add(self, step: int, data: bytes) -> None:
+        """Adds the records of a global step, unless another replica has read them."""
+        if self._recent and step <= self._recent[-1][0]:
+            return
+        self._value = zlib.crc32(data, self._value)
+        self._recent.append((step, self._value))
+
+    def at(self, step: int) -> int:
+        """Returns the fingerprint of all records up to those of `step`; 0 if it was not read."""
+        return next((value for at, value in reversed(self._recent) if at == step), 0)
+
+
+class Arrays:
+    """Source of in-memory arrays, memory maps, HDF5 data sets, data frames and tensors.
+
+    Args:
+        x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
+        y: Targets in the same form, or None.
+        sample_weight: Array of shape ``(samples,)``, or None.
+        validation_split: Fraction of the samples, the last ones, that are not trained on.
+
+    Raises:
+        ValueError: A value is not an array, or lengths differ.
+    """
+
+    by_batch = is_sequential = False
+    in_memory = True
+    restore = records = None
+
+    def __init__(
+        self, x: Nest, y: Nest = None, sample_weight: Nest = None, validation_split: float = 0.0
+    ) -> None:
+        if not 0.0 <= validation_split < 1.0:
+            raise ValueError(f"validation_split must be in [0, 1), got {validation_split}")
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        packed = [
+            None if value is None else map_columns(name, value) for name, value in given.items()
+        ]
+        self._columns = keras.utils.pack_x_y_sample_weight(*packed)
+        columns = tf.nest.flatten(self._columns)
+        lengths = {len(each) for each in columns}
+        if len(lengths) != 1:
+            raise ValueError(
+                "x, y and sample_weight must have the same number of samples, got shapes "
+                f"{[each.shape for each in columns]}: a list of arrays is a list of inputs; for "
+                "samples of different length pass tf.ragged.constant(...)"
+            )
+        (length,) = lengths
+        self._split = validation_split
+        self.num_samples = int(length * (1.0 - validation_split))
+        if not self.num_samples:
+            raise ValueError(
+                f"validation_split = {validation_split} of {length} samples leaves none for "
+                "training: lower it"
+            )
+
+    @property
+    def validation_data(self) -> Nest:
+        """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
+        if not self._split:
+            return None
+        rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
+        return rest if isinstance(rest, tuple) else (rest,)
+
+    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+        """Returns this worker's batches."""
+        return step_numbers(first_step).map(lambda step: self._take(_drawn(draw, step)))
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample."""
+        return self._take(tf.constant([0], tf.int64))
+
+    def _take(self, index: tf.Tensor) -> Nest:
+        return tf.nest.map_structure(lambda each: each.take(index), self._columns)
+
+
+class Items:
+    """Source of an object with ``__len__`` and ``__getitem__`` whose items are samples.
+
+    PyTorch's map-style data sets, those of Hugging Face and the sources of grain are such objects.
+    ``__getitems__(indices)``, which reads a list of samples, is used where the object has it.
+
+    Args:
+        items: The object. A sample is an array or a number, or a tuple or dict of these.
+        readers: Number of threads that read samples.
+
+    Raises:
+        ValueError: The object is empty.
+    """
+
+    by_batch = is_sequential = in_memory = False
+    records = None
+
+    def __init__(self, items: Sequence[Nest], readers: int = 1) -> None:
+        self.num_samples = len(items)
+        if not self.num_samples:
+            raise ValueError(f"{type(items).__name__} has no samples: its length is 0")
+        self._items = items
+        self._pool = ThreadPoolExecutor(readers, "lbbsp-reader") if readers > 1 else None
+        self._readers = readers
+        probes = np.unique(np.linspace(0, self.num_samples - 1, 8).astype(np.int64))
+        samples = [as_sample(sample) for sample in self._get(probes)]
+        self._structure = samples[0]
+        self._specs, self._varies = [], []
+        for leaves in zip(*map(self._flatten, samples), strict=True):
+            shapes = {leaf.shape for leaf in leaves}
+            self._varies.append(len(shapes) > 1)
+            self._specs.append(_common_spec(shapes, spec_of(leaves[0]).dtype))
+        self.restore = self._crop if any(self._varies) else None
+
+    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+        """Returns this worker's batches."""
+        read = lambda step: self._read(draw(int(step)).samples)  # noqa: E731
+        return step_numbers(first_step).map(lambda step: self._packed(host(read, step, self._rows)))
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample."""
+        return self._packed([tf.constant(values) for values in self._read(np.zeros(1, np.int64))])
+
+    @property
+    def _rows(self) -> list[tf.TensorSpec]:
+        """Specifications of what `_read` returns."""
+        rows = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in self._specs]
+        shapes = [
+            tf.TensorSpec([None, len(spec.shape)], tf.int64)
+            for spec, varies in zip(self._specs, self._varies, strict=True)
+            if varies
+        ]
+        return rows + shapes
+
+    def _read(self, index: Indices) -> list[np.ndarray]:
+        """Returns leaves of samples, stacked, then the shapes of those that vary."""
+        samples = [self._flatten(as_sample(sample)) for sample in self._get(index)]
+        stacked, shapes = [], []
+        for leaves, spec, varies in zip(
+            zip(*samples, strict=True), self._specs, self._varies, strict=True
+        ):
+            if varies:
+                shapes.append(np.array([leaf.shape for leaf in leaves], np.int64))
+                leaves = _padded(leaves)
+            else:
+                _check_shapes(leaves, index, spec)
+            stacked.append(_stacked(leaves, spec))
+        return stacked + shapes
+
+    def _get(self, index: Indices) -> list[Nest]:
+        numbers = index.tolist()
+        together = getattr(self._items, "__getitems__", None)
+        if self._pool is None:
+            return together(numbers) if together else [self._items[i] for i in numbers]
+        if together:
+            chunks = [part.tolist() for part in np.array_split(index, self._readers) if len(part)]
+            return [sample for part in self._pool.map(together, chunks) for sample in part]
+        return list(self._pool.map(self._items.__getitem__, numbers))
+
+    def _flatten(self, sample: Nest) -> list[np.ndarray]:
+        tf.nest.assert_same_structure(self._structure, sample)
+        return tf.nest.flatten(sample)
+
+    def _packed(self, leaves: list[tf.Tensor]) -> Nest:
+        if self.restore is None:
+            return tf.nest.pack_sequence_as(self._structure, leaves)
+        return tuple(leaves)
+
+    def _crop(self, *leaves: tf.Tensor) -> Nest:
+        """Removes the padding from a sample."""
+        values, shapes = leaves[: len(self._specs)], iter(leaves[len(self._specs) :])
+        cropped = []
+        for value, spec, varies in zip(values, self._specs, self._varies, strict=True):
+            if varies:
+                value = tf.slice(value, tf.zeros(len(spec.shape), tf.int64), next(shapes))
+            cropped.append(tf.ensure_shape(value, spec.shape))
+        return tf.nest.pack_sequence_as(self._structure, cropped)
+
+
+class Batches:
+    """Source of a `keras.utils.PyDataset`, whose items are global batches.
+
+    Every worker reads the whole item, and keeps its own rows. The order of the items is shuffled,
+    except that a short last one stays last.
+
+    Args:
+        batches: The data set.
+        global_batch_size: X, the samples of each item except the last.
+
+    Raises:
+        ValueError: The length is unknown, or an item has another number of samples.
+    """
+
+    by_batch = True
+    is_sequential = in_memory = False
+    restore = None
+
+    def __init__(self, batches: keras.utils.PyDataset, global_batch_size: int) -> None:
+        number = getattr(batches, "num_batches", None)
+        if number is None:
+            raise ValueError(
+                f"{type(batches).__name__} is endless: define __len__, or pass a tf.data.Dataset"
+            )
+        self._batches, self._size = batches, global_batch_size
+        self._pass = 0
+        self.records = Fingerprints()
+        first = as_batch(batches[0])
+        last = as_batch(batches[number - 1]) if number > 1 else first
+        self._structure = first
+        self._specs = [
+            tf.TensorSpec([None, *leaf.shape[1:]], spec_of(leaf).dtype)
+            for leaf in tf.nest.flatten(first)
+        ]
+        rest = len(tf.nest.flatten(last)[0])
+        if number > 1:
+            self._check_size(0, first, global_batch_size)
+        if rest > global_batch_size:
+            self._check_size(number - 1, last, global_batch_size)
+        self.num_samples = (number - 1) * global_batch_size + rest
+
+    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+        """Returns this worker's batches."""
+
+        def read(step: int) -> list[np.ndarray]:
+            drawn = draw(int(step))
+            self._begin_pass(drawn.step // order.steps_per_pass)
+            return self._read(int(step), drawn.samples)
+
+        return step_numbers(first_step).map(
+            lambda step: tf.nest.pack_sequence_as(self._structure, host(read, step, self._specs))
+        )
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample."""
+        return tf.nest.map_structure(lambda leaf: tf.constant(as_native(leaf[:1])), self._structure)
+
+    def _read(self, step: int, index: Indices) -> list[np.ndarray]:
+        number = int(index[0]) // self._size
+        batch = as_batch(self._batches[number])
+        expected = min(self._size, self.num_samples - number * self._size)
+        self._check_size(number, batch, expected)
+        tf.nest.assert_same_structure(self._structure, batch)
+        leaves = tf.nest.flatten(batch)
+        self.records.add(step, b"".join(_excerpt(leaf) for leaf in leaves))
+        rows = index - number * self._size
+        pairs = zip(leaves, self._specs, strict=True)
+        return [_as_spec(as_native(leaf[rows]), spec) for leaf, spec in pairs]
+
+    def _begin_pass(self, number: int) -> None:
+        """Calls the hooks with which a data set may change its items between passes."""
+        if number != self._pass:
+            self._pass = number
+            self._batches.on_epoch_end()
+            self._batches.on_epoch_begin()
+
+    def _check_size(self, number: int, batch: Nest, expected: int) -> None:
+        sizes = {len(leaf) for leaf in tf.nest.flatten(batch)}
+        if sizes != {expected}:
+            raise ValueError(
+                f"item {number} of {type(self._batches).__name__} must be a global batch of "
+                f"{expected} samples, got {sorted(sizes)}: let its items have global_batch_size = "
+                f"{self._size} samples, or pass an object whose items are samples"
+            )
+
+
+def open_source(
+    x: Nest,
+    y: Nest,
+    sample_weight: Nest,
+    *,
+    global_batch_size: int,
+    readers: int,
+    validation_split: float,
+) -> Source:
+    """Returns the source of a data set with random access.
+
+    Raises:
+        ValueError: The kind of data is not supported; names the remedy.
+    """
+    _refuse_sequences(x)
+    if _is_array_like(x):
+        return Arrays(x, y, sample_weight, validation_split)
+    kind = type(x).__name__
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            f"y and sample_weight must be None if x is a {kind}: let its items be (x, y) or "
+            "(x, y, sample_weight)"
+        )
+    if validation_split:
+        raise ValueError(
+            f"validation_split needs arrays, got a {kind}: split the data set yourself, and pass "
+            "fit(..., validation_data=...)"
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        return Batches(x, global_batch_size)
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
+        return Items(x, readers)
+    raise ValueError(
+        f"x must be arrays, a tf.data.Dataset, a keras.utils.PyDataset, or an object with __len__ "
+        f"and __getitem__ whose items are samples, got {kind}: for data that can only be iterated "
+        "over, use tf.data.Dataset.from_generator(function, output_signature=...)"
+    )
+
+
+def step_numbers(first_step: FirstStep) -> tf.data.Dataset:
+    """Returns a data set of global steps, counted from the one at which its iteration starts."""
+
+    def count(_: tf.Tensor) -> tf.data.Dataset:
+        (start,) = host(lambda: [np.int64(first_step())], [], [tf.TensorSpec([], tf.int64)])
+        return tf.data.Dataset.counter(start)
+
+    return tf.data.Dataset.from_tensors(0).flat_map(count)
+
+
+def _drawn(draw: DrawStep, step: tf.Tensor) -> tf.Tensor:
+    """Returns this worker's samples of a step, int64, shape ``(samples,)``."""
+    return host(lambda k: [draw(int(k)).samples], step, [tf.TensorSpec([None], tf.int64)])[0]
+
+
+def host(
+    function: Callable[..., list[np.ndarray]],
+    inputs: tf.Tensor | list[tf.Tensor],
+    specs: list[tf.TensorSpec],
+) -> list[tf.Tensor]:
+    """Calls a Python function of arrays from the graph; returns tensors of these specifications."""
+    inputs = inputs if isinstance(inputs, list) else [inputs]
+    tensors = tf.numpy_function(function, inputs, [spec.dtype for spec in specs])
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return tensors
+
+
+def as_sample(value: Nest) -> Nest:
+    """Converts a sample to a nest of arrays: tuples and dicts of them; lists are arrays."""
+    if isinstance(value, dict):
+        return {key: as_sample(each) for key, each in value.items()}
+    if isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
+        return tuple(map(as_sample, value))
+    if value is None:
+        raise ValueError("samples must be arrays, numbers or strings, got None: fill it in")
+    return string_bytes(np.asarray(value))
+
+
+def as_batch(value: Nest) -> Nest:
+    """Converts an item of a `PyDataset` to a nest of arrays; lists are tuples."""
+    if isinstance(value, dict):
+        return {key: as_batch(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(as_batch(each) for each in value if each is not None)
+    return string_bytes(np.asarray(value))
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__array__") or isinstance(value, (tuple, dict))
+
+
+def _is_array_like(x: Nest) -> bool:
+    """Returns whether `x` is an array of samples or a nest of such arrays."""
+    return isinstance(x, (list, tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or (
+        hasattr(x, "shape") and hasattr(x, "dtype")
+    ) or hasattr(x, "iloc")  # fmt: skip
+
+
+def _refuse_sequences(x: Nest) -> None:
+    """Raises an error for data that only one process could iterate over.
+
+    Raises:
+        ValueError: Names the remedy.
+    """
+    classes = [f"{c.__module__}.{c.__name__}" for c in type(x).__mro__]
+    if any(c.startswith("torch.utils.data") and c.endswith(".DataLoader") for c in classes):
+        raise ValueError(
+            "x must not be a torch DataLoader, whose batches have a fixed size: pass its data set, "
+            "loader.dataset, and readers= in place of num_workers="
+        )
+    if isinstance(x, types.GeneratorType) or (hasattr(x, "__next__") and not hasattr(x, "shape")):
+        raise ValueError(
+            f"x must not be a {type(x).__name__}, which can be read only once: pass "
+            "tf.data.Dataset.from_generator(function, output_signature=...)"
+        )
+
+
+def _common_spec(shapes: set[tuple[int, ...]], dtype: tf.DType) -> tf.TensorSpec:
+    """Returns the specification of leaves whose dimensions may differ."""
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) != 1:
+        raise ValueError(f"samples must have the same number of axes, got shapes {sorted(shapes)}")
+    dimensions = [each.pop() if len(each) == 1 else None for each in map(set, zip(*shapes))]  # noqa: B905
+    return tf.TensorSpec(dimensions, dtype)
+
+
+def _padded(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Pads arrays to the longest, by zeros or empty strings."""
+    longest = np.max([leaf.shape for leaf in leaves], axis=0)
+    padded = []
+    for leaf in leaves:
+        whole = np.full(longest, b"" if leaf.dtype == object else 0, leaf.dtype)
+        whole[tuple(map(slice, leaf.shape))] = leaf
+        padded.append(whole)
+    return padded
+
+
+def _check_shapes(leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorSpec) -> None:
+    for number, leaf in zip(index, leaves, strict=True):
+        if leaf.shape != tuple(spec.shape):
+            raise ValueError(
+                f"sample {number} has shape {leaf.shape}, others have {tuple(spec.shape)}: let "
+                "__getitem__ return arrays of the same shape"
+            )
+
+
+def _stacked(leaves: Sequence[np.ndarray], spec: tf.TensorSpec) -> np.ndarray:
+    return _as_spec(np.stack(leaves), spec)
+
+
+def _as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+    """Returns `values` in the data type of the first sample.
+
+    Raises:
+        TypeError: They are of another kind, such as floats among integers.
+    """
+    if spec.dtype == tf.string:
+        return values
+    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+
+
+def _excerpt(leaf: np.ndarray) -> bytes:
+    """Returns at most about a thousand values of each row, by which reads are compared."""
+    rows = leaf.reshape(len(leaf), -1)
+    part = rows[:, :: max(1, rows.shape[1] // 1024)]
+    return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()

@@ -1,0 +1,216 @@
+"""Source of records in sequence: a `tf.data.Dataset`, of which each worker keeps its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core import GlobalOrder
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.sources import DrawStep, Fingerprints, FirstStep, host, step_numbers
+
+
+class Stream:
+    """Source of a `tf.data.Dataset`, whose records every worker reads in the same order.
+
+    Each worker reads all raw records, and keeps those of its rows: the functions of samples and
+    batches that the balancer applies see only these. An endless data set starts with each fit.
+
+    Args:
+        dataset: Data set, of samples or of batches of any size.
+        global_batch_size: X, samples per step over all workers.
+        num_samples: Number of samples; None where TensorFlow knows it.
+        steps_per_epoch: Steps of an epoch, needed for an endless data set.
+        batched: Whether the elements are batches; None to find out.
+
+    Raises:
+        ValueError: The number of samples, or whether elements are batches, is unknown; names the
+            remedy.
+    """
+
+    by_batch = in_memory = False
+    is_sequential = True
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        global_batch_size: int,
+        *,
+        num_samples: int | None = None,
+        steps_per_epoch: int | None = None,
+        batched: bool | None = None,
+    ) -> None:
+        self._size = global_batch_size
+        self._batched = is_batched(dataset) if batched is None else batched
+        self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        if self._endless and (num_samples is not None or steps_per_epoch is None):
+            raise ValueError(
+                "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
+                "balancer.dataset(...), or leave out repeat()"
+            )
+        if self._endless:
+            num_samples = steps_per_epoch * global_batch_size
+        elif num_samples is None:
+            num_samples = count_samples(dataset, self._batched)
+        self.num_samples = num_samples
+        options = tf.data.Options()
+        options.deterministic = True  # all workers must read the same order
+        self._dataset = dataset.with_options(options)
+        self.records = Fingerprints()
+        spec = tf.nest.flatten(dataset.element_spec)
+        shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
+        self._varies = not all(shape.is_fully_defined() for shape in shapes)
+        self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
+        self.restore = _same if self._varies and self._dense else None
+
+    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+        """Returns this worker's batches."""
+
+        def keep(step: tf.Tensor, batch: Nest) -> Nest:
+            rows = tf.cast(_length(batch), tf.int64)
+            spec = [tf.TensorSpec([2], tf.int64)]
+            (place,) = host(lambda *given: [self._place(draw, *given)],
+                            [step, rows, _fingerprint(batch)], spec)  # fmt: skip
+            return tf.nest.map_structure(lambda leaf: _slice(leaf, place[0], place[1]), batch)
+
+        whole = self._global_batches()
+        if not self._endless:
+            whole = whole.take(order.steps_per_pass)
+
+        def from_step(step: tf.Tensor) -> tf.data.Dataset:
+            if self._endless:
+                records = whole
+            else:
+                position = lambda k: [np.int64(draw(int(k)).step % order.steps_per_pass)]  # noqa: E731
+                (skipped,) = host(position, step, [tf.TensorSpec([], tf.int64)])
+                records = whole.skip(skipped).concatenate(whole.repeat())
+            return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
+
+        return step_numbers(first_step).take(1).flat_map(from_step).map(keep)
+
+    def example(self) -> Nest:
+        """Returns a batch of one sample: zeros if these have all properties of a sample."""
+        specs = tf.nest.flatten(self._dataset.element_spec)
+        if self._dense and not self._varies and all(each.dtype != tf.string for each in specs):
+            shape = lambda each: each.shape[1:] if self._batched else each.shape  # noqa: E731
+            return tf.nest.map_structure(
+                lambda each: tf.zeros([1, *shape(each)], each.dtype), self._dataset.element_spec
+            )
+        first = self._dataset.take(1)
+        return next(iter((first.unbatch().take(1) if self._batched else first).batch(1)))
+
+    def _global_batches(self) -> tf.data.Dataset:
+        if self._batched and self._dense and not self._varies:
+            return self._dataset.rebatch(self._size)
+        samples = self._dataset.unbatch() if self._batched else self._dataset
+        if self.restore is not None:
+            return samples.ragged_batch(self._size)
+        return samples.batch(self._size)
+
+    def _place(self, draw: DrawStep, step: int, rows: int, fingerprint: np.ndarray) -> np.ndarray:
+        """Returns where this worker's rows begin and end in a global batch of `rows` records.
+
+        Raises:
+            ValueError: The data set has fewer records than it was said to have.
+        """
+        samples = draw(int(step)).samples
+        start = int(samples[0]) // self._size * self._size
+        expected = min(self._size, self.num_samples - start)
+        if rows < expected:
+            raise ValueError(
+                f"the tf.data.Dataset ended after {start + rows} of {self.num_samples} samples: "
+                "pass the right num_samples= to balancer.dataset(...)"
+            )
+        self.records.add(int(step), fingerprint.tobytes())
+        return np.array([samples[0] - start, samples[-1] + 1 - start], np.int64)
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Returns whether the elements of a data set are batches of samples.
+
+    Raises:
+        ValueError: Neither the operations of the data set nor the shapes tell.
+    """
+    for name in (type(each).__name__ for each in _chain(dataset)):
+        if "Unbatch" in name or name == "_TensorSliceDataset":
+            return False
+        if "Batch" in name:
+            return True
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    if any(shape.rank == 0 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        return False
+    raise ValueError(
+        f"it is not clear whether the elements of the tf.data.Dataset, {dataset.element_spec}, are "
+        "samples or batches: pass batched=False or batched=True to balancer.dataset(...)"
+    )
+
+
+def count_samples(dataset: tf.data.Dataset, batched: bool) -> int:
+    """Returns the number of samples of a data set.
+
+    Raises:
+        ValueError: It is unknown; names the remedy.
+    """
+    elements = int(dataset.cardinality())
+    if elements >= 0:
+        if not batched:
+            return elements
+        size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
+        if size is not None:
+            return elements * size
+        for each in _chain(dataset):
+            if int(each.cardinality()) != elements:
+                break
+            if "Batch" in type(each).__name__ and int(each._input_dataset.cardinality()) >= 0:
+                return int(each._input_dataset.cardinality())
+    raise ValueError(
+        "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
+        "balancer.dataset(...)"
+    )
+
+
+def _chain(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and its inputs, as far as they consist of the same elements."""
+    while True:
+        yield dataset
+        inputs = dataset._inputs()
+        if not inputs or type(dataset).__name__ in ("_FlatMapDataset", "_InterleaveDataset",
+                                                    "_ParallelInterleaveDataset"):  # fmt: skip
+            return
+        dataset = inputs[0]
+
+
+def _same(*sample: Nest) -> Nest:
+    return sample if len(sample) > 1 else sample[0]
+
+
+def _length(batch: Nest) -> tf.Tensor:
+    leaf = tf.nest.flatten(batch)[0]
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    return leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]
+
+
+def _slice(leaf: Nest, start: tf.Tensor, stop: tf.Tensor) -> Nest:
+    if isinstance(leaf, tf.SparseTensor):
+        rest = leaf.dense_shape[1:]
+        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
+        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], 0))
+    return leaf[start:stop]
+
+
+def _fingerprint(batch: Nest) -> tf.Tensor:
+    """Returns a fingerprint of at most about a thousand values of each row, uint8."""
+    parts = []
+    for leaf in tf.nest.flatten(batch):
+        if isinstance(leaf, tf.RaggedTensor):
+            leaf = leaf.flat_values
+        elif isinstance(leaf, tf.SparseTensor):
+            leaf = leaf.values
+        count = tf.shape(leaf)[0]
+        width = tf.maximum(tf.size(leaf) // tf.maximum(count, 1), 1)
+        rows = tf.reshape(leaf, [count, width])[:, :: tf.maximum(1, width // 1024)]
+        parts.append(tf.reshape(tf.fingerprint(rows), [-1]))
+    return tf.concat(parts, 0)

@@ -1,0 +1,62 @@
+"""Train step of the user: that of a Keras model, or the function of a custom training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+from lbbsp_tf.compat import Nest
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Function that trains on one batch, and what is known of it.
+
+    Args:
+        function: Called with a batch; applies gradients by Keras optimizers.
+        name: What it is called in errors.
+        loss_name: What its loss is called in errors.
+        is_stock: Whether it is Keras's own, which passes gradients on as they are.
+        is_low_precision: Whether it computes in half precision.
+    """
+
+    function: Callable[[Nest], Nest]
+    name: str
+    loss_name: str
+    is_stock: bool
+    is_low_precision: bool
+
+    @classmethod
+    def of_model(cls, model: keras.Model) -> TrainStep:
+        """Returns the train step of a compiled model."""
+        name = f"{type(model).__name__}.train_step"
+        is_stock = type(model).train_step is keras.Model.train_step
+        layers = model._flatten_layers(include_self=True, recursive=True)
+        return cls(
+            model.train_step,
+            name,
+            f"{type(model).__name__} ({_names_of_losses(model)})" if is_stock else name,
+            is_stock,
+            any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers),
+        )
+
+    @classmethod
+    def of_function(cls, function: Callable[[Nest], Nest]) -> TrainStep:
+        """Returns the train step of a custom loop."""
+        name = getattr(function, "__qualname__", repr(function))
+        low = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
+        return cls(function, name, name, is_stock=False, is_low_precision=low)
+
+    @property
+    def is_inexact(self) -> bool:
+        """True if rounding is coarse: in half precision, and by the short products of GPUs."""
+        return self.is_low_precision or bool(tf.config.list_logical_devices("GPU"))
+
+
+def _names_of_losses(model: keras.Model) -> str:
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    names = [getattr(loss, "name", None) or getattr(loss, "__name__", str(loss)) for loss in losses]
+    return ", ".join(names) or "compute_loss"

@@ -1,0 +1,78 @@
+"""Numerical check of the weighting: a step on all replicas against one on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Apply, Gradients, Nest
+from lbbsp_tf.probe import Probe, deviation, sketch_of, slice_rows, without_collectives
+
+
+def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
+    """Returns sizes with the sum `total`, one a worker, as unequal as 1 : 2 : ... : workers.
+
+    Example:
+        >>> uneven_sizes(64, 3)
+        (10, 21, 33)
+    """
+    ends = [total * i * (i + 1) // (workers * (workers + 1)) for i in range(workers + 1)]
+    return tuple(int(size) for size in np.diff(ends))
+
+
+def largest_error(
+    strategy: tf.distribute.Strategy,
+    train_step: Callable[[Nest], Nest],
+    weighted_step: Callable[[Nest, tf.Tensor, Callable[[Gradients], None]], None],
+    batch: Nest,
+    sizes: Sequence[int],
+) -> float:
+    """Returns how far the gradients of a weighted step are from those of the whole batch.
+
+    Both are computed from the same samples and weights, and with the same noise for all samples;
+    nothing is applied. Every worker must call it at the same time.
+
+    Args:
+        strategy: Strategy of the model.
+        train_step: Train step of the user.
+        weighted_step: `BalancedStep.weighted`, with collectives.
+        batch: A whole global batch as tensors, the same on all workers.
+        sizes: Samples of each replica.
+
+    Returns:
+        Largest difference of a variable's gradient, relative to it.
+    """
+
+    def whole() -> list[tf.Tensor]:
+        sketches: list[tf.Tensor] = []
+
+        def keep(gradients: Gradients, apply: Apply) -> None:
+            sketches.append(sketch_of(gradients))
+
+        with ExitStack() as stack:
+            stack.enter_context(compat.one_replica_view())
+            stack.enter_context(without_collectives())
+            stack.enter_context(compat.intercepted_apply(keep))
+            train_step(batch)
+        return sketches
+
+    def weighted() -> list[tf.Tensor]:
+        sketches: list[tf.Tensor] = []
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rank = int(tf.get_static_value(replica))
+        begin = sum(sizes[:rank])
+        part = tf.nest.map_structure(lambda t: slice_rows(t, begin, begin + sizes[rank]), batch)
+        share = tf.constant(sizes[rank] / sum(sizes), tf.float32)
+        weighted_step(part, share, lambda grads: sketches.append(sketch_of(grads)))
+        return sketches
+
+    # Two probes, because both must start from the same state of the random generators.
+    found, expected = (
+        Probe(strategy, function, patches=compat.noise_alike_for_all_samples)()
+        for function in (weighted, whole)
+    )
+    return max(deviation(e, f) for e, f in zip(expected, found, strict=True))

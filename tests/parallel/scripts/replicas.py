@@ -1,0 +1,124 @@
+"""Several replicas in a process: uneven, changing batches, against one process on whole batches."""
+
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from comparison import SAMPLES, Trained, balanced, compare
+from report import result
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+from lbbsp_core import LoadBalanced
+
+L = keras.layers
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 10)).astype("f4")
+TARGETS = rng.normal(size=(SAMPLES, 1)).astype("f4")
+DEVICES = 2
+
+
+def dense(distributed):
+    inputs = L.Input((10,))
+    hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2")(inputs)
+    model = keras.Model(inputs, L.Dense(1)(hidden))
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5), "mse", metrics=["mae"]
+    )
+    return model
+
+
+def scalar_loss(distributed):
+    model = dense(distributed)
+    model.compile("adam", lambda y, y_pred: tf.reduce_mean(tf.square(y - y_pred)))
+    return model
+
+
+def normalised(distributed):
+    model = keras.Sequential(
+        [L.Input((10,)), L.Dense(16), L.BatchNormalization(synchronized=distributed), L.ReLU(),
+         L.Dense(1)]
+    )  # fmt: skip
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    return model
+
+
+def half(distributed):
+    model = dense(distributed)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=64.0)
+    model.compile(scaled, "mse")
+    return model
+
+
+class Sleeps(L.Layer):
+    """Takes 1 ms a sample on the first device, and 3 ms on the second."""
+
+    def call(self, x):
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        seconds = (0.001, 0.003)[replica]
+
+        def sleep(batch):
+            time.sleep(seconds * len(batch))
+            return batch
+
+        # Stateful functions of all replicas would run one after the other.
+        slept = tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32, stateful=False), x.shape)
+        return x + tf.stop_gradient(slept - x)
+
+
+class Sleeper(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.sleeps, self.dense = Sleeps(), L.Dense(1)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x, training=False):
+        return self.dense(self.sleeps(x) if training else x)
+
+
+def sleeper(distributed):
+    model = Sleeper()
+    model.compile("sgd", "mse")
+    return model
+
+
+CASES = {
+    "dense": Trained(dense, FEATURES, TARGETS),
+    "scalar_loss": Trained(scalar_loss, FEATURES, TARGETS),
+    "loss_scaling": Trained(half, FEATURES, TARGETS),
+    "synchronized_batch_norm": Trained(normalised, FEATURES, TARGETS),
+    "prefetch": Trained(dense, FEATURES, TARGETS, data={"prefetch": 2}),
+    "verified": Trained(dense, FEATURES, TARGETS, balancer={"verify": True}),
+}
+
+
+def logical_devices():
+    """Splits the CPU into devices, and lets the workers' strategy use all of them."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(DEVICES)]
+    )
+
+    def local_devices(self, cluster_resolver, worker_device):
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(DEVICES)), "CPU"
+
+    CollectiveAllReduceExtended._initialize_local_devices = local_devices
+
+
+if __name__ == "__main__":
+    kind, *names = sys.argv[1:]
+    logical_devices()
+    if kind == "mirrored":
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    for name in names:
+        if name == "unequal":
+            case = Trained(sleeper, FEATURES, TARGETS, epochs=3)
+            balancer, *_ = balanced(strategy, case, policy=LoadBalanced(min_gain=0.0))
+            result(name, balancer.sizes)
+        else:
+            compare(name, strategy, CASES[name])

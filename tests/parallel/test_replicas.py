@@ -1,0 +1,35 @@
+"""Several replicas in a process, on logical CPU devices: each has a batch size of its own."""
+
+import pytest
+from jobs import run
+
+CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch"]
+KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers with two devices
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Both jobs, by kind."""
+    found = {
+        "mirrored": run("replicas", "mirrored", *CASES, "unequal", workers=1),
+        "workers": run("replicas", "workers", *CASES, "verified", workers=2),
+    }
+    assert all(job.status == 0 for job in found.values())
+    return {kind: job.results(0) for kind, job in found.items()}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_replicas_with_unequal_batches_learn_what_one_process_learns(jobs, kind, case):
+    found = jobs[kind][case]
+    assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
+    assert found["plans"] > 1
+    assert found["difference"] <= (1e-5 if case == "synchronized_batch_norm" else 2e-6)
+    assert found["logs"] <= 1e-5
+
+
+def test_unequal_devices_of_one_machine_are_balanced(jobs):
+    fast, slow = jobs["mirrored"]["unequal"]  # 1 and 3 ms a sample
+    assert fast + slow == 64
+    assert 2 <= fast / slow <= 4.5

@@ -1,0 +1,448 @@
+"""Each kind of input: two workers draw the rows that one worker draws, each sample once."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import tensorflow as tf
+
+from lbbsp_core import GlobalOrder
+from lbbsp_tf.feed import InputWait, TrainingInput
+
+X, SAMPLES = 8, 27
+NUMBERS = np.arange(SAMPLES)
+ROWS = np.repeat(NUMBERS[:, None], 3, 1)
+LENGTHS = [[i + 1] * (1 + i % 3) for i in range(SAMPLES)]
+MATRIX = np.diag(NUMBERS + 1.0)[:, :5] + np.eye(SAMPLES, 5, -9)
+STEPS = 4
+
+
+class StubSession:
+    """A session with a fixed plan for two workers, seen by one of them; None sees whole batches."""
+
+    workers = 1  # so that `dataset` returns the batches themselves
+    balancer = SimpleNamespace(constraints=SimpleNamespace(global_batch_size=X))
+
+    def __init__(self, rank=None, step=0):
+        self.rank, self.step, self.order = rank, step, None
+
+    @property
+    def leader(self):
+        return self
+
+    def make_order(self, num_samples, seed, **options):
+        return GlobalOrder(num_samples, X, seed=seed or 0, **options)
+
+    def use_order(self, order):
+        self.order = order
+
+    def step_of_order(self, step):
+        return step
+
+    def local_indices(self, step):
+        index = self.order.indices(step)
+        cut = len(index) * 5 // X
+        return index if self.rank is None else (index[:cut], index[cut:])[self.rank]
+
+
+def open_data(x, y=None, sample_weight=None, *, rank=None, step=0, **options):
+    names = ["seed", "map", "batch_map", "shuffle", "steps_per_epoch", "num_samples", "batched",
+             "padded", "prefetch"]  # fmt: skip
+    options = {**dict.fromkeys(names), "validation_split": 0.0, "readers": 1, **options}
+    feed = TrainingInput(StubSession(rank, step), None)
+    return feed.dataset(x, y, sample_weight, **options)
+
+
+class MapStyle:
+    """A data set as PyTorch's: an item is a sample."""
+
+    def __init__(self, items):
+        self.items, self.threads = items, set()
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        assert isinstance(index, int)
+        self.threads.add(threading.get_ident())
+        return self.items[index]
+
+
+class InGroups(MapStyle):
+    """A data set as those of Hugging Face, which read several samples at once."""
+
+    def __getitems__(self, indices):
+        assert isinstance(indices, list)
+        self.threads.add(threading.get_ident())
+        return [self.items[i] for i in indices]
+
+
+class InBatches(keras.utils.PyDataset):
+    """A data set of global batches."""
+
+    def __init__(self, size=X, samples=SAMPLES):
+        super().__init__()
+        self.size, self.samples, self.epochs = size, samples, 0
+
+    def __len__(self):
+        return -(-self.samples // self.size)
+
+    def __getitem__(self, index):
+        x = NUMBERS[index * self.size : (index + 1) * self.size][: self.samples]
+        return x[:, None] + 100 * self.epochs, x
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS))
+
+
+def generated():
+    spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)
+    return tf.data.Dataset.from_generator(lambda: zip(LENGTHS, NUMBERS, strict=True),
+                                          output_signature=spec)  # fmt: skip
+
+
+@dataclass
+class Kind:
+    """A data set in one form; `number` finds the sample's number in a sample."""
+
+    x: object
+    y: object = None
+    sample_weight: object = None
+    options: dict = field(default_factory=dict)
+    number: object = lambda sample: sample[1]
+
+    def open(self, **options):
+        return open_data(self.x, self.y, self.sample_weight, **self.options | options)
+
+
+Pair = namedtuple("Pair", "a b")
+TUPLES = [(ROWS[i], i) for i in range(SAMPLES)]
+KINDS = {
+    "numpy": lambda: Kind(ROWS, NUMBERS, NUMBERS * 0.5),
+    "big_endian": lambda: Kind(ROWS.astype(">f4"), NUMBERS),
+    "lists_of_numbers": lambda: Kind(NUMBERS.tolist(), NUMBERS.tolist()),
+    "several_inputs": lambda: Kind(
+        [ROWS, ROWS * 2], {"a": (ROWS, ROWS), "b": NUMBERS}, number=lambda s: s[1]["b"]
+    ),
+    "named_tuples": lambda: Kind(Pair(ROWS, NUMBERS), NUMBERS),
+    "strings": lambda: Kind([f"é{i}" for i in NUMBERS], NUMBERS),
+    "string_arrays": lambda: Kind(np.array([[f"{i}", "b"] for i in NUMBERS]), NUMBERS),
+    "paths": lambda: Kind([Path(f"/data/{i}.png") for i in NUMBERS], NUMBERS),
+    "tensor": lambda: Kind(tf.constant(ROWS), tf.constant(NUMBERS)),
+    "ragged": lambda: Kind(tf.ragged.constant(LENGTHS), NUMBERS),
+    "sparse": lambda: Kind(tf.sparse.from_dense(MATRIX), NUMBERS),
+    "scipy": lambda: Kind(scipy.sparse.csr_matrix(MATRIX), NUMBERS),
+    "frame": lambda: Kind(
+        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS), number=lambda s: s[1][0]
+    ),
+    "dict_of_frame": lambda: Kind(
+        dict(pd.DataFrame({"a": NUMBERS, "b": [str(i) for i in NUMBERS]})), NUMBERS
+    ),
+    "items": lambda: Kind(MapStyle(TUPLES)),
+    "items_of_dicts": lambda: Kind(
+        MapStyle([{"x": [i, i], "text": str(i), "i": i} for i in range(SAMPLES)]),
+        number=lambda s: s["i"],
+    ),
+    "items_in_groups": lambda: Kind(InGroups(TUPLES)),
+    "items_on_threads": lambda: Kind(InGroups(TUPLES), options={"readers": 3}),
+    "items_padded": lambda: Kind(
+        MapStyle([(LENGTHS[i], i) for i in range(SAMPLES)]), options={"padded": True}
+    ),
+    "items_as_ragged": lambda: Kind(
+        MapStyle([(LENGTHS[i], i) for i in range(SAMPLES)]), options={"padded": False}
+    ),
+    "py_dataset": lambda: Kind(InBatches()),
+    "stream": lambda: Kind(slices()),
+    "stream_in_batches": lambda: Kind(slices().batch(5).prefetch(2)),
+    "stream_in_whole_batches": lambda: Kind(slices().shuffle(9, seed=3).batch(X)),
+    "stream_of_dicts": lambda: Kind(
+        slices().map(lambda x, y: {"x": x, "y": y}).batch(4), number=lambda s: s["y"]
+    ),
+    "stream_of_ragged": lambda: Kind(
+        tf.data.Dataset.from_tensor_slices((tf.ragged.constant(LENGTHS), NUMBERS)).batch(6)
+    ),
+    "stream_of_sparse": lambda: Kind(
+        tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(MATRIX), NUMBERS)).batch(6)
+    ),
+    "stream_padded": lambda: Kind(generated(), options={"num_samples": SAMPLES, "padded": True}),
+    "stream_of_padded_batches": lambda: Kind(
+        generated().padded_batch(4), options={"num_samples": SAMPLES, "padded": True}
+    ),
+    "mapped": lambda: Kind(ROWS, NUMBERS, options={"map": lambda x, y: (x * 2, y)}),
+    "mapped_on_threads": lambda: Kind(
+        ROWS, NUMBERS, options={"map": lambda x, y: (x * 2, y), "readers": 3}
+    ),
+    "mapped_to_any_length": lambda: Kind(
+        NUMBERS, NUMBERS, options={"map": lambda x, y: (tf.range(x), y), "padded": True}
+    ),
+    "mapped_stream": lambda: Kind(
+        slices(), options={"map": lambda x, y: (tf.strings.as_string(x), y)}
+    ),
+    "mapped_batches": lambda: Kind(ROWS, NUMBERS, options={"batch_map": lambda x, y: (x * 2, y)}),
+}
+
+
+def samples(batch):
+    """The samples of a batch as nested lists, without the zeros at their ends."""
+    leaves = [
+        [_trimmed(row) for row in (tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor)
+                                   else leaf)]
+        for leaf in tf.nest.flatten(batch)
+    ]  # fmt: skip
+    return [tf.nest.pack_sequence_as(batch, list(row)) for row in zip(*leaves, strict=True)]
+
+
+def _trimmed(row):
+    values = np.asarray(row).tolist()
+    while isinstance(values, list) and values and not values[-1]:
+        values.pop()
+    return values
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_workers_draw_what_one_draws_and_each_sample_once(name):
+    kind = KINDS[name]()
+    data = kind.open()
+    whole = list(data)
+    parts = [list(KINDS[name]().open(rank=rank)) for rank in (0, 1)]
+    assert [len(batches) for batches in (whole, *parts)] == [STEPS] * 3
+    for batch, *of_ranks in zip(whole, *parts, strict=True):
+        together = [sample for part in of_ranks for sample in samples(part)]
+        assert together == samples(batch), "rank by rank"
+        assert all(samples(part) for part in of_ranks)
+    drawn = [int(kind.number(sample)) for batch in whole for sample in samples(batch)]
+    assert sorted(drawn) == NUMBERS.tolist()
+    leaves = tf.nest.flatten(data.element_spec)
+    assert all(leaf.shape[0] is None for leaf in leaves), "one trace for all sizes"
+
+
+@pytest.mark.parametrize("name", ["numpy", "items", "py_dataset"])
+def test_random_access_is_shuffled_by_the_seed_in_each_epoch(name):
+    epochs = {
+        (seed, epoch): [samples(b) for b in KINDS[name]().open(seed=seed, step=epoch * STEPS)]
+        for seed in (1, 2)
+        for epoch in (0, 1)
+    }
+    assert len({str(epoch) for epoch in epochs.values()}) == 4
+    again = [samples(batch) for batch in KINDS[name]().open(seed=1, step=STEPS)]
+    assert again == epochs[1, 1]
+    ordered = KINDS[name]().open(shuffle=False, step=STEPS)
+    numbers = [int(sample[1]) for batch in ordered for sample in samples(batch)]
+    assert numbers == NUMBERS.tolist()
+
+
+def test_values_keep_their_types():
+    weights = np.ones(SAMPLES, np.float64)
+    x, y, w = next(iter(open_data(ROWS.astype("u1"), NUMBERS.astype("f2"), weights)))
+    assert (x.dtype, y.dtype, w.dtype) == (tf.uint8, tf.float16, tf.float64)
+    x, _ = next(iter(KINDS["strings"]().open(shuffle=False)))
+    assert x[1].numpy().decode() == "é1"
+    x, y = next(iter(KINDS["frame"]().open(shuffle=False)))
+    assert (x.shape, y.shape, x.dtype) == ((X, 2), (X, 1), tf.float64)
+
+
+def test_epochs_of_own_length_continue_the_pass():
+    drawn = [
+        int(n) for step in (0, 3, 6, 9)
+        for _, y in open_data(ROWS[:24], NUMBERS[:24], steps_per_epoch=3, step=step) for n in y
+    ]  # fmt: skip
+    assert sorted(drawn) == sorted(4 * NUMBERS[:24].tolist())
+    longer = open_data(ROWS[:24], NUMBERS[:24], steps_per_epoch=5)
+    drawn = [int(n) for _, y in longer for n in y]
+    assert sorted(drawn[:24]) == NUMBERS[:24].tolist()
+    assert len(drawn) == 5 * X
+
+
+@pytest.mark.parametrize("step", [0, 2, 3, 4, 7])
+def test_a_stream_starts_at_the_running_step_of_its_pass(step):
+    expected = [list(range(i, min(i + X, SAMPLES))) for i in range(0, SAMPLES, X)]
+    for records in (slices(), slices().batch(X), slices().batch(5)):
+        batches = open_data(records, steps_per_epoch=6, step=step)
+        drawn = [y.numpy().tolist() for _, y in batches]
+        assert drawn == [expected[(step + k) % STEPS] for k in range(6)]
+
+
+def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
+    batches = open_data(slices().repeat().batch(3), steps_per_epoch=5, rank=1)
+    assert [y.numpy().tolist() for _, y in batches][:4] == [
+        [5, 6, 7], [13, 14, 15], [21, 22, 23], [2, 3, 4]]  # fmt: skip
+    for options in ({}, {"num_samples": 27, "steps_per_epoch": 5}):
+        with pytest.raises(ValueError, match=r"is endless: pass steps_per_epoch="):
+            open_data(slices().repeat(), **options)
+
+
+@pytest.mark.parametrize(
+    ("records", "samples"),
+    [
+        (lambda: slices(), SAMPLES),
+        (lambda: slices().batch(4), SAMPLES),
+        (lambda: slices().batch(4, drop_remainder=True), 24),
+        (lambda: slices().shuffle(5, seed=1).batch(4).map(lambda x, y: (x, y)).prefetch(1), 27),
+        (lambda: slices().batch(2).unbatch().apply(
+            tf.data.experimental.assert_cardinality(20)), 20),
+        (lambda: slices().repeat(2).batch(4), 54),
+        (lambda: slices().batch(4).take(3), None),
+        (lambda: slices().filter(lambda x, y: y > 3), None),
+        (lambda: slices().batch(4).repeat(2), None),
+    ],
+)  # fmt: skip
+def test_the_number_of_samples_is_found_or_asked_for(records, samples):
+    if samples is None:
+        with pytest.raises(ValueError, match=r"unknown: pass num_samples= to balancer\.dataset"):
+            open_data(records())
+        return
+    assert len(open_data(records())) == -(-samples // X)
+
+
+def test_a_stream_with_fewer_samples_than_promised_says_so():
+    batches = open_data(slices().filter(lambda x, y: y > 9), num_samples=27)
+    with pytest.raises(tf.errors.OpError, match=r"ended after 17 of 27 samples: pass the right"):
+        list(batches)
+
+
+def test_elements_of_unclear_kind_need_a_word():
+    spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)
+    unclear = tf.data.Dataset.from_generator(
+        lambda: ((row, row) for row in LENGTHS), output_signature=spec
+    )
+    with pytest.raises(ValueError, match="pass batched=False or batched=True"):
+        open_data(unclear, num_samples=9)
+    as_samples = open_data(unclear, num_samples=SAMPLES, batched=False, padded=True)
+    assert next(iter(as_samples))[0].shape == (X, 3)
+    as_batches = open_data(unclear, num_samples=53, batched=True)
+    assert next(iter(as_batches))[0].shape == (X,)
+
+
+def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
+    stored = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "f4", (SAMPLES, 3))
+    stored[:] = ROWS
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"] = ROWS, NUMBERS
+        file["text"] = [f"t{i}" for i in NUMBERS]
+        expected = [samples(batch) for batch in open_data(ROWS.astype("f4"), NUMBERS, seed=1)]
+        mapped = open_data(np.load(tmp_path / "x.npy", mmap_mode="r"), NUMBERS, seed=1)
+        assert [samples(batch) for batch in mapped] == expected
+        for shuffle in (True, False):
+            hdf5 = open_data({"x": file["x"], "t": file["text"]}, file["y"], shuffle=shuffle)
+            for x, y in hdf5:
+                np.testing.assert_array_equal(x["x"][:, 0], y)
+                assert [int(text.numpy()[1:]) for text in x["t"]] == y.numpy().tolist()
+
+
+def test_readers_are_threads():
+    for kind in (MapStyle(TUPLES), InGroups(TUPLES)):
+        list(open_data(kind, readers=3))
+        assert len(kind.threads) > 1
+    seen = set()
+
+    def spy(x, y):
+        tf.numpy_function(lambda: seen.add(threading.get_ident()), [], [])
+        return x, y
+
+    barrier = threading.Barrier(3, timeout=20)
+    together = lambda x, y: (tf.numpy_function(lambda x: (barrier.wait(), x)[1], [x], tf.int64), y)  # noqa: E731
+    list(open_data(ROWS[:24], NUMBERS[:24], map=spy))
+    assert len(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3)) == 3
+    first = next(iter(open_data(NUMBERS[:24], NUMBERS[:24], map=together, readers=3, rank=1)))
+    assert len(first[1]) == 3, "three samples were mapped at the same time"
+
+
+def test_results_of_different_length_are_refused_padded_or_ragged():
+    to_range = lambda x: tf.range(x % 3)  # noqa: E731
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pass padded=True to"):
+        list(open_data(NUMBERS, map=to_range))
+    padded = next(iter(open_data(NUMBERS, map=to_range, shuffle=False, padded=True)))
+    assert padded[:3].numpy().tolist() == [[0, 0], [0, 0], [0, 1]]
+    ragged = next(iter(open_data(NUMBERS, map=to_range, shuffle=False, padded=False)))
+    assert ragged[:3].to_list() == [[], [0], [0, 1]]
+    equal = lambda x: tf.range(x - x + 2)  # noqa: E731
+    assert next(iter(open_data(NUMBERS, map=equal))).shape == (X, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pass padded=True to"):
+        list(open_data(MapStyle(LENGTHS)))
+
+
+def test_the_functions_see_what_keras_passes():
+    def of_sample(x, y, w):
+        return x + 1, y, w
+
+    def of_batch(x, y, w):
+        return tf.reduce_sum(x, 1, keepdims=True), y, w
+
+    weights = NUMBERS * 0.5
+    for x, y, w in open_data(ROWS, NUMBERS, weights, map=of_sample, batch_map=of_batch):
+        np.testing.assert_array_equal(x[:, 0], 3 * y + 3)
+        np.testing.assert_array_equal(w, y.numpy() * 0.5)
+    assert next(iter(open_data(MapStyle(TUPLES), map=lambda x, y: x))).shape == (X, 3)
+
+
+def test_a_py_dataset_may_change_its_items_between_passes():
+    items = InBatches(samples=24)
+    batches = open_data(items, steps_per_epoch=7)
+    assert [int(x[0, 0]) // 100 for x, _ in batches] == [0, 0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (((i for i in range(9)),), {}, r"must not be a generator.*from_generator\(function"),
+        ((iter([1]),), {}, r"must not be a list_iterator.*from_generator\(function"),
+        ((object(),), {}, r"x must be arrays, a tf\.data\.Dataset.*got object"),
+        ((np.float32(3),), {}, "pass one array per input"),
+        (([[1, 2], [3]],), {}, r"list of lists: pass np\.asarray\(x\), or tf\.ragged\.constant"),
+        (([ROWS, ROWS[:3]],), {}, r"shapes \[\(27, 3\), \(3, 3\)\].*tf\.ragged\.constant"),
+        ((np.array([[1], [1, 2]], object),), {}, r"got values of the type object.*tf\.ragged"),
+        ((np.array(["2020-01-01"], "M8[D]"),), {}, "got values of the type datetime64"),
+        ((ROWS, NUMBERS[:5]), {}, r"same number of samples, got shapes \[\(27, 3\), \(5,\)\]"),
+        ((MapStyle(TUPLES), NUMBERS), {}, r"y and sample_weight must be None if x is a MapStyle"),
+        ((MapStyle([]),), {}, "MapStyle has no samples"),
+        ((MapStyle([(1, None)]),), {}, "got None"),
+        ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
+        ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
+        ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
+        ((slices(),), {"seed": 3}, r"seed must not be given for a tf\.data\.Dataset"),
+        ((slices(),), {"validation_split": 0.2}, r"split it with take\(\) and skip\(\)"),
+        ((MapStyle(TUPLES),), {"validation_split": 0.2}, "validation_split needs arrays"),
+        ((ROWS,), {"validation_split": 1.0}, r"validation_split must be in \[0, 1\), got 1\.0"),
+        ((ROWS,), {"num_samples": 5}, r"options for a tf\.data\.Dataset only"),
+        ((ROWS,), {"readers": 0}, "readers must be an integer >= 1, got 0"),
+        ((ROWS,), {"prefetch": -1}, "prefetch must be an integer >= 0, got -1"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_remedy(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        open_data(*arguments, **options)
+
+
+def test_a_torch_loader_is_refused():
+    loader = type("DataLoader", (), {"__module__": "torch.utils.data.dataloader"})()
+    with pytest.raises(ValueError, match=r"pass its data set, loader\.dataset, and readers="):
+        open_data(loader)
+
+
+@pytest.mark.parametrize(
+    ("waited", "warns"), [([0.0, 0.9, 1.0, 1.1], True), ([0.0, 0.9, 0.9, 0.9], False)]
+)
+def test_long_waits_are_named_once(waited, warns, caplog):
+    wait = InputWait()
+    for total, busy in zip(waited, [0.0, 0.0, 0.3, 0.6], strict=True):
+        wait.add(total, busy)  # the second step is excluded
+    wait.warn(3, readers=1, prefetch=0)
+    wait.warn(3, readers=1, prefetch=0)
+    found = [record.message for record in caplog.records]
+    assert len(found) == warns
+    if warns:
+        assert "worker 3 waits for input in 33 % of its busy time (100.0 of 300.0 ms" in found[0]
