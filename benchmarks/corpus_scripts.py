@@ -25,7 +25,6 @@ class Script:
         small: Replacements that make the data or the model small, which do not count.
         fits: Expressions whose `fit` is balanced; by default all calls with `epochs`.
         data: Recipe of `corpus_data` for the files that the script reads.
-        floatx: Type of the weights.
         words: Remark for the table.
     """
 
@@ -37,7 +36,6 @@ class Script:
     small: tuple[tuple[str, str], ...] = ()
     fits: tuple[str, ...] = ()
     data: str = ""
-    floatx: str = "float64"
     words: str = ""
 
     @property

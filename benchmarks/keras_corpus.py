@@ -35,6 +35,7 @@ from lbbsp_core.launch import launch
 WORKER = Path(__file__).with_name("corpus_worker.py")
 RESULT = "CORPUS "
 TOLERANCE, BATCH_NORM_TOLERANCE = 2e-6, 1e-5
+LOG_TOLERANCE = 1e-4
 TIMED_OUT = 124
 
 
@@ -47,7 +48,7 @@ class Row:
         lines_changed: Lines added or changed for lbbsp, indentation not counted.
         outcome: "exact", "refused", "DIFFERENT" or "FAILED".
         words: Explanation.
-        differences: |dw| of each fit, relative to the way the weights moved.
+        differences: Of each fit, see `differences`.
     """
 
     script: str
@@ -57,13 +58,17 @@ class Row:
     differences: tuple[float, ...] = ()
 
 
+Saved = dict[str, np.ndarray]
+"""Weights before and after each fit of a run, and its logs."""
+
+
 @dataclass(frozen=True)
 class Run:
     """What came of one launch: its status, the last error of a worker, and the saved weights."""
 
     status: int
     error: dict[str, object] | None
-    fits: list[dict[str, np.ndarray]]
+    fits: list[Saved]
     tail: str
 
 
@@ -90,7 +95,7 @@ def run(script: Script, file: Path, folder: Path, workers: int, timeout: float) 
             lines.append(f"[{rank}] {line}")
 
     status = launch(
-        [str(WORKER), str(file), str(folder), script.data, script.floatx],
+        [str(WORKER), str(file), str(folder), script.data],
         workers=workers,
         timeout=timeout,
         output=listen,
@@ -103,24 +108,38 @@ def run(script: Script, file: Path, folder: Path, workers: int, timeout: float) 
     return Run(status, (own or errors or [None])[0], fits, "\n".join(lines[-3:]))
 
 
-def differences(reference: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> list[float]:
-    """Returns for each fit the largest |dw|, relative to the largest way a weight moved."""
+def differences(reference: Saved, found: Saved) -> list[float]:
+    """Returns for each fit the largest |dw| of a weight, relative to the way that it moved.
+
+    The way of a weight that hardly moves counts as 1 % of the longest one.
+    """
     result = []
-    for fit in sorted({int(key.partition("_")[0]) for key in reference}):
+    for fit in sorted({key.partition("_")[0] for key in reference}, key=int):
         ends = [key for key in reference if key.startswith(f"{fit}_end_")]
-        moved = max(_distance(reference, key, reference, _start_of(key)) for key in ends)
-        apart = max(_distance(reference, key, found, key) for key in ends)
-        result.append(apart / moved if moved else float(apart > 0))
+        ways = {k: _distance(reference, k, reference, k.replace("_end_", "_start_")) for k in ends}
+        longest = max(ways.values())
+        apart = {k: _distance(reference, k, found, k) for k in ends}
+        result.append(
+            max(apart[k] / max(ways[k], 0.01 * longest) if apart[k] else 0.0 for k in ends)
+        )
     return result
 
 
-def _start_of(key: str) -> str:
-    return key.replace("_end_", "_start_")
+def log_difference(reference: Saved, found: Saved) -> tuple[float, str]:
+    """Returns the largest relative difference of a logged value, and its name."""
+    logs = [key for key in reference if "_log_" in key and key in found]
+    apart = [
+        (_distance(reference, k, found, k) / max(np.abs(reference[k]).max(), 1e-8), k) for k in logs
+    ]
+    worst, key = max(apart, default=(0.0, "_log_"))
+    return worst, key.partition("_log_")[2]
 
 
-def _distance(a: dict[str, np.ndarray], key: str, b: dict[str, np.ndarray], other: str) -> float:
-    if other not in b or a[key].shape != b[other].shape:
-        return float("inf") if "_end_" in other else float(np.abs(a[key]).max(initial=0.0))
+def _distance(a: Saved, key: str, b: Saved, other: str) -> float:
+    if other not in b:  # weights that the fit has created
+        return float(np.abs(a[key]).max(initial=0.0))
+    if a[key].shape != b[other].shape:
+        return float("inf")
     distance = float(np.abs(a[key] - b[other]).max(initial=0.0))
     return distance if np.isfinite(distance) else float("inf")
 
@@ -142,6 +161,9 @@ def classify(script: Script, lines: int, reference: Run, balanced: Run) -> Row:
     bound = BATCH_NORM_TOLERANCE if script.batch_norm else TOLERANCE
     fits = f"{len(worst)} fits, " if len(worst) > 1 else ""
     words = f"{fits}{max(worst):.1e}" + (f"; {script.words}" if script.words else "")
+    apart, name = log_difference(reference.fits[0], balanced.fits[0])
+    if apart > LOG_TOLERANCE:
+        words += f"; the logged {name} differs by {apart:.1e}"
     return row("exact" if max(worst) <= bound else "DIFFERENT", words, worst)
 
 

@@ -168,6 +168,21 @@ def test_differences_are_relative_to_the_way_of_the_weights():
     assert corpus.differences(saved(0.0), saved(0.25)) == [0.25]
 
 
+def test_a_weight_that_moves_less_is_compared_with_its_own_way():
+    reference = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.1])}
+    found = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.15])}
+    assert corpus.differences(reference, found) == pytest.approx([0.5])
+
+
+def test_logs_that_differ_are_named():
+    reference, found = (
+        run(fits=[saved(0.0) | {"0_log_loss": np.array([2.0])}]),
+        run(fits=[saved(0.0) | {"0_log_loss": np.array([2.5])}]),
+    )
+    row = corpus.classify(SCRIPT, 10, reference, found)
+    assert "the logged loss differs by 2.5e-01" in row.words
+
+
 def test_the_list_names_each_script_once():
     paths = [script.path for script in SCRIPTS]
     assert len(paths) == len(set(paths)) >= 20
