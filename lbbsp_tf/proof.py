@@ -187,14 +187,14 @@ def prove(
     worst = max(k for k in calls if not means[k])
     return Refusal(
         f"the loss of {train_step.loss_name} is neither a mean nor a sum over samples: the "
-        f"gradient of a batch differs by {errors[worst]:.1%} from the mean of the gradients of its parts",
+        f"gradient of a batch differs by {errors[worst]:.1%} from the mean of those of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
         "masks or reduction='mean_with_sample_weight')",
     )
 
 
-def _clips(model: keras.Model, probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
+def _clips(probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     whole, first, second = probe(0, rows, _LARGE), probe(0, cut, _LARGE), probe(cut, rows, _LARGE)
     return any(

@@ -11,10 +11,10 @@ from lbbsp_core.launch import launch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("framework", ["keras", "gluon"])
-def test_balancing_costs_a_user_at_most_ten_lines(framework):
+@pytest.mark.parametrize("example", ["keras_digits", "gluon_digits", "keras_loop"])
+def test_balancing_costs_a_user_at_most_ten_lines(example):
     plain, balanced = (
-        (EXAMPLES / f"{framework}_digits_{kind}.py").read_text().splitlines()
+        (EXAMPLES / f"{example}_{kind}.py").read_text().splitlines()
         for kind in ("plain", "balanced")
     )
     changes = [
@@ -38,6 +38,21 @@ def test_an_example_learns_the_digits_on_two_workers(kind):
     assert status == 0
     last = [line for line in lines if "val_accuracy" in line][-1]
     assert float(last.split("val_accuracy: ")[1].split()[0]) > 0.8
+
+
+@pytest.mark.parametrize("kind", ["plain", "balanced"])
+def test_a_custom_loop_learns_the_digits_on_two_workers(kind):
+    lines = []
+    status = launch(
+        [str(EXAMPLES / f"keras_loop_{kind}.py")],
+        workers=2,
+        timeout=200,
+        output=lambda rank, line: lines.append(line),
+    )
+    print("\n".join(lines))
+    assert status == 0
+    last = [line for line in lines if line.startswith("epoch 7: ")][-1]
+    assert float(last.split()[-1]) > 0.8
 
 
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'")

@@ -8,6 +8,7 @@ EXACT = [
     "scalar_loss_class",
     "own_compute_loss",
     "own_step_mean",
+    "loop",
     "own_step_divides_by_replicas",
     "own_step_vector",
     "own_step_compute_average_loss",

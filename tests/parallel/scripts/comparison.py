@@ -54,6 +54,7 @@ class Trained:
     balancer: Mapping[str, object] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
     fit: Mapping[str, object] = field(default_factory=dict)
+    by_loop: bool = False  # a custom loop over train_step instead of fit
 
 
 class Watch(keras.callbacks.Callback):
@@ -78,6 +79,12 @@ def balanced(strategy, case, policy=None, watch=None):
         model = case.model(True)
     start = [w.copy() for w in model.get_weights()]
     data = balancer.dataset(case.x, case.y, case.weights, seed=0, **case.data)
+    if case.by_loop:
+        with balancer.loop(model.train_step, data) as loop:
+            for _ in range(case.epochs):
+                for _ in loop.epoch():
+                    watch.plans.add(balancer.sizes)
+        return balancer, model, start, {}
     history = model.fit(
         data,
         steps_per_epoch=balancer.steps_per_epoch,
@@ -113,9 +120,13 @@ def compare(name, strategy, case, policy=None, slow=0.0, **reference):
     other, history = alone(case, **reference)
     moved = max(float(np.abs(a - b).max()) for a, b in zip(start, other.get_weights(), strict=True))
     logs = max(
-        abs(fitted[key][epoch] - history[epoch][key])
-        for epoch in range(case.epochs)
-        for key in history[epoch]
+        (
+            abs(fitted[key][epoch] - history[epoch][key])
+            for epoch in range(case.epochs)
+            for key in history[epoch]
+            if fitted
+        ),
+        default=0.0,
     )
     result(name, {"difference": largest_difference(model, other), "moved": moved, "logs": logs,
                   "plans": len(watch.plans)})  # fmt: skip

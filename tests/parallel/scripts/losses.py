@@ -256,6 +256,7 @@ EXACT = {
     "scalar_loss_class": trained(lambda d: dense(), ScalarLoss()),
     "own_compute_loss": trained(lambda d: dense(OwnComputeLoss)),
     "own_step_mean": trained(lambda d: dense(OwnStep)),
+    "loop": trained(lambda d: dense(OwnStep), by_loop=True),
     "own_step_divides_by_replicas": trained(lambda d: dense(DividesByReplicas)),
     "own_step_vector": trained(lambda d: dense(Vector), rate=1e-4),
     "own_step_compute_average_loss": trained(lambda d: dense(ComputeAverage)),
