@@ -102,10 +102,10 @@ class LoadBalancer(keras.callbacks.Callback):
             strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
         )
         self._in_fit = False
+        compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
-        compat.patch_keras()
         compat.checkpoint_on_chief_only(self.rank)
         if self.workers > 1:
             fail_fast()
@@ -288,6 +288,8 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         if self._in_fit:
+            if self.active:
+                self._preparation.begin_epoch()
             self._sessions.exclude_step()
             return
         self._in_fit = True
@@ -308,6 +310,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Advances the session of a single worker, which has no exchange."""
         if self.active:
             self._input.end_step()
+            self._preparation.end_step()
         elif self._input.order is not None:
             self._sessions.skip_step()
 

@@ -76,6 +76,8 @@ class BalancedLoop:
             self._input.begin_epochs()
             step = self._preparation.prepare(self._train_step)
             self._run = tf.function(lambda: self._strategy.run(step), autograph=False)
+        else:
+            self._preparation.begin_epoch()
         self._sessions.exclude_step()
         for _ in range(self._input.order.steps_per_epoch):
             if leader.stopping:
@@ -85,6 +87,7 @@ class BalancedLoop:
             self._sessions.begin_step()
             result = compat.local(self._strategy, self._run())
             self._input.end_step()
+            self._preparation.end_step()
             yield result
         self._input.end_epoch()
 

@@ -49,8 +49,12 @@ class StepPreparation:
         self._verify = verify
         self.verified_error: float | None = None
         self._samples = 0
+        self._train_step: TrainStep | None = None
+        self._step: BalancedStep | None = None
+        self._weighting: Weighting | None = None
+        self._known_traces: int | None = None
         with tf.device("/CPU:0"):
-            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float32)
+            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
     def set_samples(self, samples: int) -> None:
         """Sets the number of samples of all replicas in the next step."""
@@ -64,17 +68,40 @@ class StepPreparation:
         Raises:
             ValueError: The loss cannot be weighted exactly; names it and the remedy.
         """
-        step = BalancedStep(
+        self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
+        self._train_step, self._known_traces = train_step, None
+        self._step = BalancedStep(
             train_step,
             self._strategy,
             sessions=self._sessions,
             next_batches=[each.next_batch for each in self._input.iterators],
-            weighting=Weighting.chosen(self._weight_by) or self._prove(train_step),
+            weighting=self._weighting,
             share_of_sample=self._share_of_sample,
         )
         if self._verify:
-            self._compare(train_step, step)
-        return step
+            self._compare(train_step, self._step)
+        return self._step
+
+    def end_step(self) -> None:
+        """Notes that a step is over: the first one is traced after its proof."""
+        if self._known_traces is None:
+            self._known_traces = self._step.traces
+
+    def begin_epoch(self) -> None:
+        """Proves the weighting once more if a step was traced again since; a collective.
+
+        Raises:
+            ValueError: The loss has changed, and the step is weighted wrongly now.
+        """
+        traced = self._step.traces > (self._known_traces or self._step.traces)
+        if not self._sessions.leader.any_worker(traced) or Weighting.chosen(self._weight_by):
+            return
+        self._known_traces = self._step.traces
+        if self._prove(self._train_step) != self._weighting:
+            raise ValueError(
+                f"{self._train_step.name} computes another kind of loss than when the fit began: "
+                "compile the model again, and call fit for each kind of loss"
+            )
 
     def _prove(self, train_step: TrainStep) -> Weighting:
         batch, by_tokens = self._input.first_samples(SAMPLES), self._weight_by == "mask"

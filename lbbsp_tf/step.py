@@ -64,7 +64,7 @@ class BalancedStep:
         self._share_seed()
         data = self._next_batches[number]()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        share = tf.cast(number_of_rows(first), tf.float32) * self._share_of_sample
+        share = tf.cast(number_of_rows(first), tf.float64) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
         logs = step.run(self._train_step.function, data)
         if not step.applied:
@@ -79,7 +79,7 @@ class BalancedStep:
 
         Args:
             data: Batch of this replica.
-            share: Its share of the samples of all replicas, a scalar.
+            share: Its share of the samples of all replicas, a scalar of float64.
             keep: Called with the weighted sums of gradients instead of the optimizers.
         """
         step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
@@ -97,7 +97,7 @@ class ReplicaStep:
     Args:
         session: Session that measures and exchanges around the all-reduce.
         weighting: How gradients are weighted.
-        share: Share of the replica's batch in the samples of all replicas, a scalar.
+        share: Share of the replica's batch in the samples of all replicas, a scalar of float64.
         keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
     """
 
@@ -123,8 +123,7 @@ class ReplicaStep:
                 stack.enter_context(compat.one_replica_view())
                 stack.enter_context(compat.added_vectors_scaled(1.0 / share))
             if weighting.by_tokens:
-                factor = lambda tokens, _: self._token_share(tokens) / share  # noqa: E731
-                stack.enter_context(compat.token_means_scaled(factor))
+                stack.enter_context(compat.token_means_scaled(self._token_factor))
             if weighting.all_means:
                 stack.enter_context(compat.scalars_weighted(share))
             stack.enter_context(compat.intercepted_apply(self._apply))
@@ -138,10 +137,11 @@ class ReplicaStep:
         self.applied += 1
         (self._keep or apply)(self._reduce(grads))
 
-    def _token_share(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Returns this worker's share of the tokens of all workers."""
+    def _token_factor(self, tokens: tf.Tensor, why: str) -> tf.Tensor:
+        """Returns this replica's share of the tokens of all, relative to that of the samples."""
+        tokens = tf.cast(tokens, tf.float64)
         (total,) = self._collective([tokens])
-        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total))
+        return tf.stop_gradient(tf.math.divide_no_nan(tokens, total) / self._share)
 
     def _reduce(self, grads: Gradients) -> Gradients:
         """Sums gradients over workers; the first call in a step includes the exchange."""

@@ -14,14 +14,19 @@ from lbbsp_tf.probe import Probe, deviation, sketch_of, slice_rows, without_coll
 
 
 def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
-    """Returns sizes with the sum `total`, one a worker, as unequal as 1 : 2 : ... : workers.
+    """Returns sizes >= 1 with the sum `total`, one a worker, about as 1 : 2 : ... : workers.
+
+    Args:
+        total: Samples of all workers, >= `workers`.
+        workers: Number of workers.
 
     Example:
         >>> uneven_sizes(64, 3)
-        (10, 21, 33)
+        (11, 21, 32)
     """
-    ends = [total * i * (i + 1) // (workers * (workers + 1)) for i in range(workers + 1)]
-    return tuple(int(size) for size in np.diff(ends))
+    rest = total - workers
+    ends = [rest * i * (i + 1) // (workers * (workers + 1)) for i in range(workers + 1)]
+    return tuple(1 + int(size) for size in np.diff(ends))
 
 
 def largest_error(
@@ -66,7 +71,7 @@ def largest_error(
         rank = int(tf.get_static_value(replica))
         begin = sum(sizes[:rank])
         part = tf.nest.map_structure(lambda t: slice_rows(t, begin, begin + sizes[rank]), batch)
-        share = tf.constant(sizes[rank] / sum(sizes), tf.float32)
+        share = tf.constant(sizes[rank] / sum(sizes), tf.float64)
         weighted_step(part, share, lambda grads: sketches.append(sketch_of(grads)))
         return sketches
 

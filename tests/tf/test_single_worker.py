@@ -46,6 +46,16 @@ def test_it_says_so_in_one_line(monkeypatch, caplog):
     ]
 
 
+def test_it_is_passive_under_a_strategy_with_one_device(caplog):
+    strategy = tf.distribute.OneDeviceStrategy("/CPU:0")
+    balancer = lbbsp_tf.LoadBalancer(strategy, X)
+    assert not balancer.active
+    with strategy.scope():
+        built = model()
+    fit(balancer, balancer.dataset(FEATURES, LABELS), built)
+    assert "passive" in caplog.text
+
+
 @pytest.mark.parametrize("options", [{}, {"class_weight": {0: 0.1, 1: 2.0}}])
 def test_it_learns_what_stock_keras_learns_from_the_same_order(balancer, options):
     balanced = fit(balancer, balancer.dataset(FEATURES, LABELS, seed=5), epochs=2, **options)
