@@ -362,6 +362,7 @@ SCRIPTS = (
         "examples/keras_recipes/endpoint_layer_pattern.py",
         32,
         scopes=(
+            ("logits = keras.layers.Dense", None),
             ("targets = keras.Input", "model = keras.Model("),
             ("model = LogReg()", None),
             ("model.compile(", None),
