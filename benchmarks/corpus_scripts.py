@@ -392,7 +392,11 @@ SCRIPTS = (
             ("generator = keras.Seq", None),
             ("gan = GAN(", "gan.compile("),
         ),
-        small=(("(1000,", "(75,"), ("batch_size = 64", "batch_size = 32")),
+        small=(
+            ("(1000,", "(75,"),
+            ("batch_size = 64", "batch_size = 32"),
+            ('"float32"', '"float64"'),
+        ),
     ),
     Script(
         "guides/writing_your_own_callbacks.py",
