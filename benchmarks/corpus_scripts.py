@@ -226,6 +226,7 @@ SCRIPTS = (
             ("= 5000", "= 60"),
             ("= 525", "= 40"),
             ("width = 128", "width = 8"),
+            ("batch_shape=[batch_size, 1]", "batch_shape=[batch_size, 1], dtype=tf.float64"),
         ),
         data="stl10",
     ),
@@ -396,6 +397,7 @@ SCRIPTS = (
             ("(1000,", "(75,"),
             ("batch_size = 64", "batch_size = 32"),
             ('"float32"', '"float64"'),
+            ("(batch_size, 1))", "(batch_size, 1), tf.float64)"),
         ),
     ),
     Script(

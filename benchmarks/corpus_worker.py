@@ -98,6 +98,7 @@ def record_fits(output: Path) -> None:
             for name, values in history.history.items():
                 saved[f"{fit_number}_log_{name}"] = np.asarray(values, np.float64)
             np.savez(output, **saved)
+            keras.utils.set_random_seed(fit_number + 1)  # the next model starts alike
         return history
 
     trainer.fit = recorded
