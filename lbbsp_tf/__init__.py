@@ -6,6 +6,7 @@ Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy r
 error or hangs if it is wrong.
 """
 
+from lbbsp_tf.batchnorm import synchronize_batch_norm
 from lbbsp_tf.callback import LoadBalancer
 from lbbsp_tf.cluster import check_tf_config
 from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy
@@ -17,4 +18,5 @@ __all__ = [
     "check_tf_config",
     "fit_asynchronously",
     "parameter_server_strategy",
+    "synchronize_batch_norm",
 ]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import checks, compat
+from lbbsp_tf.batchnorm import synchronized_layers
 from lbbsp_tf.cluster import check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import MirroredCollectives
 from lbbsp_tf.compat import Nest
@@ -97,7 +98,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._session = self._sessions.leader
         self._input = TrainingInput(self._sessions, strategy)
         self._train_function: Callable[..., object] | None = None
-        self._traced_for: tuple[object, ...] | None = None
+        self._traced_for: _Identities | None = None
         self._preparation = StepPreparation(
             strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
         )
@@ -106,6 +107,8 @@ class LoadBalancer(keras.callbacks.Callback):
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
+        compat.allow_conditional_updates()
+        compat.synchronize_moments()
         compat.checkpoint_on_chief_only(self.rank)
         if self.workers > 1:
             fail_fast()
@@ -339,10 +342,10 @@ class LoadBalancer(keras.callbacks.Callback):
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
         model = self.model
         config = getattr(model, "_compile_config", None)
-        traced_for = (model, model.optimizer, config, *self._input.iterators)
-        if self._traced_for is None or any(
-            old is not new for old, new in zip(self._traced_for, traced_for, strict=True)
-        ):
+        traced_for = _Identities(
+            model, model.optimizer, config, *self._input.iterators, *synchronized_layers(model)
+        )
+        if traced_for != self._traced_for:
             step = self._preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
@@ -369,3 +372,18 @@ class LoadBalancer(keras.callbacks.Callback):
 
         history.on_train_batch_end = last_at_batch_end
         history.on_epoch_end = last_at_epoch_end
+
+
+class _Identities:
+    """Objects that a trace depends on; equal if they are the same ones."""
+
+    def __init__(self, *objects: object) -> None:
+        self._objects = objects
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identities) and [*map(id, self._objects)] == [
+            *map(id, other._objects)
+        ]
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._objects)))

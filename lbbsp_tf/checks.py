@@ -84,11 +84,6 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             "jit_compile must be False, got True: leave it out, because XLA cannot compile "
             "collectives across workers"
         )
-    if getattr(model.optimizer, "gradient_accumulation_steps", None):
-        raise ValueError(
-            "gradient_accumulation_steps must be None, because Keras 3 cannot accumulate gradients "
-            "under this strategy: use a larger global_batch_size"
-        )
     for problem in _inexact(model):
         logger.warning("%s", problem)
 

@@ -126,6 +126,8 @@ class ReplicaStep:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
             if weighting.all_means:
                 stack.enter_context(compat.scalars_weighted(share))
+            if self._keep is None:
+                stack.enter_context(compat.noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
             return train_step(data)

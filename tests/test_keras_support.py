@@ -21,7 +21,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def collected():
-    """The ids of all tests in the files that the page names."""
+    """The ids of all tests in the files that the page names, with and without parameters."""
     files = sorted({each.split("::")[0] for *_, tests in rows() for each in _ids(tests)})
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
@@ -31,7 +31,8 @@ def collected():
         timeout=200,
         check=True,
     )
-    return set(found.stdout.splitlines())
+    ids = set(found.stdout.splitlines())
+    return ids | {each.split("[")[0] for each in ids}
 
 
 def _ids(tests):

@@ -1,7 +1,9 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
+from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.checkpoint import checkpoint_on_chief_only
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.fitting import patch_keras
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
@@ -11,7 +13,7 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import shared_global_seed
+from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -21,18 +23,21 @@ __all__ = [
     "Gradients",
     "Nest",
     "added_vectors_scaled",
+    "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
     "checkpoint_on_chief_only",
     "intercepted_apply",
     "local",
     "noise_alike_for_all_samples",
+    "noise_of_replica",
     "one_replica_view",
     "patch_keras",
     "replaced",
     "scalars_weighted",
     "scaled_gradients",
     "shared_global_seed",
+    "synchronize_moments",
     "token_means_scaled",
     "without_metrics",
 ]

@@ -1,16 +1,54 @@
-"""Keras's global random state in the threads of replicas.
+"""Keras's random state in replicas.
 
-Keras keeps it by thread, and strategies run the step of a replica in a thread of its own: there
-`keras.random` would create the variable of its state anew in each trace, which TensorFlow rejects.
+Keras keeps its global state by thread, and strategies run the step of a replica in a thread of its
+own: there `keras.random` would create the variable of the state anew in each trace, which
+TensorFlow rejects. The states of all replicas are equal, so that all of them would draw the same
+noise for their samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.random.seed_generator import (
+    GLOBAL_SEED_GENERATOR,
+    SeedGenerator,
+    global_seed_generator,
+)
+
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
+
+_STRIDE = 1_000_003  # between the seeds of replicas
+
+_rank = PerThread()
+
+
+@contextmanager
+def noise_of_replica(rank: int) -> Iterator[None]:
+    """Makes this thread draw noise of its own from the random states that replicas share.
+
+    Args:
+        rank: Number of the replica; 0 draws what a single process would draw.
+    """
+    if not is_patched(SeedGenerator.next):
+        SeedGenerator.next = patched(_by_rank(SeedGenerator.next))
+    with _rank.set(rank):
+        yield
+
+
+def _by_rank(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @wraps(draw)
+    def next_seed(self: SeedGenerator, ordered: bool = True) -> tf.Tensor:
+        seed = draw(self, ordered)
+        if not _rank.value:
+            return seed
+        return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
+
+    return next_seed
 
 
 def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:

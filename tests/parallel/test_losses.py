@@ -40,9 +40,11 @@ TOLERANCE = 2e-6
 def jobs():
     """Both jobs, by number of workers."""
     found = {
-        2: run("losses", *EXACT, *REFUSED, *ACCEPTED, *VERIFIED, workers=2, timeout=300),
+        2: run(
+            "losses", *EXACT, *REFUSED, *ACCEPTED, "own_noise", *VERIFIED, workers=2, timeout=300
+        ),
         3: run("losses", *ON_THREE, workers=3),
-    }
+    }  # fmt: skip
     assert all(job.status == 0 for job in found.values())
     return found
 
@@ -68,6 +70,12 @@ def test_a_loss_that_cannot_be_exact_is_refused_on_all_workers(jobs, case):
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_noise_is_no_reason_to_refuse(jobs, case):
     assert jobs[2].results(0)[case] == "accepted"
+
+
+def test_each_worker_draws_noise_of_its_own(jobs):
+    noise = [jobs[2].results(rank)["own_noise"] for rank in range(2)]
+    assert len(noise[0]) > 10
+    assert set(noise[0]).isdisjoint(noise[1])
 
 
 def test_verification_compares_a_weighted_step_with_the_whole_batch(jobs):

@@ -3,7 +3,8 @@
 import pytest
 from jobs import run
 
-CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch"]
+CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch",
+         "accumulation_ema"]  # fmt: skip
 KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers with two devices
 
 

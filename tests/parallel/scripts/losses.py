@@ -1,6 +1,7 @@
 """Every form of loss that Keras users write, on uneven batches: exact, or refused with words."""
 
 import sys
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -145,6 +146,16 @@ class NoGradients(OwnStep):
 
     def train_step(self, data):
         return self.logs(tf.reduce_mean(self(data[0], training=True)))
+
+
+class Draws(OwnStep):
+    """Keeps the noise that it draws."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def train_step(self, data):
+        tf.numpy_function(lambda x: self.drawn.append(float(x)), [keras.random.uniform(())], [])
+        return super().train_step(data)
 
 
 class TwoOptimizers(keras.Model):
@@ -298,6 +309,7 @@ ACCEPTED = {
     "contrastive_accepted": trained(
         lambda d: dense(Contrastive), balancer={"weight_by": "samples"}
     ),
+    "own_noise": trained(lambda d: dense(Draws), balancer={"weight_by": "samples"}),
     "half_precision": Trained(
         compiled(lambda d: half(), "mse"), FEATURES, TARGETS
     ),
@@ -335,3 +347,5 @@ if __name__ == "__main__":
             result(name, str(error))
         else:
             result(name, balancer.verified_error if name in VERIFIED else "accepted")
+            if name == "own_noise":
+                result(name, Draws.drawn)

@@ -85,7 +85,17 @@ def sleeper(distributed):
     return model
 
 
+def accumulating(distributed):
+    model = dense(distributed)
+    optimizer = keras.optimizers.SGD(
+        0.05, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=3
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
 CASES = {
+    "accumulation_ema": Trained(accumulating, FEATURES, TARGETS),
     "dense": Trained(dense, FEATURES, TARGETS),
     "scalar_loss": Trained(scalar_loss, FEATURES, TARGETS),
     "loss_scaling": Trained(half, FEATURES, TARGETS),

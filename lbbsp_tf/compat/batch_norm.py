@@ -1,0 +1,73 @@
+"""Patch of the moments of synchronised batch normalisation.
+
+Keras's own moments (``BatchNormalization(synchronized=True)``)
+
+- ignore other workers if the input has a mask;
+- use three all-reduces in the forward pass and two in the backward pass, here one and one;
+- compute the variance as ``E[x^2] - E[x]^2``, which cancels if the mean is large. Here `x` is
+  shifted by the moving mean, which is the same on all workers and soon close to the mean.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+
+import keras
+import tensorflow as tf
+
+from lbbsp_tf.compat.values import is_broken, patched
+
+BatchNormalization = keras.layers.BatchNormalization
+
+
+def synchronize_moments() -> None:
+    """Makes synchronised batch normalisation exact with masks, in one all-reduce per pass."""
+    local_moments = getattr(BatchNormalization, "_moments", None)
+    if local_moments is None or not is_broken(local_moments, "synchronized=self.synchronized"):
+        return
+
+    @wraps(local_moments)
+    def moments(
+        self: BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+        if context is None or not self.synchronized:
+            return local_moments(self, inputs, mask)
+        return _global_moments(self, context, inputs, mask)
+
+    BatchNormalization._moments = patched(moments)
+
+
+def _global_moments(
+    layer: BatchNormalization,
+    context: tf.distribute.ReplicaContext,
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance by channel of the batches of all replicas together."""
+    axes = layer._reduction_axes
+    channels = [1] * len(inputs.shape)
+    channels[layer.axis] = -1
+    shift = tf.cast(layer.moving_mean, inputs.dtype)
+    shifted = inputs - tf.reshape(shift, channels)
+    if mask is None:
+        count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype)
+    else:
+        mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        shifted = tf.where(mask, shifted, 0)
+        count = tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
+    total, squares, count = context.all_reduce(
+        tf.distribute.ReduceOp.SUM,
+        [tf.reduce_sum(shifted, axes), tf.reduce_sum(tf.square(shifted), axes), count],
+    )
+    count = tf.stop_gradient(count)
+    if mask is None:
+        mean = tf.math.divide_no_nan(total, count)
+        variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+        return shift + mean, tf.maximum(variance, 0)
+    # As Keras divides by it: a masked mean is scaled down a little.
+    divisor = count + keras.config.epsilon()
+    mean = (total + count * shift) / divisor
+    offset = mean - shift
+    variance = (squares - 2 * offset * total + count * tf.square(offset)) / divisor
+    return mean, tf.maximum(variance, 0)

@@ -1,0 +1,86 @@
+"""Patch with which optimizers may update variables in only some of the steps.
+
+Gradient accumulation and ``ema_overwrite_frequency`` update variables inside a branch of
+`keras.ops.cond`. Under a strategy, an update leaves the replica context (`merge_call`), which
+TensorFlow forbids in a branch that starts in the replica context. Here the branch starts in the
+cross-replica context instead, and each replica re-enters its own context inside it, as
+`LossScaleOptimizer` does in Keras itself. The branches are Keras's own code, so that every
+optimizer does what it does in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+from lbbsp_tf.compat.values import Nest, is_broken, patched
+
+
+def allow_conditional_updates() -> None:
+    """Makes gradient accumulation and ``ema_overwrite_frequency`` run under a strategy."""
+    apply = getattr(TFOptimizer, "_backend_apply_gradients", None)
+    if apply is None or not is_broken(apply, "ops.cond("):
+        return
+    # Keras's own code, which sees another `ops.cond`.
+    distributed = FunctionType(
+        apply.__code__,
+        {**apply.__globals__, "ops": _DistributedOps()},
+        apply.__name__,
+        apply.__defaults__,
+        apply.__closure__,
+    )
+
+    @wraps(apply)
+    def apply_gradients(
+        self: TFOptimizer, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
+    ) -> None:
+        function = distributed if _updates_need_merge_call() else apply
+        function(self, grads, trainable_variables)
+
+    TFOptimizer._backend_apply_gradients = patched(apply_gradients)
+
+
+class _DistributedOps:
+    """`keras.ops` with a `cond` whose branches may update distributed variables."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(keras.ops, name)
+
+    @staticmethod
+    def cond(pred: tf.Tensor, true_fn: Callable[[], Nest], false_fn: Callable[[], Nest]) -> None:
+        """Runs one of two branches, whose results are ignored, on all replicas alike."""
+
+        def across_replicas(
+            strategy: tf.distribute.Strategy,
+            preds: Nest,
+            true_fns: Nest,
+            false_fns: Nest,
+        ) -> None:
+            def branch(functions: Nest) -> Callable[[], None]:
+                return lambda: strategy.extended.call_for_each_replica(_call, args=(functions,))
+
+            # All replicas decide alike, because all of them count the same iterations.
+            first = strategy.experimental_local_results(preds)[0]
+            keras.ops.cond(first, branch(true_fns), branch(false_fns))
+
+        tf.distribute.get_replica_context().merge_call(
+            across_replicas, args=(pred, true_fn, false_fn)
+        )
+
+
+def _call(function: Callable[[], Nest]) -> None:
+    function()
+
+
+def _updates_need_merge_call() -> bool:
+    """Returns whether this is a replica of a strategy that updates variables by `merge_call`."""
+    return (
+        tf.distribute.has_strategy()
+        and not tf.distribute.in_cross_replica_context()
+        and not tf.__internal__.distribute.strategy_supports_no_merge_call()
+    )

@@ -1,0 +1,62 @@
+"""Batch normalisation over the global batch: exact on any split, and not counted as busy time."""
+
+from statistics import median
+
+import pytest
+from jobs import run
+
+from lbbsp_core import read_run
+
+CASES = [
+    "convolution",
+    "channels_first",
+    "fine_tuned",
+    "subclassed",
+    "masked",
+    "over_time",
+    "unrolled_cell",
+    "from_file",
+    "mixed_float16",
+    "accumulation",
+    "run_eagerly",
+]
+ON_THREE = ["convolution", "masked"]
+TOLERANCE = 1e-5
+ROUNDED = {"mixed_float16": 2e-2}  # the parts of a batch are rounded differently from the whole
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Results of both jobs: by number of workers, by rank, then by case."""
+    jobs = {
+        2: run("batch_norm", *CASES, workers=2, timeout=400),
+        3: run("batch_norm", *ON_THREE, workers=3),
+    }
+    assert all(job.status == 0 for job in jobs.values())
+    return {n: [job.results(rank) for rank in range(n)] for n, job in jobs.items()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
+)
+def test_weights_and_moving_statistics_are_those_of_whole_batches(results, workers, case):
+    found = results[workers][0][case]
+    assert "error" not in found, found["error"]
+    assert found["moved"] > 0.1
+    assert found["difference"] <= ROUNDED.get(case, TOLERANCE) * found["moved"]
+    assert all(of_rank[case]["state"] == found["state"] for of_rank in results[workers])
+
+
+def test_the_plan_is_within_ten_percent_of_the_one_by_speeds(tmp_path):
+    job = run("batch_norm_balance", workers=3, run_dir=tmp_path)
+    assert job.status == 0
+    last = read_run(tmp_path).last_half()
+    sizes = [median(of_rank) for of_rank in zip(*(step.sizes for step in last), strict=True)]
+    # The script's seconds per sample are 1.5, 1.5 and 3.75 ms. If waits in the collectives of
+    # batch normalisation were busy time, all workers would seem equally fast: 40 samples each.
+    assert sizes == [
+        pytest.approx(50, rel=0.1),
+        pytest.approx(50, rel=0.1),
+        pytest.approx(20, rel=0.1),
+    ]

@@ -1,0 +1,81 @@
+"""Each optimizer and each of its options learns on two workers what one process learns.
+
+Batches are uneven and change every step, the last one is short, and one process trains on whole
+global batches by stock Keras.
+"""
+
+import pytest
+from jobs import run
+
+CASES = [
+    "clipnorm",
+    "clipnorm_embedding",
+    "global_clipnorm",
+    "clipvalue",
+    "weight_decay",
+    "schedule",
+    "constraints",
+    "ema",
+    "ema_overwrite",
+    "accumulation",
+    "accumulation_clipped",
+    "accumulation_embedding",
+    "accumulation_ema_overwrite",
+    "loss_scale_factor",
+    "loss_scaling_overflow",
+    "loss_scaling_accumulation_overflow",
+    "loss_scaling_ema_overwrite",
+    "mixed_float16",
+    "mixed_float16_overflow",
+    "mixed_bfloat16",
+    "run_eagerly",
+    "adversarial",
+    "adversarial_containers",
+    "adversarial_outside",
+    "multi_optimizer",
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "ftrl",
+    "lamb",
+    "lion",
+    "muon",
+    "nadam",
+    "rmsprop",
+    "schedule_free_adamw",
+    "sgd",
+]
+TOLERANCE = 2e-6
+# The parts of a batch are rounded differently from the whole.
+ROUNDED = {"mixed_float16": 5e-3, "mixed_float16_overflow": 5e-3, "mixed_bfloat16": 5e-2}
+OVERFLOWING = [case for case in CASES if case.endswith("overflow")]
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Results of the job, by rank, then by case."""
+    job = run("optimizers", *CASES, workers=2, timeout=600)
+    assert job.status == 0
+    return [job.results(rank) for rank in range(2)]
+
+
+@pytest.mark.timeout(650)
+@pytest.mark.parametrize("case", CASES)
+def test_uneven_batches_learn_what_one_process_learns(results, case):
+    found = results[0][case]
+    assert "error" not in found, found["error"]
+    assert found["moved"] > 0.005, "a case that learns nothing would prove nothing"
+    assert found["difference"] <= ROUNDED.get(case, TOLERANCE) * found["moved"]
+    assert found["state"] == results[1][case]["state"], "the workers have different models"
+    for count in ("iterations", "scale"):
+        assert found["state"][count] == found["reference"][count]
+
+
+@pytest.mark.timeout(650)
+@pytest.mark.parametrize("case", OVERFLOWING)
+def test_all_workers_skip_the_step_in_which_one_overflows(results, case):
+    for rank in range(2):
+        assert results[rank][case]["state"]["skipped"] > 0
