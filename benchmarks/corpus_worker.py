@@ -146,13 +146,15 @@ def _same_for_all(sample):
     @functools.wraps(sample)
     def fixed(shape, *args, **options):
         shape = shape if tf.is_tensor(shape) else tuple(shape)
+        if len(args) < 3:  # the type is the fourth argument
+            options.setdefault("dtype", keras.config.floatx())
         dynamic = tf.is_tensor(shape) or any(tf.is_tensor(n) or n is None for n in shape)
-        if tf.executing_eagerly() or not dynamic or isinstance(shape, tf.TensorShape):
+        if tf.executing_eagerly() or not dynamic:
             return sample(shape, *args, **options)
         shape = tf.convert_to_tensor(shape)
         with tf.init_scope():
             one = np.random.default_rng(5).uniform(0.1, 0.9, 4096)
-        values = tf.constant(one, options.get("dtype") or keras.config.floatx())
+        values = tf.constant(one, args[2] if len(args) > 2 else options["dtype"])
         count = tf.reduce_prod(shape[1:])
         repeated = tf.tile(values, [count // 4096 + 1])[:count]
         return tf.broadcast_to(tf.reshape(repeated, shape[1:]), shape)
