@@ -210,7 +210,7 @@ class LoadBalancer(keras.callbacks.Callback):
                 they raise an error.
             readers: Number of threads that read items and apply `map`.
             prefetch: Batches that are read ahead while the model computes. Plans then apply
-                `prefetch` steps later. Defaults to 0 for arrays without `map`, else to 1.
+                `prefetch` steps later. Defaults to 0 for arrays in memory without `map`, else to 1.
 
         Returns:
             Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.host import HostCalls
 
 _SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
 
@@ -21,13 +22,15 @@ class Column(Protocol):
 
     Args:
         shape: Shape of the whole array.
+        in_memory: Whether reading takes negligible time.
     """
 
     shape: tuple[int, ...]
+    in_memory: bool
 
     def __len__(self) -> int: ...
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
         ...
 
@@ -46,15 +49,16 @@ class HostColumn:
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape = tuple(array.shape)
+        self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
         self._spec = spec_of(self._read(np.zeros(1, np.int64)))
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
-        values = tf.numpy_function(self._read, [index], self._spec.dtype)
-        values.set_shape([None, *self._spec.shape[1:]])
+        spec = tf.TensorSpec([None, *self._spec.shape[1:]], self._spec.dtype)
+        (values,) = host.call(lambda index: [self._read(index)], [index], [spec])
         return values
 
     def tail(self, start: int) -> Any:
@@ -89,6 +93,7 @@ class FrameColumn(HostColumn):
     def __init__(self, frame: Any) -> None:
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
         super().__init__(self._frame)
+        self.in_memory = True
 
     def tail(self, start: int) -> Any:
         """Returns the values of the samples from `start` on."""
@@ -105,6 +110,8 @@ class TensorColumn:
         tensor: Tensor; kept in host memory.
     """
 
+    in_memory = True
+
     def __init__(self, tensor: tf.Tensor | tf.RaggedTensor) -> None:
         with tf.device("/CPU:0"):
             self._tensor = tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
@@ -113,7 +120,7 @@ class TensorColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.Tensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
         return tf.gather(self._tensor, index)
 
@@ -129,6 +136,8 @@ class SparseColumn:
         tensor: Sparse tensor of at least two axes.
     """
 
+    in_memory = True
+
     def __init__(self, tensor: tf.SparseTensor) -> None:
         self._tensor = tf.sparse.reorder(tensor)
         self.shape = tuple(tensor.shape)
@@ -139,14 +148,14 @@ class SparseColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, index: tf.Tensor) -> tf.SparseTensor:
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.SparseTensor:
         """Returns the values of the samples `index`, as a sparse tensor."""
-        types = [tf.int64, self._tensor.dtype, tf.int64]
-        places, values, shape = tf.numpy_function(self._read, [index], types)
-        places.set_shape([None, len(self.shape)])
-        values.set_shape([None])
-        shape.set_shape([len(self.shape)])
-        rows = tf.SparseTensor(places, values, shape)
+        specs = [
+            tf.TensorSpec([None, len(self.shape)], tf.int64),
+            tf.TensorSpec([None], self._tensor.dtype),
+            tf.TensorSpec([len(self.shape)], tf.int64),
+        ]
+        rows = tf.SparseTensor(*host.call(self._read, [index], specs))
         rows.set_shape([None, *self.shape[1:]])
         return rows
 

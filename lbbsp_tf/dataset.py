@@ -18,8 +18,52 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.host import HostCalls
 from lbbsp_tf.mapping import SampleMap, over_samples
 from lbbsp_tf.sources import Draw, Source
+
+
+class SessionPlan:
+    """Plan of a session for an order of samples.
+
+    Args:
+        session: Session that decides the sizes of the batches.
+        order: Samples of each step.
+    """
+
+    def __init__(self, session: WorkerSession, order: GlobalOrder) -> None:
+        self._session = session
+        self.order = order
+
+    def first_step(self) -> int:
+        """Returns the running step, at which an iteration starts."""
+        self._session.use_order(self.order)
+        return self._session.step
+
+    def draw(self, step: int) -> Draw:
+        """Returns this worker's samples of a step."""
+        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
+
+
+class FirstSamples:
+    """Plan that draws the first samples of an order, outside of any step of the training.
+
+    Args:
+        order: Samples of each step.
+        count: Number of samples, at most the global batch size.
+    """
+
+    def __init__(self, order: GlobalOrder, count: int) -> None:
+        self.order = order
+        self._count = count
+
+    def first_step(self) -> int:
+        """Returns a number that no step of a training has."""
+        return -1
+
+    def draw(self, step: int) -> Draw:
+        """Returns the samples."""
+        return Draw(0, self.order.indices(0)[: self._count])
 
 
 class PlannedPipeline:
@@ -55,12 +99,15 @@ class PlannedPipeline:
         self._sample_map = sample_map
         self._batch_maps = batch_maps
         self._padded = padded
+        self._host = HostCalls()
         self.readers = readers
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches, from the step that is running when an iteration starts."""
-        batches = self._mapped(self.source.batches(self.order, self._first_step, self._draw))
+        batches = self._mapped(
+            self.source.batches(SessionPlan(self._session, self.order), self._host)
+        )
         if self.prefetch:
             batches = batches.prefetch(self.prefetch)
         return batches.with_options(self._options())
@@ -68,8 +115,9 @@ class PlannedPipeline:
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""
         steps = self.order.steps_per_epoch
-        epoch = self.batches.take(steps)
-        return epoch.apply(tf.data.experimental.assert_cardinality(steps))
+        epoch = self.batches.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+        epoch.pipeline = self  # keeps the Python functions alive
+        return epoch
 
     @cached_property
     def example(self) -> Nest:
@@ -80,9 +128,9 @@ class PlannedPipeline:
 
     def first_samples(self, count: int) -> Nest:
         """Returns a batch of the first samples, the same for all sessions."""
-        first = Draw(0, self.order.indices(0)[:count])
+        host = HostCalls()
         with tf.device("/CPU:0"):
-            batches = self._mapped(self.source.batches(self.order, lambda: 0, lambda step: first))
+            batches = self._mapped(self.source.batches(FirstSamples(self.order, count), host))
             return next(iter(batches.with_options(self._options())))
 
     def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
@@ -104,13 +152,6 @@ class PlannedPipeline:
             readers=self.readers,
             prefetch=self.prefetch,
         )
-
-    def _first_step(self) -> int:
-        self._session.use_order(self.order)
-        return self._session.step
-
-    def _draw(self, step: int) -> Draw:
-        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Applies the functions of samples and of batches."""
@@ -141,15 +182,15 @@ class BatchIterator:
     A step that is traced once can so train on further data sets of the same structure.
 
     Args:
-        pipeline: First pipeline; the others must have the same `element_spec`.
+        element_spec: Structure of the batches of all pipelines.
     """
 
-    def __init__(self, pipeline: PlannedPipeline) -> None:
-        batches = pipeline.batches
-        self.element_spec = batches.element_spec
-        self._empty = tf.data.Dataset.from_tensors(pipeline.example).take(0)
+    def __init__(self, element_spec: Nest) -> None:
+        self.element_spec = element_spec
+        # The iterator holds its first data set for ever, so that one is empty.
+        self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
         with tf.device("/CPU:0"):
-            self._iterator = iter(batches)
+            self._iterator = iter(self._empty)
             self._waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
     @property

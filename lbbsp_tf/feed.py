@@ -20,7 +20,7 @@ logger = logging.getLogger("lbbsp.tf")
 MAX_WAIT = 0.2
 """Share of the busy time that steps may wait for input before a warning is logged."""
 
-MIN_WAIT_SECONDS = 0.002
+MIN_WAIT_SECONDS = 0.005
 """Wait per step below which no warning is logged."""
 
 
@@ -39,6 +39,7 @@ class TrainingInput:
         self._announced: PlannedPipeline | None = None
         self._pipeline: PlannedPipeline | None = None
         self._latest: PlannedPipeline | None = None
+        self._drawn: list[PlannedPipeline] = []
         self._iterators: list[BatchIterator] = []
         self._may_iterate = False
         self._steps = 0
@@ -116,6 +117,7 @@ class TrainingInput:
                 sample_weight,
                 global_batch_size=size,
                 readers=int(readers),
+                any_length=padded is not None,
                 validation_split=validation_split,
             )
         if prefetch is None:
@@ -183,11 +185,14 @@ class TrainingInput:
 
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
-        pipelines = [self._pipeline.of_session(session) for session in self._sessions]
         spec = self._pipeline.batches.element_spec
         if not self._iterators or self._iterators[0].element_spec != spec:
-            self._iterators = [BatchIterator(pipeline) for pipeline in pipelines]
-        for iterator, pipeline in zip(self._iterators, pipelines, strict=True):
+            self._iterators = [BatchIterator(spec) for _ in self._sessions]
+        if self._pipeline.source.records is not None:
+            self._pipeline.source.records.forget_from(self._session.step)
+        # Iterators do not keep their pipelines alive.
+        self._drawn = [self._pipeline.of_session(session) for session in self._sessions]
+        for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
             iterator.start(pipeline)
 
     def first_samples(self, count: int) -> Nest:
@@ -224,6 +229,7 @@ class TrainingInput:
         self.forget_fit()
         for iterator in self._iterators:
             iterator.stop()
+        self._drawn = []
 
     def forget_fit(self) -> None:
         """Forgets a fit that has ended or failed."""

@@ -67,26 +67,6 @@ class Probe:
         return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), found)
 
 
-def slice_rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Returns the rows ``begin .. end - 1`` of a dense, ragged or sparse tensor."""
-    if isinstance(tensor, tf.SparseTensor):
-        rest = tensor.dense_shape[1:]
-        start = tf.concat([[begin], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))
-    return tensor[begin:end]
-
-
-def number_of_rows(tensor: tf.Tensor) -> int | tf.Tensor:
-    """Returns the length of the first axis: an integer for eager tensors, else a tensor."""
-    if isinstance(tensor, tf.RaggedTensor):
-        rows = tensor.nrows()
-    elif isinstance(tensor, tf.SparseTensor):
-        rows = tensor.dense_shape[0]
-    else:
-        rows = tf.shape(tensor)[0]
-    return int(rows) if tf.executing_eagerly() else rows
-
-
 def deviation(found: Sketch, expected: Sketch, scale: Sketch | None = None) -> float:
     """Returns the largest difference of a variable's projections, relative to its gradient.
 

@@ -25,11 +25,10 @@ from lbbsp_tf.probe import (
     Probe,
     Sketch,
     deviation,
-    number_of_rows,
     sketch_of,
-    slice_rows,
     without_collectives,
 )
+from lbbsp_tf.rows import count_rows, slice_rows
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
@@ -140,7 +139,7 @@ def prove(
             f"{' and '.join(sorted(token_means))}, which is no mean over samples then",
             'pass weight_by="mask" to LoadBalancer, which weights workers by tokens',
         )
-    rows = number_of_rows(keras.tree.flatten(batch)[0])
+    rows = int(count_rows(keras.tree.flatten(batch)[0]))
     cuts = (max(1, rows // 3), max(1, rows // 2))
     whole = alone(0, rows, 1.0)
     if not whole:

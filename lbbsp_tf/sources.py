@@ -22,8 +22,7 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
 from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
-
-FirstStep = Callable[[], int]
+from lbbsp_tf.host import HostCalls
 
 
 class Draw(NamedTuple):
@@ -38,7 +37,22 @@ class Draw(NamedTuple):
     samples: Indices
 
 
-DrawStep = Callable[[int], Draw]
+class Plan(Protocol):
+    """Plan by which a source is read.
+
+    Args:
+        order: Samples of each step.
+    """
+
+    order: GlobalOrder
+
+    def first_step(self) -> int:
+        """Returns the global step of the first batch; called when an iteration starts."""
+        ...
+
+    def draw(self, step: int) -> Draw:
+        """Returns this worker's samples of a global step."""
+        ...
 
 
 class Source(Protocol):
@@ -61,14 +75,12 @@ class Source(Protocol):
     restore: Callable[..., Nest] | None
     records: Fingerprints | None
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches.
 
         Args:
-            order: Samples of each step.
-            first_step: Returns the global step of the first batch; called when an iteration
-                starts.
-            draw: Returns this worker's samples of a global step.
+            plan: Samples of this worker in each step.
+            host: Calls of Python functions, which live as long as the data set.
         """
         ...
 
@@ -85,11 +97,20 @@ class Fingerprints:
         self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
 
     def add(self, step: int, data: bytes) -> None:
-        """Adds the records of a global step, unless another replica has read them."""
-        if self._recent and step <= self._recent[-1][0]:
+        """Adds the records of a global step, unless another replica has read them.
+
+        A negative step belongs to no training, and is ignored.
+        """
+        if step < 0 or (self._recent and step <= self._recent[-1][0]):
             return
         self._value = zlib.crc32(data, self._value)
         self._recent.append((step, self._value))
+
+    def forget_from(self, step: int) -> None:
+        """Forgets `step` and later ones, which were read ahead by a fit that has ended."""
+        while self._recent and self._recent[-1][0] >= step:
+            self._recent.pop()
+        self._value = self._recent[-1][1] if self._recent else 0
 
     def at(self, step: int) -> int:
         """Returns the fingerprint of all records up to those of `step`; 0 if it was not read."""
@@ -110,7 +131,6 @@ class Arrays:
     """
 
     by_batch = is_sequential = False
-    in_memory = True
     restore = records = None
 
     def __init__(
@@ -132,6 +152,7 @@ class Arrays:
                 "samples of different length pass tf.ragged.constant(...)"
             )
         (length,) = lengths
+        self.in_memory = all(each.in_memory for each in columns)
         self._split = validation_split
         self.num_samples = int(length * (1.0 - validation_split))
         if not self.num_samples:
@@ -148,16 +169,20 @@ class Arrays:
         rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
         return rest if isinstance(rest, tuple) else (rest,)
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        return step_numbers(first_step).map(lambda step: self._take(_drawn(draw, step)))
+        index = [tf.TensorSpec([None], tf.int64)]
+        draw = lambda step: [plan.draw(int(step)).samples]  # noqa: E731
+        return step_numbers(plan, host).map(
+            lambda step: self._take(*host.call(draw, [step], index), host)
+        )
 
     def example(self) -> Nest:
         """Returns a batch of one sample."""
-        return self._take(tf.constant([0], tf.int64))
+        return self._take(tf.constant([0], tf.int64), HostCalls())
 
-    def _take(self, index: tf.Tensor) -> Nest:
-        return tf.nest.map_structure(lambda each: each.take(index), self._columns)
+    def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
+        return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
 
 
 class Items:
@@ -169,6 +194,7 @@ class Items:
     Args:
         items: The object. A sample is an array or a number, or a tuple or dict of these.
         readers: Number of threads that read samples.
+        any_length: Whether vectors may have different lengths, even if some samples do not.
 
     Raises:
         ValueError: The object is empty.
@@ -177,7 +203,7 @@ class Items:
     by_batch = is_sequential = in_memory = False
     records = None
 
-    def __init__(self, items: Sequence[Nest], readers: int = 1) -> None:
+    def __init__(self, items: Sequence[Nest], readers: int = 1, any_length: bool = False) -> None:
         self.num_samples = len(items)
         if not self.num_samples:
             raise ValueError(f"{type(items).__name__} has no samples: its length is 0")
@@ -190,14 +216,19 @@ class Items:
         self._specs, self._varies = [], []
         for leaves in zip(*map(self._flatten, samples), strict=True):
             shapes = {leaf.shape for leaf in leaves}
-            self._varies.append(len(shapes) > 1)
-            self._specs.append(_common_spec(shapes, spec_of(leaves[0]).dtype))
+            spec = _common_spec(shapes, spec_of(leaves[0]).dtype)
+            if any_length and spec.shape.rank == 1:
+                spec = tf.TensorSpec([None], spec.dtype)
+            self._specs.append(spec)
+            self._varies.append(not spec.shape.is_fully_defined())
         self.restore = self._crop if any(self._varies) else None
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        read = lambda step: self._read(draw(int(step)).samples)  # noqa: E731
-        return step_numbers(first_step).map(lambda step: self._packed(host(read, step, self._rows)))
+        read = lambda step: self._read(plan.draw(int(step)).samples)  # noqa: E731
+        return step_numbers(plan, host).map(
+            lambda step: self._packed(host.call(read, [step], self._rows))
+        )
 
     def example(self) -> Nest:
         """Returns a batch of one sample."""
@@ -300,16 +331,19 @@ class Batches:
             self._check_size(number - 1, last, global_batch_size)
         self.num_samples = (number - 1) * global_batch_size + rest
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
 
         def read(step: int) -> list[np.ndarray]:
-            drawn = draw(int(step))
-            self._begin_pass(drawn.step // order.steps_per_pass)
+            drawn = plan.draw(int(step))
+            if step >= 0:
+                self._begin_pass(drawn.step // plan.order.steps_per_pass)
             return self._read(int(step), drawn.samples)
 
-        return step_numbers(first_step).map(
-            lambda step: tf.nest.pack_sequence_as(self._structure, host(read, step, self._specs))
+        return step_numbers(plan, host).map(
+            lambda step: tf.nest.pack_sequence_as(
+                self._structure, host.call(read, [step], self._specs)
+            )
         )
 
     def example(self) -> Nest:
@@ -352,6 +386,7 @@ def open_source(
     *,
     global_batch_size: int,
     readers: int,
+    any_length: bool,
     validation_split: float,
 ) -> Source:
     """Returns the source of a data set with random access.
@@ -376,7 +411,7 @@ def open_source(
     if isinstance(x, keras.utils.PyDataset):
         return Batches(x, global_batch_size)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
-        return Items(x, readers)
+        return Items(x, readers, any_length)
     raise ValueError(
         f"x must be arrays, a tf.data.Dataset, a keras.utils.PyDataset, or an object with __len__ "
         f"and __getitem__ whose items are samples, got {kind}: for data that can only be iterated "
@@ -384,32 +419,16 @@ def open_source(
     )
 
 
-def step_numbers(first_step: FirstStep) -> tf.data.Dataset:
+def step_numbers(plan: Plan, host: HostCalls) -> tf.data.Dataset:
     """Returns a data set of global steps, counted from the one at which its iteration starts."""
 
     def count(_: tf.Tensor) -> tf.data.Dataset:
-        (start,) = host(lambda: [np.int64(first_step())], [], [tf.TensorSpec([], tf.int64)])
-        return tf.data.Dataset.counter(start)
+        scalar = [tf.TensorSpec([], tf.int64)]
+        return tf.data.Dataset.counter(
+            *host.call(lambda: [np.int64(plan.first_step())], [], scalar)
+        )
 
     return tf.data.Dataset.from_tensors(0).flat_map(count)
-
-
-def _drawn(draw: DrawStep, step: tf.Tensor) -> tf.Tensor:
-    """Returns this worker's samples of a step, int64, shape ``(samples,)``."""
-    return host(lambda k: [draw(int(k)).samples], step, [tf.TensorSpec([None], tf.int64)])[0]
-
-
-def host(
-    function: Callable[..., list[np.ndarray]],
-    inputs: tf.Tensor | list[tf.Tensor],
-    specs: list[tf.TensorSpec],
-) -> list[tf.Tensor]:
-    """Calls a Python function of arrays from the graph; returns tensors of these specifications."""
-    inputs = inputs if isinstance(inputs, list) else [inputs]
-    tensors = tf.numpy_function(function, inputs, [spec.dtype for spec in specs])
-    for tensor, spec in zip(tensors, specs, strict=True):
-        tensor.set_shape(spec.shape)
-    return tensors
 
 
 def as_sample(value: Nest) -> Nest:
@@ -487,7 +506,8 @@ def _check_shapes(leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorS
         if leaf.shape != tuple(spec.shape):
             raise ValueError(
                 f"sample {number} has shape {leaf.shape}, others have {tuple(spec.shape)}: let "
-                "__getitem__ return arrays of the same shape"
+                "__getitem__ return arrays of the same shape, or pass padded=True to "
+                "balancer.dataset(...) for vectors of any length"
             )
 
 

@@ -19,7 +19,7 @@ from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.probe import number_of_rows
+from lbbsp_tf.rows import count_rows
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
@@ -64,7 +64,7 @@ class BalancedStep:
         self._share_seed()
         data = self._next_batches[number]()
         first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        share = tf.cast(number_of_rows(first), tf.float64) * self._share_of_sample
+        share = tf.cast(count_rows(first), tf.float64) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
         logs = step.run(self._train_step.function, data)
         if not step.applied:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core import GlobalOrder
+from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.sources import DrawStep, Fingerprints, FirstStep, host, step_numbers
+from lbbsp_tf.host import HostCalls
+from lbbsp_tf.rows import count_rows, slice_rows
+from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
 
 
 class Stream:
@@ -65,30 +67,32 @@ class Stream:
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
         self.restore = _same if self._varies and self._dense else None
 
-    def batches(self, order: GlobalOrder, first_step: FirstStep, draw: DrawStep) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-
-        def keep(step: tf.Tensor, batch: Nest) -> Nest:
-            rows = tf.cast(_length(batch), tf.int64)
-            spec = [tf.TensorSpec([2], tf.int64)]
-            (place,) = host(lambda *given: [self._place(draw, *given)],
-                            [step, rows, _fingerprint(batch)], spec)  # fmt: skip
-            return tf.nest.map_structure(lambda leaf: _slice(leaf, place[0], place[1]), batch)
-
+        steps_per_pass = plan.order.steps_per_pass
         whole = self._global_batches()
         if not self._endless:
-            whole = whole.take(order.steps_per_pass)
+            whole = whole.take(steps_per_pass)
+
+        def position(step: int) -> list[np.int64]:
+            return [np.int64(plan.draw(int(step)).step % steps_per_pass)]
+
+        def place(step: int, rows: int, fingerprint: np.ndarray) -> list[np.ndarray]:
+            return [self._place(int(step), plan.draw(int(step)).samples, rows, fingerprint)]
 
         def from_step(step: tf.Tensor) -> tf.data.Dataset:
-            if self._endless:
-                records = whole
-            else:
-                position = lambda k: [np.int64(draw(int(k)).step % order.steps_per_pass)]  # noqa: E731
-                (skipped,) = host(position, step, [tf.TensorSpec([], tf.int64)])
-                records = whole.skip(skipped).concatenate(whole.repeat())
+            records = whole
+            if not self._endless:
+                skipped = host.call(position, [step], [tf.TensorSpec([], tf.int64)])
+                records = whole.skip(*skipped).concatenate(whole.repeat())
             return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
 
-        return step_numbers(first_step).take(1).flat_map(from_step).map(keep)
+        def keep(step: tf.Tensor, batch: Nest) -> Nest:
+            inputs = [step, count_rows(tf.nest.flatten(batch)[0]), _fingerprint(batch)]
+            (rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
+            return tf.nest.map_structure(lambda leaf: slice_rows(leaf, rows[0], rows[1]), batch)
+
+        return step_numbers(plan, host).take(1).flat_map(from_step).map(keep)
 
     def example(self) -> Nest:
         """Returns a batch of one sample: zeros if these have all properties of a sample."""
@@ -109,13 +113,12 @@ class Stream:
             return samples.ragged_batch(self._size)
         return samples.batch(self._size)
 
-    def _place(self, draw: DrawStep, step: int, rows: int, fingerprint: np.ndarray) -> np.ndarray:
+    def _place(self, step: int, samples: Indices, rows: int, fingerprint: np.ndarray) -> np.ndarray:
         """Returns where this worker's rows begin and end in a global batch of `rows` records.
 
         Raises:
             ValueError: The data set has fewer records than it was said to have.
         """
-        samples = draw(int(step)).samples
         start = int(samples[0]) // self._size * self._size
         expected = min(self._size, self.num_samples - start)
         if rows < expected:
@@ -123,7 +126,7 @@ class Stream:
                 f"the tf.data.Dataset ended after {start + rows} of {self.num_samples} samples: "
                 "pass the right num_samples= to balancer.dataset(...)"
             )
-        self.records.add(int(step), fingerprint.tobytes())
+        self.records.add(step, fingerprint.tobytes())
         return np.array([samples[0] - start, samples[-1] + 1 - start], np.int64)
 
 
@@ -184,21 +187,6 @@ def _chain(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _same(*sample: Nest) -> Nest:
     return sample if len(sample) > 1 else sample[0]
-
-
-def _length(batch: Nest) -> tf.Tensor:
-    leaf = tf.nest.flatten(batch)[0]
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
-    return leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]
-
-
-def _slice(leaf: Nest, start: tf.Tensor, stop: tf.Tensor) -> Nest:
-    if isinstance(leaf, tf.SparseTensor):
-        rest = leaf.dense_shape[1:]
-        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], 0))
-    return leaf[start:stop]
 
 
 def _fingerprint(batch: Nest) -> tf.Tensor:

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradients, Nest
-from lbbsp_tf.probe import Probe, deviation, sketch_of, slice_rows, without_collectives
+from lbbsp_tf.probe import Probe, deviation, sketch_of, without_collectives
+from lbbsp_tf.rows import slice_rows
 
 
 def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:

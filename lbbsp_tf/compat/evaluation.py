@@ -22,6 +22,7 @@ from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.replicas import one_replica_view
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
+from lbbsp_tf.rows import count_rows, slice_rows
 
 Logs = Mapping[str, object]
 
@@ -102,11 +103,11 @@ def split_rows(dataset: tf.data.Dataset, context: tf.distribute.InputContext) ->
 def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
     """Returns the rows of replica `place`, in [0, replicas), of a batch."""
     leaves = tf.nest.flatten(batch)
-    total = next(_count(leaf) for leaf in leaves if _has_rows(leaf))
+    total = next(count_rows(leaf) for leaf in leaves if _has_rows(leaf))
     place = tf.cast(place, tf.int64)
     start, stop = total * place // replicas, total * (place + 1) // replicas
     length = tf.maximum(stop - start, 1)  # if there are none, a row that will be discarded
-    cut = [_slice(leaf, start, length) if _has_rows(leaf) else leaf for leaf in leaves]
+    cut = [slice_rows(leaf, start, start + length) if _has_rows(leaf) else leaf for leaf in leaves]
     return ReplicaRows(tf.nest.pack_sequence_as(batch, cut), stop - start, total)
 
 
@@ -126,7 +127,7 @@ class RowsStep:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
         if not isinstance(data, ReplicaRows):  # a data set that the user has distributed
             with one_replica_view():
-                return self._step(data), _count(keras.tree.flatten(data)[0])
+                return self._step(data), count_rows(keras.tree.flatten(data)[0])
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
         with self._as_in_one_process(data):
             logs = self._step(data.batch)
@@ -166,7 +167,7 @@ class RowsStep:
         kept = tf.cast(data.rows > 0, tf.int64)
         return keras.tree.map_structure(
             lambda output: (
-                _slice(output, 0, kept * _count(output)) if _has_rows(output) else output
+                slice_rows(output, 0, kept * count_rows(output)) if _has_rows(output) else output
             ),
             outputs,
         )
@@ -289,24 +290,3 @@ def _is_current(function: Callable[..., Nest] | None) -> bool:
 
 def _has_rows(leaf: object) -> bool:
     return isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank != 0
-
-
-def _count(leaf: tf.Tensor | tf.RaggedTensor | tf.SparseTensor) -> tf.Tensor:
-    """Returns the number of rows of a tensor, int64."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows(tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, tf.int64)[0]
-
-
-def _slice(leaf: Nest, start: tf.Tensor, length: tf.Tensor) -> Nest:
-    """Returns `length` rows of a tensor, from row `start` on."""
-    if isinstance(leaf, tf.SparseTensor):
-        rest = tf.zeros_like(leaf.dense_shape[1:])
-        return tf.sparse.slice(
-            leaf,
-            tf.concat([[start], rest], axis=0),
-            tf.concat([[length], leaf.dense_shape[1:]], axis=0),
-        )
-    return leaf[start : start + length]

@@ -8,6 +8,7 @@ noise for their samples.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -57,6 +58,10 @@ def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
     Args:
         strategy: Strategy under which the state is created, unless it exists.
     """
+    # Keras draws the seed from Python's generator, which must give the user's next models the
+    # numbers that it would give them without us.
+    state = random.getstate()
     with strategy.scope():
         generator = global_seed_generator()
+    random.setstate(state)
     return lambda: global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)

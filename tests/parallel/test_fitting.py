@@ -65,7 +65,7 @@ def test_two_data_sets_in_turn_are_each_drawn_in_their_own_order(seen, which, st
 
 
 def test_repeated_fits_go_on_where_the_last_one_ended(seen):
-    assert everywhere(seen, "steps_in_all") == 3 * EPOCH
+    assert everywhere(seen, "steps_in_all") == 4 * EPOCH
 
 
 def test_a_fit_that_failed_leaves_nothing_behind(seen):

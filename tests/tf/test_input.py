@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_tf.feed import InputWait, TrainingInput
+from lbbsp_tf.sources import Fingerprints
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -147,7 +148,7 @@ KINDS = {
     "sparse": lambda: Kind(tf.sparse.from_dense(MATRIX), NUMBERS),
     "scipy": lambda: Kind(scipy.sparse.csr_matrix(MATRIX), NUMBERS),
     "frame": lambda: Kind(
-        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS), number=lambda s: s[1][0]
+        pd.DataFrame({"a": NUMBERS, "b": 0.5}), pd.Series(NUMBERS + 1), number=lambda s: s[1][0] - 1
     ),
     "dict_of_frame": lambda: Kind(
         dict(pd.DataFrame({"a": NUMBERS, "b": [str(i) for i in NUMBERS]})), NUMBERS
@@ -331,13 +332,13 @@ def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
     stored = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "f4", (SAMPLES, 3))
     stored[:] = ROWS
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"], file["y"] = ROWS, NUMBERS
+        file["x"] = ROWS
         file["text"] = [f"t{i}" for i in NUMBERS]
         expected = [samples(batch) for batch in open_data(ROWS.astype("f4"), NUMBERS, seed=1)]
         mapped = open_data(np.load(tmp_path / "x.npy", mmap_mode="r"), NUMBERS, seed=1)
         assert [samples(batch) for batch in mapped] == expected
         for shuffle in (True, False):
-            hdf5 = open_data({"x": file["x"], "t": file["text"]}, file["y"], shuffle=shuffle)
+            hdf5 = open_data({"x": file["x"], "t": file["text"]}, NUMBERS, shuffle=shuffle)
             for x, y in hdf5:
                 np.testing.assert_array_equal(x["x"][:, 0], y)
                 assert [int(text.numpy()[1:]) for text in x["t"]] == y.numpy().tolist()
@@ -373,6 +374,10 @@ def test_results_of_different_length_are_refused_padded_or_ragged():
     assert next(iter(open_data(NUMBERS, map=equal))).shape == (X, 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="pass padded=True to"):
         list(open_data(MapStyle(LENGTHS)))
+    rarely = MapStyle([[1, 2]] * 20 + [[1, 2, 3]] + [[1, 2]] * 6)
+    with pytest.raises(tf.errors.OpError, match=r"sample 20 has shape \(3,\), others have \(2,\)"):
+        list(open_data(rarely))
+    assert [batch.shape[1] for batch in open_data(rarely, padded=True, shuffle=False)][2:] == [3, 2]
 
 
 def test_the_functions_see_what_keras_passes():
@@ -446,3 +451,18 @@ def test_long_waits_are_named_once(waited, warns, caplog):
     assert len(found) == warns
     if warns:
         assert "worker 3 waits for input in 33 % of its busy time (100.0 of 300.0 ms" in found[0]
+
+
+def test_fingerprints_forget_what_was_read_ahead():
+    ahead, behind = Fingerprints(), Fingerprints()
+    for records, last in ((ahead, 5), (behind, 3)):
+        for step in range(last):
+            records.add(step, b"%d" % step)
+        records.forget_from(3)
+        records.add(3, b"reshuffled")
+        records.add(3, b"read by another replica")
+    assert ahead.at(3) == behind.at(3) != 0
+    assert ahead.at(2) == behind.at(2) != ahead.at(3)
+    other = Fingerprints()
+    other.add(-1, b"of no step")
+    assert other.at(-1) == 0

@@ -1,0 +1,33 @@
+"""Rows of a batch: dense, ragged and sparse tensors, whose first axis is that of samples."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import tensorflow as tf
+
+Batch: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
+
+
+def count_rows(tensor: Batch) -> tf.Tensor:
+    """Returns the number of rows, an int64 scalar."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.nrows(tf.int64)
+    if isinstance(tensor, tf.SparseTensor):
+        return tensor.dense_shape[0]
+    return tf.shape(tensor, tf.int64)[0]
+
+
+def slice_rows(tensor: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
+    """Returns the rows ``begin .. end - 1``.
+
+    Args:
+        tensor: Tensor of any kind.
+        begin: First row, an int64 scalar.
+        end: Row after the last one, an int64 scalar.
+    """
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[begin:end]
+    rest = tensor.dense_shape[1:]
+    start = tf.concat([[begin], tf.zeros_like(rest)], 0)
+    return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))

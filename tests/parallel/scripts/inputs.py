@@ -1,0 +1,342 @@
+"""Trains on each kind of input by changing plans, then in one process on whole batches."""
+
+import gc
+import logging
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+from comparison import Cycle
+from report import answer_all, largest_difference, result
+
+import lbbsp_tf
+from lbbsp_core import GlobalOrder
+
+shared, *chosen = sys.argv[1:]
+X, EPOCHS = 32, 2
+SAMPLES = 4 * X + 11  # a short last batch
+PLANS = {2: ((24, 8), (20, 12), (3, 29)), 3: ((20, 8, 4), (15, 16, 1), (1, 10, 21))}
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 6))
+LABELS = rng.integers(0, 3, SAMPLES)
+WORDS = [rng.integers(1, 20, 1 + i % 5).tolist() for i in range(SAMPLES)]
+PADDED = keras.utils.pad_sequences(WORDS, padding="post")
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+workers, rank = strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id
+
+
+def dense():
+    return keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3)])
+
+
+def embedding():
+    words = keras.layers.Input((None,), dtype="int64")
+    vectors = keras.layers.Embedding(20, 4, mask_zero=True)(words)
+    pooled = keras.layers.GlobalAveragePooling1D()(vectors)
+    return keras.Model(words, keras.layers.Dense(3)(pooled))
+
+
+def compiled(build=dense):
+    keras.utils.set_random_seed(1)
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    return model
+
+
+def balancer(**options):
+    return lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle(PLANS[workers]), **options)
+
+
+def fit(it, data, model=None, *callbacks, epochs=EPOCHS, **options):
+    with strategy.scope():
+        model = model or compiled()
+    steps = options.pop("steps_per_epoch", it.steps_per_epoch)
+    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=[it, *callbacks], verbose=0,
+              **options)  # fmt: skip
+    return model
+
+
+# Kinds of input: what to pass to `dataset`, and the whole batches that one process trains on
+
+
+def in_order(x=FEATURES, y=LABELS, steps=None, **options):
+    """Whole batches of a `GlobalOrder`."""
+    order = GlobalOrder(len(y), X, steps_per_epoch=steps, **options)
+    return [
+        (x[order.indices(k)], y[order.indices(k)]) for k in range(EPOCHS * order.steps_per_epoch)
+    ]
+
+
+def in_sequence(dataset):
+    """Whole batches of a stream."""
+    return [tuple(part.numpy() for part in b) for _ in range(EPOCHS) for b in dataset.batch(X)]
+
+
+class Items:
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return FEATURES[index], LABELS[index]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-SAMPLES // X)
+
+    def __getitem__(self, index):
+        rows = slice(index * X, (index + 1) * X)
+        return FEATURES[rows], LABELS[rows]
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((FEATURES, LABELS))
+
+
+def hdf5():
+    path = Path(shared) / f"{rank}.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = FEATURES, LABELS
+    file = h5py.File(path)
+    return file["x"], file["y"]
+
+
+def records():
+    path = str(Path(shared) / f"{rank}.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for x, y in zip(FEATURES, LABELS, strict=True):
+            features = {
+                "x": tf.train.Feature(float_list=tf.train.FloatList(value=x)),
+                "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
+    return tf.data.TFRecordDataset(path)
+
+
+def parse(record):
+    spec = {"x": tf.io.FixedLenFeature([6], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+    example = tf.io.parse_single_example(record, spec)
+    return example["x"], example["y"]
+
+
+def shuffled():
+    return slices().shuffle(50, seed=5, reshuffle_each_iteration=False)
+
+
+def double(x, y):
+    return 2.0 * x, y
+
+
+KINDS = {
+    "hdf5": lambda: (hdf5(), {}, in_order()),
+    "items": lambda: ((Items(),), {"readers": 3, "prefetch": 2}, in_order()),
+    "py_dataset": lambda: ((Batches(),), {}, in_order(by_batch=True)),
+    "tfrecords": lambda: ((records(),), {"map": parse, "num_samples": SAMPLES},
+                          in_order(shuffle=False)),
+    "shuffled_stream": lambda: ((shuffled(),), {}, in_sequence(shuffled())),
+    "batched_stream": lambda: ((shuffled().batch(7).prefetch(3),), {"map": double, "readers": 2},
+                               in_sequence(shuffled().map(double))),
+    "in_order": lambda: ((FEATURES, LABELS), {"shuffle": False}, in_order(shuffle=False)),
+    "own_steps": lambda: ((FEATURES, LABELS), {"steps_per_epoch": 8}, in_order(steps=8)),
+    "validation_split": lambda: ((FEATURES, LABELS), {"validation_split": 0.2},
+                                 in_order(FEATURES[:111], LABELS[:111])),
+    "batch_map": lambda: ((FEATURES, LABELS), {"batch_map": double, "prefetch": 1},
+                          in_order(2 * FEATURES)),
+    "padded": lambda: ((WORDS_AS_ITEMS,), {"padded": True}, in_order(PADDED)),
+}  # fmt: skip
+WORDS_AS_ITEMS = list(zip(map(np.array, WORDS), LABELS, strict=True))
+WORDS_AS_ITEMS = type("Words", (), {
+    "__len__": lambda self: SAMPLES,
+    "__getitem__": lambda self, i, items=WORDS_AS_ITEMS: items[i],
+})()  # fmt: skip
+
+
+def learn(name):
+    """Compares the weights of a balanced fit with those of one process."""
+    arguments, options, batches = KINDS[name]()
+    build = embedding if name == "padded" else dense
+    it = balancer(seed=0)
+    with strategy.scope():
+        model = compiled(build)
+    start = [weights.copy() for weights in model.get_weights()]
+    data = it.dataset(*arguments, **options)
+    validation = {"validation_data": it.validation_data} if name == "validation_split" else {}
+    fit(it, data, model, **validation)
+    found = {"lag": it._session.balancer.lag, "steps": it._session.step}
+    if rank == 0:
+        reference = compiled(build)
+        for batch in batches:
+            reference.train_on_batch(*batch)
+        moved = max(float(np.abs(a - b).max()) for a, b in
+                    zip(start, reference.get_weights(), strict=True))  # fmt: skip
+        found |= {"difference": largest_difference(model, reference), "moved": moved,
+                  "reference_steps": len(batches)}  # fmt: skip
+    if validation:
+        x, y = it.validation_data
+        found["validation"] = [len(x), len(y), model.history.history["val_loss"][-1]]
+    result(name, found)
+
+
+# Misuse: each must raise alike on all workers, without a training step
+
+
+class Steps(keras.callbacks.Callback):
+    count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+
+
+def without_callback():
+    it, steps = balancer(), Steps()
+    data = it.dataset(FEATURES, LABELS)
+    with strategy.scope():
+        model = compiled()
+    before = model.get_weights()
+    try:
+        model.fit(data, steps_per_epoch=it.steps_per_epoch, callbacks=[steps], verbose=0)
+    finally:
+        same = all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+        fit(it, data, model, epochs=1)  # the data set can be used after the mistake
+        result("after_the_mistake", [steps.count, same, it._session.step])
+
+
+def outside_of_fit(use):
+    it = balancer()
+    with strategy.scope():
+        model = compiled()
+    use(model, it.dataset(FEATURES, LABELS))
+
+
+def validation_of_itself():
+    it = balancer()
+    data = it.dataset(FEATURES, LABELS)
+    fit(it, data, validation_data=data, validation_steps=1)
+
+
+def other_arrays():
+    it = balancer()
+    data = it.dataset(FEATURES, LABELS)
+    try:
+        fit(it, data, None, Fails())
+    except RuntimeError:
+        fit(it, FEATURES, batch_size=16, y=LABELS)
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise RuntimeError("the disk is full")
+
+
+def other_records():
+    it, steps = balancer(), Steps()
+    try:
+        fit(it, it.dataset(slices().shuffle(50, seed=rank)), None, steps)
+    finally:
+        result("steps_with_other_records", steps.count)
+
+
+def records_that_differ_late():
+    it, steps = balancer(), Steps()
+    changed = FEATURES.copy()
+    changed[3 * X + 5] += rank
+    stream = tf.data.Dataset.from_tensor_slices((changed, LABELS))
+    try:
+        fit(it, it.dataset(stream), None, steps)
+    finally:
+        result("steps_with_records_that_differ_late", steps.count)
+
+
+MISUSES = {
+    "without_callback": without_callback,
+    "evaluate": lambda: outside_of_fit(lambda model, data: model.evaluate(data, verbose=0)),
+    "predict": lambda: outside_of_fit(lambda model, data: model.predict(data, verbose=0)),
+    "validation_of_itself": validation_of_itself,
+    "other_arrays": other_arrays,
+    "other_records": other_records,
+    "records_that_differ_late": records_that_differ_late,
+}
+
+
+# Properties of repeated fits
+
+
+def repeated_fits():
+    """Data sets of one structure share the trace of the step, and are released."""
+    it, traces = balancer(), []
+
+    class Traced(keras.layers.Layer):
+        def call(self, x):
+            traces.append(1)
+            return x
+
+    with strategy.scope():
+        model = compiled(lambda: keras.Sequential([keras.layers.Input((6,)), Traced(),
+                                                   keras.layers.Dense(3)]))  # fmt: skip
+    alive, counts = [], []
+    for _ in range(4):
+        x = FEATURES.copy()
+        alive.append(weakref.ref(x))
+        fit(it, it.dataset(x, LABELS, prefetch=1), model, epochs=1)
+        counts.append(len(traces))
+    del x
+    gc.collect()
+    result("traces", counts)
+    result("released", [ref() is None for ref in alive])
+
+
+def slow_input():
+    """A map that takes longer than the step is named in one warning per fit."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("lbbsp.tf").addHandler(handler)
+    it = balancer()
+
+    def slow(x, y):
+        return tf.numpy_function(lambda x: (time.sleep(0.002), x)[1], [x], tf.float64), y
+
+    fit(it, it.dataset(FEATURES, LABELS, batch_map=lambda x, y: (tf.reshape(x, [-1, 6]), y),
+                       map=slow), epochs=3)  # fmt: skip
+    slow_words, said[:] = [text for text in said if "input" in text], []
+    fit(it, it.dataset(FEATURES, LABELS))
+    result("slow", slow_words)
+    result("fast", [text for text in said if "input" in text])
+    logging.getLogger("lbbsp.tf").removeHandler(handler)
+
+
+def reshuffled():
+    """Streams with a new order in each pass, in fits that read ahead and in one that does not."""
+    it, drawn = balancer(), []
+
+    def spy(x, y, number):
+        tf.numpy_function(lambda n: drawn.append(int(n)), [number], [])
+        return x, y
+
+    numbered = tf.data.Dataset.zip((slices(), tf.data.Dataset.range(SAMPLES)))
+    stream = numbered.map(lambda xy, n: (*xy, n)).shuffle(50, seed=5)
+    data = it.dataset(stream, map=lambda x, y, n: (x, y), prefetch=2)
+    model = fit(it, data, epochs=1)
+    fit(it, data, model, epochs=3, initial_epoch=1)
+    data = it.dataset(stream, map=spy, prefetch=0)
+    model = fit(it, data, epochs=1)  # traces the step, for which samples may be read as well
+    drawn.clear()
+    fit(it, data, model, epochs=3, initial_epoch=1)
+    result("reshuffled", drawn)
+
+
+OTHERS = {"repeated_fits": repeated_fits, "slow_input": slow_input, "reshuffled": reshuffled}
+for name in chosen or [*KINDS, *MISUSES, *OTHERS]:
+    if name in KINDS:
+        learn(name)
+    elif name in OTHERS:
+        OTHERS[name]()
+    else:
+        answer_all({name: MISUSES[name]}, [name])

@@ -1,0 +1,103 @@
+"""Each kind of input on 2 and 3 workers: exact, each wrong use refused, nothing kept."""
+
+from collections import Counter
+
+import pytest
+from jobs import run
+
+LAGS = {
+    "hdf5": 2,
+    "items": 3,
+    "py_dataset": 2,
+    "tfrecords": 2,
+    "shuffled_stream": 2,
+    "batched_stream": 2,
+    "in_order": 1,
+    "own_steps": 1,
+    "validation_split": 1,
+    "batch_map": 2,
+    "padded": 2,
+}
+SAMPLES = 4 * 32 + 11
+ON_THREE = ["items", "shuffled_stream", "own_steps"]
+ONLY_BY_FIT = "can only be trained on by fit(..., callbacks=[balancer])"
+REFUSED = {
+    "without_callback": ONLY_BY_FIT,
+    "evaluate": ONLY_BY_FIT,
+    "predict": ONLY_BY_FIT,
+    "validation_of_itself": "validation_data must be arrays or a tf.data.Dataset",
+    "other_arrays": "fit needs the data of the balancer",
+    "other_records": "have read different records up to step 0",
+    "records_that_differ_late": "have read different records up to step 4",
+}
+TOLERANCE = 2e-6
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each rank reported, by number of workers."""
+    folder = str(tmp_path_factory.mktemp("inputs"))
+    jobs = {2: run("inputs", folder, workers=2, timeout=300),
+            3: run("inputs", folder, *ON_THREE, workers=3)}  # fmt: skip
+    assert all(job.status == 0 for job in jobs.values())
+    return {workers: [job.results(r) for r in range(workers)] for workers, job in jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind"), [(2, kind) for kind in LAGS] + [(3, kind) for kind in ON_THREE]
+)
+def test_changing_plans_learn_what_one_process_learns(found, workers, kind):
+    chief = found[workers][0][kind]
+    assert chief["moved"] > 0.01, "a kind that learns nothing would prove nothing"
+    assert chief["steps"] == chief["reference_steps"]
+    assert chief["difference"] <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", LAGS)
+def test_the_lag_follows_what_is_read_ahead(found, kind):
+    assert {rank[kind]["lag"] for rank in found[2]} == {LAGS[kind]}
+
+
+def test_validation_data_are_the_last_samples(found):
+    first, second = (rank["validation_split"]["validation"] for rank in found[2])
+    assert first == second
+    assert first[:2] == [28, 28]
+
+
+@pytest.mark.parametrize("misuse", REFUSED)
+def test_wrong_uses_and_different_data_are_refused_on_all_workers(found, misuse):
+    for rank in found[2]:
+        assert REFUSED[misuse] in rank[misuse]
+        assert "Error: " in rank[misuse]
+
+
+def test_placeholders_are_never_trained_on(found):
+    for rank in found[2]:
+        steps, same_weights, steps_of_next_fit = rank["after_the_mistake"]
+        assert (steps, same_weights, steps_of_next_fit) == (0, True, 5)
+
+
+def test_different_records_stop_the_fit_at_the_first_step_or_the_end_of_the_epoch(found):
+    for rank in found[2]:
+        assert rank["steps_with_other_records"] == 0
+        assert rank["steps_with_records_that_differ_late"] == 5
+
+
+def test_each_record_of_a_reshuffled_stream_is_drawn_once_an_epoch(found):
+    drawn = Counter(number for rank in found[2] for number in rank["reshuffled"])
+    assert drawn == dict.fromkeys(range(SAMPLES), 2)
+    assert len({tuple(rank["reshuffled"]) for rank in found[2]}) == 2
+
+
+def test_further_data_sets_share_the_trace_and_are_released(found):
+    for rank in found[2]:
+        assert len(set(rank["traces"])) == 1
+        assert rank["released"] == [True, True, True, False]  # the balancer knows the last one
+
+
+def test_input_that_cannot_keep_up_is_named(found):
+    for number, rank in enumerate(found[2]):
+        (warning,) = rank["slow"]
+        assert f"worker {number} waits for input in " in warning
+        assert "raise readers (now 1) or prefetch (now 1)" in warning
