@@ -366,11 +366,11 @@ class LoadBalancer(keras.callbacks.Callback):
         def last_at_train_begin(logs: Logs = None) -> None:
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
-                agreement.share_restored_model(model, session.collectives)
+                agreement.share_restored_model(model, mirrored_collectives(self.strategy))
 
         def check_models() -> None:
             if self.workers > 1:
-                agreement.check_models(model, session.collectives)
+                agreement.check_models(model, mirrored_collectives(self.strategy))
 
         def last_at_batch_end(batch: int, logs: Logs = None) -> None:
             type(history).on_train_batch_end(history, batch, logs)
