@@ -105,7 +105,7 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
         value = keras.ops.convert_to_numpy(variable)
-        variable.assign(collectives.broadcast(np.ascontiguousarray(value)))
+        variable.assign(collectives.broadcast(value).reshape(value.shape))
 
 
 def check_models(model: keras.Model, collectives: Collectives) -> None:
