@@ -383,7 +383,7 @@ class LoadBalancer(keras.callbacks.Callback):
         def last_at_train_begin(logs: Logs = None) -> None:
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
-                agreement.share_restored_model(model, session.collectives)
+                agreement.share_restored_model(model, mirrored_collectives(self.strategy))
 
         def check_models() -> None:
             if self.workers > 1:
