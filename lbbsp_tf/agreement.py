@@ -96,14 +96,16 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
     `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
     from the same epoch, whether or not they share a file system. Every worker must call this.
     """
-    (epoch,), *_ = collectives.all_gather([model._initial_epoch or 0])
-    if not epoch:
+    restored = model._initial_epoch  # None unless a callback has restored one, which may be 0
+    (follows,), *_ = collectives.all_gather([0 if restored is None else 1 + restored])
+    if not follows:
         return
-    model._initial_epoch = epoch
+    model._initial_epoch = follows - 1
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
-        variable.assign(collectives.broadcast(keras.ops.convert_to_numpy(variable)))
+        value = keras.ops.convert_to_numpy(variable)
+        variable.assign(collectives.broadcast(value).reshape(value.shape))
 
 
 def check_models(model: keras.Model, collectives: Collectives) -> None:

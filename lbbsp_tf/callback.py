@@ -36,13 +36,14 @@ class LoadBalancer(keras.callbacks.Callback):
     size, so that the update is that of plain BSP on the same samples (Chen et al., arXiv
     1806.02508).
 
-    With a single worker (or without ``TF_CONFIG``) it is passive, so that the same script runs
-    without a cluster.
+    The unit that gets a batch size is the replica (a device). With a single replica it is passive,
+    so that the same script runs without a cluster.
 
     Args:
-        strategy: The `tf.distribute.MultiWorkerMirroredStrategy` under which the model is built,
-            with one replica per worker.
-        global_batch_size: X, samples per step over all workers; constant.
+        strategy: Strategy under which the model is built: a
+            `tf.distribute.MultiWorkerMirroredStrategy`, or a `tf.distribute.MirroredStrategy` with
+            several devices.
+        global_batch_size: X, samples per step over all replicas; constant.
         weight_by: What a worker's gradients are weighted by. ``"auto"`` proves, before a fit, that
             the loss is a mean (or a sum) over samples, and refuses other losses. ``"mask"`` weights
             losses under a mask, or divided by the sample weights, by their valid tokens.
@@ -102,7 +103,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._preparation = StepPreparation(
             strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
         )
-        self._in_fit = False
+        self._in_fit = self._in_step = False
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
@@ -311,6 +312,7 @@ class LoadBalancer(keras.callbacks.Callback):
             self._preparation.set_samples(sum(self.sizes))
             compat.set_last_rows(self.model, self.sizes[self._session.rank])
             self._sessions.begin_step()
+            self._in_step = True
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Advances the session of a single worker, which has no exchange."""
@@ -352,8 +354,23 @@ class LoadBalancer(keras.callbacks.Callback):
             step = self._preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
-            self._train_function, self._traced_for = model.train_function, traced_for
+            self._train_function = self._only_in_fit(model, model.train_function)
+            self._traced_for = traced_for
         model.train_function = self._train_function
+
+    def _only_in_fit(
+        self, model: keras.Model, train_function: Callable[..., Nest]
+    ) -> Callable[..., Nest]:
+        """Wraps a balanced train function, which a fit that fails leaves in the model."""
+
+        def train(iterator: Nest) -> Nest:
+            if self._in_step:
+                self._in_step = False
+                return train_function(iterator)
+            model.make_train_function(force=True)  # trained without the balancer
+            return model.train_function(iterator)
+
+        return train
 
     def _run_after_history(self) -> None:
         """Handles requests to stop after all other callbacks, on all workers together (rule 11).

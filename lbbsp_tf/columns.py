@@ -241,7 +241,8 @@ def column(name: str, array: Any) -> Column:
         return kind(_as_coo(array) if kind is SparseColumn else array)
     except TypeError as error:
         raise ValueError(
-            f"{name} must be numbers or strings, got values of the type {array.dtype}: convert "
+            f"{name} must be numbers or strings, got values of the "
+            f"type {getattr(array, 'dtype', 'object')}: convert "
             "them first (for samples of different length, pass tf.ragged.constant(...))"
         ) from error
 

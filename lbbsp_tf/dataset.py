@@ -17,9 +17,11 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
 from lbbsp_tf.mapping import SampleMap, over_samples
+from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.sources import Draw, Source
 
 
@@ -161,7 +163,7 @@ class PlannedPipeline:
                 over_samples(per_sample, readers=self.readers, padded=self._padded)
             )
         for batch_map in self._batch_maps:
-            batches = batches.map(batch_map)
+            batches = batches.map(_keeping_rows(batch_map))
         return batches
 
     def _options(self) -> tf.data.Options:
@@ -191,7 +193,7 @@ class BatchIterator:
         self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
         with tf.device("/CPU:0"):
             self._iterator = iter(self._empty)
-            self._waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        self._waited = compat.plain_variable(0.0, tf.float64)
 
     @property
     def waited_seconds(self) -> float:
@@ -270,6 +272,25 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     def prefetch(self, count: int) -> PlaceholderDataset:
         """Returns the data set itself, since placeholders need no prefetching."""
         return self
+
+
+def _keeping_rows(batch_map: SampleMap) -> SampleMap:
+    """Wraps a function of a batch, to raise an error if it changes the number of rows.
+
+    Workers are weighted by the samples that they were given.
+    """
+
+    def mapped(*batch: Nest) -> Nest:
+        result = batch_map(*batch)
+        check = tf.debugging.assert_equal(
+            count_rows(first_leaf(result)),
+            count_rows(first_leaf(batch)),
+            "batch_map must return as many samples as it is given: let map= augment single samples",
+        )
+        with tf.control_dependencies([check]):
+            return tf.nest.map_structure(tf.identity, result, expand_composites=True)
+
+    return mapped
 
 
 def _composed(first: SampleMap | None, then: SampleMap | None) -> SampleMap | None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.protocol import fingerprint
 from lbbsp_core.validate import require_known
+from lbbsp_tf import compat
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.proof import SAMPLES, Refusal, prove
 from lbbsp_tf.replicas import ReplicaSessions
@@ -53,8 +54,7 @@ class StepPreparation:
         self._step: BalancedStep | None = None
         self._weighting: Weighting | None = None
         self._known_traces: int | None = None
-        with tf.device("/CPU:0"):
-            self._share_of_sample = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        self._share_of_sample = compat.plain_variable(0.0, tf.float64)
 
     def set_samples(self, samples: int) -> None:
         """Sets the number of samples of all replicas in the next step."""

@@ -46,7 +46,8 @@ class Probe:
 
         def replica(*scalars: tf.Tensor) -> Nest:
             share_seed()
-            return function(*scalars)
+            with compat.fresh_traces():
+                return function(*scalars)
 
         def run(*scalars: tf.Tensor) -> Nest:
             with patches(*scalars):  # here, as replicas are traced in turns, in their own threads

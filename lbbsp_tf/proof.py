@@ -28,7 +28,7 @@ from lbbsp_tf.probe import (
     sketch_of,
     without_collectives,
 )
-from lbbsp_tf.rows import count_rows, slice_rows
+from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
@@ -90,7 +90,7 @@ def gradient_probe(
         with ExitStack() as stack:
             if one_replica:
                 stack.enter_context(compat.one_replica_view())
-                stack.enter_context(compat.added_vectors_scaled(1.0 / samples))
+                stack.enter_context(compat.added_vectors_scaled(1.0 / samples, first_leaf(part)))
             stack.enter_context(compat.token_means_scaled(of_samples))
             stack.enter_context(compat.intercepted_apply(keep))
             stack.enter_context(without_collectives())
@@ -147,38 +147,47 @@ def prove(
             f"{train_step.name} applied no gradients",
             "call optimizer.apply (or apply_gradients) in it, so that they can be weighted",
         )
-    if not all(np.isfinite(sketch).all() for sketch in whole):
+    tolerance = _LOW_PRECISION_TOLERANCE if train_step.is_inexact else _TOLERANCE
+    every_part = [(cut, alone(0, cut, 1.0), alone(cut, rows, 1.0)) for cut in cuts]
+    parts = [part for part in every_part if _are_finite([*part[1], *part[2]])]
+    if not parts or not _are_finite(whole):
         logger.warning(
             "the gradients of the first samples are not finite, so that it could not be proven that"
             " the loss is a mean over samples: it is assumed to be"
         )
         return Weighting(by_tokens=by_tokens)
-    tolerance = _LOW_PRECISION_TOLERANCE if train_step.is_inexact else _TOLERANCE
-    parts = [(alone(0, cut, 1.0), alone(cut, rows, 1.0)) for cut in cuts]
     calls = range(len(whole))
     errors = [
         max(
             deviation(rows * whole[k], cut * first[k] + (rows - cut) * second[k])
-            for cut, (first, second) in zip(cuts, parts, strict=True)
+            for cut, first, second in parts
         )
         for k in calls
     ]
     means = [error <= tolerance for error in errors]
+    clipping = Refusal(
+        f"{train_step.name} or a subclass of an optimizer clips gradients (or changes them in "
+        "another way that is not linear), on each worker's own batch",
+        "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
+    )
+
+    def clips(means: Sequence[bool]) -> bool:
+        return not train_step.keeps_gradients and _clips(alone, rows, cuts[0], means, tolerance)
+
     if all(means):
-        if not train_step.is_stock and _clips(alone, rows, cuts[0], tolerance):
-            return Refusal(
-                f"{train_step.name} clips its gradients (or changes them in "
-                "another way that is not linear) before it applies them, on each worker's own "
-                "batch",
-                "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
-            )
+        if clips(means):
+            return clipping
         return Weighting(sums=(False,), by_tokens=by_tokens)
     # What is the same for all batches, if the loss is a sum over samples.
-    constants = [[first[k] + second[k] - whole[k] for first, second in parts] for k in calls]
-    sums = [deviation(*constants[k], scale=whole[k]) <= tolerance for k in calls]
+    constants = [[first[k] + second[k] - whole[k] for _, first, second in parts] for k in calls]
+    sums = [
+        deviation(constants[k][0], constants[k][-1], scale=whole[k]) <= tolerance for k in calls
+    ]
     free = [sums[k] and deviation(constants[k][0], 0 * whole[k], scale=whole[k]) <= tolerance
             for k in calls]  # fmt: skip
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
+        if clips(means):
+            return clipping
         return Weighting(sums=tuple(not mean for mean in means), by_tokens=by_tokens)
     if all(sums) and _divides_constants(probe(one_replica=False), constants, whole, rows, cuts[0],
                                         strategy.num_replicas_in_sync, tolerance):  # fmt: skip
@@ -193,13 +202,17 @@ def prove(
     )
 
 
-def _clips(probe: Probe, rows: int, cut: int, tolerance: float) -> bool:
+def _are_finite(sketches: Sequence[Sketch]) -> bool:
+    return all(np.isfinite(sketch).all() for sketch in sketches)
+
+
+def _clips(probe: Probe, rows: int, cut: int, means: Sequence[bool], tolerance: float) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     whole, first, second = probe(0, rows, _LARGE), probe(0, cut, _LARGE), probe(cut, rows, _LARGE)
     return any(
-        deviation(rows * w, cut * a + (rows - cut) * b) > tolerance
-        for w, a, b in zip(whole, first, second, strict=True)
-        if np.isfinite(w).all()
+        deviation(*((rows * w, cut * a + (rows - cut) * b) if mean else (w, a + b))) > tolerance
+        for w, a, b, mean in zip(whole, first, second, means, strict=True)
+        if _are_finite([w])
     )
 
 

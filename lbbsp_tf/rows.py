@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
 Batch: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
+
+
+def first_leaf(batch: object) -> Batch:
+    """Returns the first tensor of a nest."""
+    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
 
 
 def count_rows(tensor: Batch) -> tf.Tensor:

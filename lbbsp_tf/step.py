@@ -19,7 +19,7 @@ from lbbsp_core.runtime.protocol import WIDTH
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.rows import count_rows
+from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
@@ -63,8 +63,7 @@ class BalancedStep:
             self.traces += 1
         self._share_seed()
         data = self._next_batches[number]()
-        first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-        share = tf.cast(count_rows(first), tf.float64) * self._share_of_sample
+        share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
         logs = step.run(self._train_step.function, data)
         if not step.applied:
@@ -119,9 +118,10 @@ class ReplicaStep:
         """Runs the user's train step as in a single process, and weights and sums its gradients."""
         weighting, share = self._weighting, self._share
         with ExitStack() as stack:
+            stack.enter_context(compat.fresh_traces())
             if weighting.one_replica:
                 stack.enter_context(compat.one_replica_view())
-                stack.enter_context(compat.added_vectors_scaled(1.0 / share))
+                stack.enter_context(compat.added_vectors_scaled(1.0 / share, first_leaf(data)))
             if weighting.by_tokens:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
             if weighting.all_means:
@@ -206,6 +206,11 @@ class ReplicaStep:
         its gradients are weighted after the backward pass.
         """
         if not self._weighting.all_means:
+            if not self._weighting.all_sums:
+                raise ValueError(
+                    "some losses of the train step are means over samples and some are sums, which "
+                    "synchronised batch normalisation cannot tell apart: let all be means"
+                )
             return self._collective(gradients)
         summed = self._collective([_scaled(g, self._share) for g in gradients])
         return [_scaled(g, 1.0 / self._share) for g in summed]

@@ -19,27 +19,29 @@ class TrainStep:
         function: Called with a batch; applies gradients by Keras optimizers.
         name: What it is called in errors.
         loss_name: What its loss is called in errors.
-        is_stock: Whether it is Keras's own, which passes gradients on as they are.
+        keeps_gradients: Whether it is Keras's own, and passes gradients on as they are to an
+            optimizer of Keras.
         is_low_precision: Whether it computes in half precision.
     """
 
     function: Callable[[Nest], Nest]
     name: str
     loss_name: str
-    is_stock: bool
+    keeps_gradients: bool
     is_low_precision: bool
 
     @classmethod
     def of_model(cls, model: keras.Model) -> TrainStep:
         """Returns the train step of a compiled model."""
         name = f"{type(model).__name__}.train_step"
+        _check_is_plain(model.train_step, name)
         is_stock = type(model).train_step is keras.Model.train_step
         layers = model._flatten_layers(include_self=True, recursive=True)
         return cls(
             model.train_step,
             name,
             f"{type(model).__name__} ({_names_of_losses(model)})" if is_stock else name,
-            is_stock,
+            is_stock and type(model.optimizer).__module__.startswith("keras."),
             any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers),
         )
 
@@ -47,13 +49,22 @@ class TrainStep:
     def of_function(cls, function: Callable[[Nest], Nest]) -> TrainStep:
         """Returns the train step of a custom loop."""
         name = getattr(function, "__qualname__", repr(function))
+        _check_is_plain(function, name)
         low = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
-        return cls(function, name, name, is_stock=False, is_low_precision=low)
+        return cls(function, name, name, keeps_gradients=False, is_low_precision=low)
 
     @property
     def is_inexact(self) -> bool:
         """True if rounding is coarse: in half precision, and by the short products of GPUs."""
         return self.is_low_precision or bool(tf.config.list_logical_devices("GPU"))
+
+
+def _check_is_plain(function: Callable[[Nest], Nest], name: str) -> None:
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        raise ValueError(
+            f"{name} must not be a tf.function, because the balanced step is compiled as a whole: "
+            "remove the decorator @tf.function"
+        )
 
 
 def _names_of_losses(model: keras.Model) -> str:

@@ -34,6 +34,11 @@ class Weighting:
         """True if the losses of all `apply` calls are means."""
         return not any(self.sums)
 
+    @property
+    def all_sums(self) -> bool:
+        """True if the losses of all `apply` calls are sums."""
+        return all(self.sums)
+
     def is_sum(self, call: int) -> bool:
         """Returns whether the loss of the `call`-th `apply` of a step is a sum over samples."""
         return self.sums[min(call, len(self.sums) - 1)]

@@ -20,6 +20,7 @@ from lbbsp_tf.compat.probing import (
 )
 from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
 from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf.compat.tracing import fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "fresh_traces",
     "intercepted_apply",
     "last_rows",
     "local",
@@ -39,6 +41,7 @@ __all__ = [
     "one_replica_view",
     "patch_evaluation",
     "patch_keras",
+    "plain_variable",
     "replaced",
     "scalars_weighted",
     "scaled_gradients",

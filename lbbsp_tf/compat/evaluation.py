@@ -21,8 +21,9 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
-from lbbsp_tf.rows import count_rows, slice_rows
+from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
 
@@ -148,10 +149,11 @@ class RowsStep:
             return tf.math.divide_no_nan(tokens, total) / divisor
 
         with ExitStack() as stack:
+            stack.enter_context(fresh_traces())
             stack.enter_context(one_replica_view())
             stack.enter_context(scalars_weighted(fraction))
             stack.enter_context(token_means_scaled(token_factor))
-            stack.enter_context(added_vectors_scaled(1.0 / divisor))
+            stack.enter_context(added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)))
             if _sums_over_samples(self._model):
                 trackers = (self._model._loss_tracker, *self._model._compile_loss.metrics)
                 for tracker in trackers:

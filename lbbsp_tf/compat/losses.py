@@ -12,6 +12,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as loss_module
 
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.rows import Batch, count_rows
 
 _WEIGHTED_MEAN = "mean_with_sample_weight"
 _MEANS = ("mean", "sum_over_batch_size")
@@ -39,16 +40,21 @@ def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterato
 
 
 @contextmanager
-def added_vectors_scaled(factor: tf.Tensor) -> Iterator[None]:
+def added_vectors_scaled(factor: tf.Tensor, batch: Batch) -> Iterator[None]:
     """Multiplies by a factor what `add_loss` was given as a vector with a loss of each sample.
 
     Keras sums such a vector, and adds the sum to a loss that is a mean over samples.
+
+    Args:
+        factor: Scalar.
+        batch: Tensor of the batch. Its number of samples is the length of such a vector.
     """
     trainer = keras_trainer.TensorFlowTrainer
     if not is_patched(trainer._aggregate_additional_loss):
         aggregate = _scaling_vectors(trainer._aggregate_additional_loss)
         trainer._aggregate_additional_loss = patched(aggregate)
-    with _vector_factor.set(factor):
+    rows = int(count_rows(batch)) if tf.executing_eagerly() else None  # unknown in a graph
+    with _vector_factor.set((factor, rows)):
         yield
 
 
@@ -85,9 +91,9 @@ def _scaling_weights(reduce_values: Callable[..., tf.Tensor]) -> Callable[..., t
 def _scaling_vectors(aggregate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     @wraps(aggregate)
     def scaled(self: keras.Model, loss: tf.Tensor) -> tf.Tensor:
-        factor = _vector_factor.value
-        # What belongs to samples has their unknown number as its length.
-        of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] is None)
+        factor, rows = _vector_factor.value or (None, None)
+        # What belongs to samples has their number as its length.
+        of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] == rows)
         if factor is not None and of_samples:
             loss = loss * tf.cast(factor, loss.dtype)
         return aggregate(self, loss)

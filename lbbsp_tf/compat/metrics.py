@@ -34,9 +34,12 @@ def _weighting(update_state: Callable[..., None]) -> Callable[..., None]:
         self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
     ) -> None:
         weight = _weight.value
-        scalar = not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
-        if weight is not None and sample_weight is None and scalar:
+        if weight is not None and sample_weight is None and _is_scalar(values):
             sample_weight = weight
         return update_state(self, values, sample_weight)
 
     return weighted
+
+
+def _is_scalar(values: object) -> bool:
+    return not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0

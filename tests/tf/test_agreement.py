@@ -80,3 +80,23 @@ def test_seeds_metrics_and_frozen_weights_are_not_compared():
     before = agreement.model_facts(built)
     built.evaluate(np.zeros((2, 3)), np.ones((2, 1)), verbose=0)
     assert agreement.model_facts(built) == before
+
+
+class Follower(Peers):
+    """Collectives of a worker whose chief has restored a model of ones in epoch 0."""
+
+    def __init__(self):
+        super().__init__()
+
+    def all_gather(self, values):
+        return [[1], list(values)]
+
+    def broadcast(self, array):
+        return np.ones_like(array)
+
+
+def test_a_model_that_was_restored_in_its_first_epoch_is_shared():
+    restored = model()
+    agreement.share_restored_model(restored, Follower())
+    assert restored._initial_epoch == 0
+    assert np.all(restored.layers[0].kernel.numpy() == 1)

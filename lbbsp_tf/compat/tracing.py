@@ -1,0 +1,46 @@
+"""Traces of a user's `tf.function` and variables of ours, kept apart from those of others.
+
+TensorFlow traces a `tf.function` inside a train step once, and uses this trace in all graphs. A
+trace that was made under a patch would so be used where the patch does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from lbbsp_tf.compat.values import PerThread, is_patched, patched
+
+_traced_for = PerThread()
+
+
+@contextmanager
+def fresh_traces() -> Iterator[None]:
+    """Makes this thread trace each `tf.function` anew, for calls inside the context only."""
+    if not is_patched(function_context.make_function_context):
+        make = _including_context(function_context.make_function_context)
+        function_context.make_function_context = patched(make)
+    with _traced_for.set(object()):
+        yield
+
+
+def _including_context(make: Callable[..., object]) -> Callable[..., object]:
+    @wraps(make)
+    def make_function_context(scope_type: object = None) -> object:
+        found, key = make(scope_type), _traced_for.value
+        if key is None:
+            return found
+        return type(found)((found.context, key), found.scope_type)
+
+    return make_function_context
+
+
+def plain_variable(value: float, dtype: tf.DType) -> tf.Variable:
+    """Creates a variable on the CPU that is not distributed, also inside a strategy's scope."""
+    with tf.device("/CPU:0"):
+        return ResourceVariable(value, trainable=False, dtype=dtype)
