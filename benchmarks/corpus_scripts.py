@@ -248,13 +248,6 @@ SCRIPTS = (
         data="spanish",
     ),
     Script(
-        "examples/timeseries/timeseries_classification_from_scratch.py",
-        32,
-        scopes=(("model = make_model(", None), ("model.compile(", None)),
-        edits=(SYNCHRONIZED,),
-        data="ford_a",
-    ),
-    Script(
         "examples/timeseries/timeseries_classification_transformer.py",
         32,
         scopes=(("model = build_model(", "model.compile("),),
@@ -263,12 +256,6 @@ SCRIPTS = (
             ("head_size=256", "head_size=16"),
         ),
         data="ford_a",
-    ),
-    Script(
-        "examples/timeseries/timeseries_anomaly_detection.py",
-        32,
-        scopes=(("model = keras.Sequential(", "model.compile("),),
-        data="nab",
     ),
     Script(
         "examples/timeseries/timeseries_weather_forecasting.py",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import sys
 import threading
 import time
+from typing import NoReturn
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -26,12 +28,21 @@ _LEADER_SECONDS = 1.0
 def leave_together(rank: int) -> None:
     """Makes this process wait at its end until all workers have reached theirs.
 
-    A process that ends by an uncaught exception does not wait.
+    A process that ends by an uncaught exception, or by `sys.exit` with a failure, does not wait.
 
     Args:
         rank: Number of this worker; 0 is the leader of the coordination service.
     """
     atexit.register(_leave, rank)
+    exit = sys.exit
+
+    @functools.wraps(exit)
+    def exit_noting_failure(status: object = None) -> NoReturn:
+        if status:  # functions at exit cannot ask for it
+            atexit.unregister(_leave)
+        exit(status)
+
+    sys.exit = exit_noting_failure
 
 
 def _leave(rank: int) -> None:
