@@ -325,7 +325,11 @@ SCRIPTS = (
     Script(
         "examples/structured_data/imbalanced_classification.py",
         64,
-        scopes=(("model = keras.Sequential(", None), ("model.compile(", None)),
+        scopes=(
+            ("model = keras.Sequential(", None),
+            ("metrics = [", None),
+            ("model.compile(", None),
+        ),
         small=(("/Users/fchollet/Downloads/", "data/"),),
         data="credit_cards",
     ),

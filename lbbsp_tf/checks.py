@@ -102,6 +102,13 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             "jit_compile must be False, got True: leave it out, because XLA cannot compile "
             "collectives across workers"
         )
+    for variable in model.metrics_variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise ValueError(
+                f"metric {variable.path!r} was created outside the strategy's scope, so that each "
+                "worker would count its own samples only: create the metrics and compile the model "
+                "inside `with strategy.scope():`"
+            )
     for problem in _inexact(model):
         logger.warning("%s", problem)
 

@@ -16,6 +16,7 @@ EXPECTED = {
     "validation_of_ours": "validation_data must be arrays or a tf.data.Dataset",
     "different_epochs": "disagree on epochs: worker 0 has 2, worker 1 has 3",
     "different_first_epoch": "disagree on first epoch: worker 0 has 0, worker 1 has 1",
+    "metric_outside_scope": "metric 'top/total' was created outside the strategy's scope",
     "outside_scope": "inside `with strategy.scope():`",
     "batch_below_workers": "at least workers * minimum = 2, got 1",
     "minimum": "at least workers * minimum = 18, got 16",

@@ -47,7 +47,13 @@ def different(**change):
     fit(it.dataset(x[:samples], y[:samples]), balancer=it)
 
 
+def metric_outside_scope():
+    metric = keras.metrics.SparseTopKCategoricalAccuracy(name="top")
+    fit(built=model(metrics=[metric]))
+
+
 CASES = {
+    "metric_outside_scope": metric_outside_scope,
     "no_data_of_ours": lambda: model().fit(
         x, y, callbacks=[lbbsp_tf.LoadBalancer(strategy, 16)], verbose=0
     ),
