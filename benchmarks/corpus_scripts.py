@@ -309,20 +309,6 @@ SCRIPTS = (
         data="reviews",
     ),
     Script(
-        "examples/generative/text_generation_with_miniature_gpt.py",
-        16,
-        scopes=(("model = create_model()", None),),
-        small=(
-            ("vocab_size = 20000", "vocab_size = 200"),
-            ("maxlen = 80", "maxlen = 16"),
-            ("embed_dim = 256", "embed_dim = 16"),
-            ("forward_dim = 256", "forward_dim = 16"),
-            ("batch_size = 128", "batch_size = 16"),
-            ("_generated = 40", "_generated = 4"),
-        ),
-        data="reviews",
-    ),
-    Script(
         "examples/structured_data/imbalanced_classification.py",
         64,
         scopes=(
