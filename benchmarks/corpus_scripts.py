@@ -231,23 +231,6 @@ SCRIPTS = (
         data="stl10",
     ),
     Script(
-        "examples/nlp/neural_machine_translation_with_transformer.py",
-        16,
-        scopes=(
-            ("encoder_inputs = keras.Input", "transformer = keras.Model("),
-            ("transformer.compile(", None),
-        ),
-        small=(
-            ("vocab_size = 15000", "vocab_size = 60"),
-            ("batch_size = 64", "batch_size = 16"),
-            ("embed_dim = 256", "embed_dim = 16"),
-            ("latent_dim = 2048", "latent_dim = 16"),
-            ("num_heads = 8", "num_heads = 2"),
-            ("range(30)", "range(2)"),
-        ),
-        data="spanish",
-    ),
-    Script(
         "examples/timeseries/timeseries_classification_transformer.py",
         32,
         scopes=(("model = build_model(", "model.compile("),),
