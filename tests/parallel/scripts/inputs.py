@@ -116,7 +116,8 @@ def records():
                 "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y])),
             }
             example = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(example.SerializeToString())
+            # Not deterministic otherwise: the files of the workers would differ.
+            writer.write(example.SerializeToString(deterministic=True))
     return tf.data.TFRecordDataset(path)
 
 
