@@ -45,9 +45,10 @@ def train_step(batch):
 
 balancer = lbbsp_tf.LoadBalancer(strategy, global_batch_size=BATCH)
 data = balancer.dataset(images[:1536], labels[:1536], seed=0)
-with balancer.loop(train_step, data) as loop:
-    for epoch in range(EPOCHS):
-        accuracy.reset_state()
-        for _ in loop.epoch():
-            pass
-        print(f"epoch {epoch}: accuracy {accuracy.result():.4f}", flush=True)
+loop = balancer.loop(train_step, data)
+for epoch in range(EPOCHS):
+    accuracy.reset_state()
+    for _ in loop.epoch():
+        pass
+    print(f"epoch {epoch}: accuracy {accuracy.result():.4f}", flush=True)
+loop.close()

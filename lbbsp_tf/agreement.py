@@ -169,7 +169,8 @@ def _optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
         held = value.values() if isinstance(value, Mapping) else value
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:
             if isinstance(item, keras.optimizers.Optimizer):
-                yield item
+                # A MultiOptimizer has no learning rate of its own.
+                yield from getattr(item, "optimizers", None) or [item]
 
 
 def _crc32(arrays: Iterable[object]) -> int:
