@@ -12,7 +12,7 @@ from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
-from lbbsp_tf.cluster import check_tf_config, rank_and_workers
+from lbbsp_tf.cluster import check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
@@ -89,6 +89,8 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.check_strategy(strategy, self.workers)
         self.replicas = strategy.num_replicas_in_sync
         local = self.replicas // self.workers
+        if self.workers > 1:
+            check_devices(self.rank, self.workers, local)
         self._sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 from typing import TYPE_CHECKING
 
@@ -9,6 +12,8 @@ from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
     import tensorflow as tf
+
+_PEER_MILLISECONDS = 60_000
 
 _REMEDY = (
     'it must look like {"cluster": {"worker": ["host0:port", "host1:port"]}, '
@@ -83,6 +88,43 @@ def rank_and_workers(
         return 0, 1
     offset = chiefs if resolver.task_type == "worker" else 0
     return offset + int(resolver.task_id), chiefs + workers
+
+
+@functools.cache
+def check_devices(rank: int, workers: int, devices: int) -> None:
+    """Raises an error unless all workers have the same number of devices.
+
+    TensorFlow's collectives of workers wait for each other indefinitely otherwise. Every worker
+    must call it; one that does not is not waited for longer than a minute.
+
+    Args:
+        rank: Number of this worker.
+        workers: Number of workers.
+        devices: Number of devices of this worker.
+
+    Raises:
+        ValueError: The numbers differ; names them and the remedy.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    service = context.context()
+    if "timeout_in_ms" not in inspect.signature(service.get_config_key_value).parameters:
+        return  # before TensorFlow 2.19: the wait for a worker could not be limited
+    with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
+        service.set_config_key_value(f"lbbsp/devices/{rank}", str(devices))
+    try:
+        counts = [
+            int(service.get_config_key_value(f"lbbsp/devices/{each}", _PEER_MILLISECONDS))
+            for each in range(workers)
+        ]
+    except tf.errors.OpError:
+        return  # a worker without a LoadBalancer fails in the handshake
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"workers must have the same number of devices, got {counts} by rank: start one worker "
+            "for each device, with CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _problem(config: object) -> str:

@@ -34,3 +34,10 @@ def test_unequal_devices_of_one_machine_are_balanced(jobs):
     fast, slow = jobs["mirrored"]["unequal"]  # 1 and 3 ms a sample
     assert fast + slow == 64
     assert 2 <= fast / slow <= 4.5
+
+
+def test_workers_with_different_numbers_of_devices_are_refused_on_all_workers():
+    job = run("replicas", "unequal_workers", workers=2)
+    for rank in range(2):
+        message = job.results(rank)["unequal_workers"]
+        assert "the same number of devices, got [2, 1] by rank: start one worker for" in message

@@ -1,5 +1,7 @@
 """Several replicas in a process: uneven, changing batches, against one process on whole batches."""
 
+import json
+import os
 import sys
 import time
 
@@ -10,6 +12,7 @@ from comparison import SAMPLES, Trained, balanced, compare
 from report import result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+import lbbsp_tf
 from lbbsp_core import LoadBalanced
 
 L = keras.layers
@@ -105,21 +108,29 @@ CASES = {
 }
 
 
-def logical_devices():
+def logical_devices(count=DEVICES):
     """Splits the CPU into devices, and lets the workers' strategy use all of them."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(DEVICES)]
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     )
 
     def local_devices(self, cluster_resolver, worker_device):
-        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(DEVICES)), "CPU"
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(count)), "CPU"
 
     CollectiveAllReduceExtended._initialize_local_devices = local_devices
 
 
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
+    if kind == "unequal_workers":
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        logical_devices(count=2 - rank)
+        try:
+            lbbsp_tf.LoadBalancer(tf.distribute.MultiWorkerMirroredStrategy(), 64)
+        except ValueError as error:
+            result(kind, str(error))
+        sys.exit()
     logical_devices()
     if kind == "mirrored":
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
