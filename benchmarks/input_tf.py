@@ -12,7 +12,6 @@ machine and its load.
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
 from side_by_side import RESULT, main, report
@@ -27,22 +26,11 @@ def train(blocks: int, steps: int, channels: int) -> None:
     import numpy as np
     import psutil
     import tensorflow as tf
+    from keras_blocks import Side, step_seconds
     from networks import SAMPLES, convolutional, data
 
     import lbbsp_core
     import lbbsp_tf
-
-    class Clock(keras.callbacks.Callback):
-        """Measures wall seconds from the end of a batch to the end of the next one."""
-
-        def on_train_begin(self, logs=None):
-            self.seconds, self.last = [], None
-
-        def on_train_batch_end(self, batch, logs=None):
-            now = time.perf_counter()
-            if self.last is not None:
-                self.seconds.append(now - self.last)
-            self.last = now
 
     class Memory(keras.callbacks.Callback):
         """Resident memory at the end of each epoch, in MB."""
@@ -95,21 +83,13 @@ def train(blocks: int, steps: int, channels: int) -> None:
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return samples.batch(X // 2).prefetch(1).apply(endless)
 
-    stock = (
-        convolutional(strategy, channels),
-        strategy.distribute_datasets_from_function(stock_data),
-    )
+    fixed = strategy.distribute_datasets_from_function(stock_data)
     model = convolutional(strategy, channels)
-    ours = model, balancer.dataset(x, labels, map=augment)
-    clock, times = Clock(), {"stock": [], "balanced": []}
-    sides = [("stock", stock, [clock]), ("balanced", ours, [balancer, clock])]
-    for block in range(blocks + 1):
-        sides.reverse()  # the load of the machine may depend on the position in the pair
-        for name, (trained, feed), callbacks in sides:
-            trained.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=callbacks,
-                        epochs=steps // balancer.steps_per_epoch, verbose=0)  # fmt: skip
-            if block:  # the first block includes tracing
-                times[name].append(np.median(clock.seconds))
+    sides = {
+        "stock": Side(convolutional(strategy, channels), fixed),
+        "balanced": Side(model, balancer.dataset(x, labels, map=augment), (balancer,)),
+    }
+    times = step_seconds(sides, blocks, steps=steps, steps_per_epoch=balancer.steps_per_epoch)
     if balancer.rank == 0:
         report("Keras", times["stock"], times["balanced"])
 
@@ -138,4 +118,4 @@ def train(blocks: int, steps: int, channels: int) -> None:
 
 if __name__ == "__main__":
     question = __doc__.splitlines()[0]
-    main(__file__, question, train, framework="tensorflow", blocks=30, channels=24)
+    main(__file__, question, train, framework="tensorflow", blocks=60, channels=48)

@@ -9,8 +9,6 @@ interval. Absolute times depend on the machine and its load.
 
 from __future__ import annotations
 
-import time
-
 from side_by_side import main, report
 
 X = 64
@@ -18,25 +16,12 @@ X = 64
 
 def train(blocks: int, steps: int, channels: int) -> None:
     """Trains as one of the workers; the chief prints."""
-    import keras
-    import numpy as np
     import tensorflow as tf
+    from keras_blocks import Side, step_seconds
     from networks import SAMPLES, convolutional, data
 
     import lbbsp_core
     import lbbsp_tf
-
-    class Clock(keras.callbacks.Callback):
-        """Measures wall seconds from the end of a batch to the end of the next one."""
-
-        def on_train_begin(self, logs=None):
-            self.seconds, self.last = [], None
-
-        def on_train_batch_end(self, batch, logs=None):
-            now = time.perf_counter()
-            if self.last is not None:
-                self.seconds.append(now - self.last)
-            self.last = now
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=lbbsp_core.Even())
@@ -55,24 +40,16 @@ def train(blocks: int, steps: int, channels: int) -> None:
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return batches.apply(endless).prefetch(1)
 
-    stock = (
-        convolutional(strategy, channels),
-        strategy.distribute_datasets_from_function(stock_data),
-    )
-    ours = convolutional(strategy, channels), balancer.dataset(x, y)
-    clock, times = Clock(), {"stock": [], "balanced": []}
-    sides = [("stock", stock, [clock]), ("balanced", ours, [balancer, clock])]
-    for block in range(blocks + 1):
-        sides.reverse()  # the load of the machine may depend on the position in the pair
-        for name, (model, feed), callbacks in sides:
-            model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=callbacks,
-                      epochs=steps // balancer.steps_per_epoch, verbose=0)  # fmt: skip
-            if block:  # the first block includes tracing
-                times[name].append(np.median(clock.seconds))
+    fixed = strategy.distribute_datasets_from_function(stock_data)
+    sides = {
+        "stock": Side(convolutional(strategy, channels), fixed),
+        "balanced": Side(convolutional(strategy, channels), balancer.dataset(x, y), (balancer,)),
+    }
+    times = step_seconds(sides, blocks, steps=steps, steps_per_epoch=balancer.steps_per_epoch)
     if balancer.rank == 0:
         report("Keras", times["stock"], times["balanced"])
 
 
 if __name__ == "__main__":
     question = __doc__.splitlines()[0]
-    main(__file__, question, train, framework="tensorflow", blocks=60, channels=24)
+    main(__file__, question, train, framework="tensorflow", blocks=60, channels=48)
