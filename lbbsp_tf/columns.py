@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -199,24 +198,6 @@ def map_columns(name: str, value: Nest) -> Nest:
     return column(name, value)
 
 
-def pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
-    """Packs in-memory data as Keras does: a nest of NumPy arrays, floats as floatx.
-
-    Raises:
-        ValueError: A value is not an array, or lengths differ.
-    """
-    # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
-    packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
-    arrays = keras.tree.map_structure(_as_array, packed)
-    lengths = {len(array) for array in keras.tree.flatten(arrays)}
-    if len(lengths) != 1:
-        shapes = [array.shape for array in keras.tree.flatten(arrays)]
-        raise ValueError(
-            f"x, y and sample_weight must have the same number of samples, got shapes {shapes}"
-        )
-    return arrays
-
-
 def column(name: str, array: Any) -> Column:
     """Makes a column of an array.
 
@@ -289,16 +270,6 @@ def _is_indexed_array(array: Any) -> bool:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, (str, bytes, os.PathLike))
-
-
-def _as_array(values: object) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim == 0:
-        raise ValueError(
-            f"the data must be arrays whose first axis is that of samples, got {values!r}: pass "
-            "one array per input"
-        )
-    return array.astype(keras.backend.floatx()) if array.dtype.kind == "f" else array
 
 
 def _as_coo(array: Any) -> tf.SparseTensor:

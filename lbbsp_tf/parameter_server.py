@@ -24,7 +24,6 @@ from lbbsp_core.runtime.record import PushLine, PushLog, RunHeader, run_header
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import check_chief
-from lbbsp_tf.columns import pack_arrays
 from lbbsp_tf.compat import Nest
 
 RETRY_SECONDS = 0.05
@@ -107,7 +106,7 @@ def fit_asynchronously(
     _check(model, strategy, epochs)
     options = SessionOptions(seed=seed, record=record)
     fail_fast()
-    arrays = pack_arrays(x, y, sample_weight)
+    arrays = _pack_arrays(x, y, sample_weight)
     order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, seed)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -316,3 +315,31 @@ def _header(strategy: tf.distribute.Strategy, order: GlobalOrder) -> RunHeader:
         servers=strategy.extended._num_ps,
         batch_size=order.global_batch_size,
     )
+
+
+def _pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
+    """Packs in-memory data as Keras does: a nest of NumPy arrays, floats as floatx.
+
+    Raises:
+        ValueError: A value is not an array, or lengths differ.
+    """
+    # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
+    packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+    arrays = keras.tree.map_structure(_as_array, packed)
+    lengths = {len(array) for array in keras.tree.flatten(arrays)}
+    if len(lengths) != 1:
+        shapes = [array.shape for array in keras.tree.flatten(arrays)]
+        raise ValueError(
+            f"x, y and sample_weight must have the same number of samples, got shapes {shapes}"
+        )
+    return arrays
+
+
+def _as_array(values: object) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim == 0:
+        raise ValueError(
+            f"the data must be arrays whose first axis is that of samples, got {values!r}: pass "
+            "one array per input"
+        )
+    return array.astype(keras.backend.floatx()) if array.dtype.kind == "f" else array
