@@ -7,14 +7,14 @@ for fixed vectors, in addition to its norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Gradient, Gradients, Nest
+from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest
 
 Sketch = npt.NDArray[np.float64]
 """Two projections and the norm of each gradient of an `apply`, shape ``(variables, 3)``."""
@@ -123,7 +123,36 @@ def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
             yield variable
 
 
-def without_collectives() -> AbstractContextManager[None]:
+def sketches_as_one_process(
+    train_step: Callable[[Nest], Nest], batch: Nest, *patches: AbstractContextManager[None]
+) -> list[tf.Tensor]:
+    """Runs a train step without collectives, as a single process would, and applies nothing.
+
+    Call it in a replica, in the function of a `Probe`.
+
+    Args:
+        train_step: Train step of the user.
+        batch: Nest of tensors.
+        patches: Entered in turn before the step runs.
+
+    Returns:
+        A sketch of the gradients of each `apply`.
+    """
+    sketches: list[tf.Tensor] = []
+
+    def keep(gradients: Gradients, apply: Apply) -> None:
+        sketches.append(sketch_of(gradients))
+
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        stack.enter_context(compat.intercepted_apply(keep))
+        stack.enter_context(_without_collectives())
+        train_step(batch)
+    return sketches
+
+
+def _without_collectives() -> AbstractContextManager[None]:
     """Makes sums over replicas local, as in a single process."""
     context = tf.distribute.get_replica_context()
     return compat.replaced(context, "all_reduce", lambda op, value, options=None: value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import keras
@@ -20,14 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Apply, Gradients, Nest
-from lbbsp_tf.probe import (
-    Probe,
-    Sketch,
-    deviation,
-    sketch_of,
-    without_collectives,
-)
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.probe import Probe, Sketch, deviation, sketches_as_one_process
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
@@ -77,25 +71,17 @@ def gradient_probe(
 
     def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
         part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
-        sketches: list[tf.Tensor] = []
         samples = tf.cast(end - begin, tf.float32)
-
-        def keep(gradients: Gradients, apply: Apply) -> None:
-            sketches.append(sketch_of(gradients))
 
         def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
             token_means.add(why)
             return tokens / samples
 
-        with ExitStack() as stack:
-            if one_replica:
-                stack.enter_context(compat.one_replica_view())
-                stack.enter_context(compat.added_vectors_scaled(1.0 / samples, first_leaf(part)))
-            stack.enter_context(compat.token_means_scaled(of_samples))
-            stack.enter_context(compat.intercepted_apply(keep))
-            stack.enter_context(without_collectives())
-            train_step(part)
-        return sketches
+        patches = [compat.token_means_scaled(of_samples)]
+        if one_replica:
+            added = compat.added_vectors_scaled(1.0 / samples, first_leaf(part))
+            patches = [compat.one_replica_view(), added, *patches]
+        return sketches_as_one_process(train_step, part, *patches)
 
     @contextmanager
     def patches(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Iterator[None]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat import Apply, Gradients, Nest
-from lbbsp_tf.probe import Probe, deviation, sketch_of, without_collectives
+from lbbsp_tf.compat import Gradients, Nest
+from lbbsp_tf.probe import Probe, deviation, sketch_of, sketches_as_one_process
 from lbbsp_tf.rows import slice_rows
 
 
@@ -54,17 +53,7 @@ def largest_error(
     """
 
     def whole() -> list[tf.Tensor]:
-        sketches: list[tf.Tensor] = []
-
-        def keep(gradients: Gradients, apply: Apply) -> None:
-            sketches.append(sketch_of(gradients))
-
-        with ExitStack() as stack:
-            stack.enter_context(compat.one_replica_view())
-            stack.enter_context(without_collectives())
-            stack.enter_context(compat.intercepted_apply(keep))
-            train_step(batch)
-        return sketches
+        return sketches_as_one_process(train_step, batch, compat.one_replica_view())
 
     def weighted() -> list[tf.Tensor]:
         sketches: list[tf.Tensor] = []
