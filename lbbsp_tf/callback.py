@@ -16,12 +16,11 @@ from lbbsp_tf.cluster import check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
-from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.leaving import leave_together
 from lbbsp_tf.loop import BalancedLoop
-from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
 from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.training import Training
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -91,20 +90,18 @@ class LoadBalancer(keras.callbacks.Callback):
         local = self.replicas // self.workers
         if self.workers > 1:
             check_devices(self.rank, self.workers, local)
-        self._sessions = ReplicaSessions(
+        sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
             SessionOptions.of(options),
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
         )
-        self._session = self._sessions.leader
-        self._input = TrainingInput(self._sessions, strategy)
+        self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
+        self._sessions, self._session = sessions, sessions.leader
+        self._input = self._training.input
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
-        self._preparation = StepPreparation(
-            strategy, self._sessions, self._input, weight_by=weight_by, verify=verify
-        )
         self._in_fit = self._in_step = False
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
@@ -131,7 +128,7 @@ class LoadBalancer(keras.callbacks.Callback):
     @property
     def verified_error(self) -> float | None:
         """Difference that ``verify=True`` has found, relative to the gradient; else None."""
-        return self._preparation.verified_error
+        return self._training.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -265,14 +262,7 @@ class LoadBalancer(keras.callbacks.Callback):
                     for loss in loop.epoch():
                         ...
         """
-        return BalancedLoop(
-            train_step,
-            data,
-            strategy=self.strategy,
-            sessions=self._sessions,
-            training_input=self._input,
-            preparation=self._preparation,
-        )
+        return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
 
     # Hooks of Keras, in the order in which it calls them
 
@@ -286,41 +276,35 @@ class LoadBalancer(keras.callbacks.Callback):
             # Under this strategy `fit` has already built the model for its data.
             if not self._input.is_announced:
                 raise checks.not_fed_by_balancer()
-            self._input.begin_fit()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            self._sessions.close()  # a failed fit does not close its session
-            self._sessions.start({"epochs": self.params["epochs"]})
+            self._training.begin({"epochs": self.params["epochs"]})
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
         if self._in_fit:
             if self.active:
-                self._preparation.begin_epoch()
-            self._sessions.exclude_step()
+                self._training.begin_epoch()
             return
         self._in_fit = True
-        self._sessions.begin_epoch(epoch)
         if self.active:
-            self._session.check_same("first epoch", epoch)
-            self._input.begin_epochs()
+            self._training.begin_first_epoch(epoch)
             self._replace_train_function()
+        else:
+            self._sessions.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Sets the weight of a sample; restarts the timer if the step is excluded."""
         if self.active:
-            self._input.begin_step()
-            self._preparation.set_samples(sum(self.sizes))
             compat.set_last_rows(self.model, self.sizes[self._session.rank])
-            self._sessions.begin_step()
+            self._training.begin_step()
             self._in_step = True
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Advances the session of a single worker, which has no exchange."""
         if self.active:
-            self._input.end_step()
-            self._preparation.end_step()
+            self._training.end_step()
         elif self._input.order is not None:
             self._sessions.skip_step()
 
@@ -337,8 +321,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Ends the session, and restores the model and its history."""
         self._in_fit = False
         if self.active:
-            self._input.end_fit()
-            self._sessions.close()
+            self._training.end()
             self.model.train_function = None
             for hook in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
@@ -353,7 +336,7 @@ class LoadBalancer(keras.callbacks.Callback):
             model, model.optimizer, config, *self._input.iterators, *synchronized_layers(model)
         )
         if traced_for != self._traced_for:
-            step = self._preparation.prepare(TrainStep.of_model(model))
+            step = self._training.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function = self._only_in_fit(model, model.train_function)

@@ -48,7 +48,8 @@ class TrainingInput:
     @property
     def order(self) -> GlobalOrder | None:
         """Order of the data set that a fit was given last, or else of the latest one."""
-        return self._latest.order if self._latest else None
+        pipeline = self._announced or self._latest
+        return pipeline.order if pipeline else None
 
     @property
     def is_announced(self) -> bool:

@@ -9,10 +9,8 @@ import tensorflow as tf
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
-from lbbsp_tf.feed import TrainingInput
-from lbbsp_tf.preparation import StepPreparation
-from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.training import Training
 
 
 class BalancedLoop:
@@ -23,9 +21,7 @@ class BalancedLoop:
             a single process; for example `keras.Model.train_step` of a compiled model.
         data: What `LoadBalancer.dataset` has returned.
         strategy: Strategy of the user.
-        sessions: Sessions of this process's replicas.
-        training_input: Data of the balancer.
-        preparation: Makes the balanced step.
+        training: Parts of the balancer.
 
     Raises:
         ValueError: `data` did not come from the balancer, or its session cannot start.
@@ -37,27 +33,22 @@ class BalancedLoop:
         data: tf.data.Dataset | PlaceholderDataset,
         *,
         strategy: tf.distribute.Strategy,
-        sessions: ReplicaSessions,
-        training_input: TrainingInput,
-        preparation: StepPreparation,
+        training: Training,
     ) -> None:
         self._train_step = TrainStep.of_function(train_step)
         self._data = data
         self._strategy = strategy
-        self._sessions = sessions
-        self._input = training_input
-        self._preparation = preparation
+        self._training = training
+        self._leader = training.sessions.leader
         self._run: Callable[..., Nest] | None = None
-        self._active = sessions.leader.workers > 1
+        self._active = self._leader.workers > 1
         if not self._active:
             return
         if not isinstance(data, PlaceholderDataset):
             raise ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")
         data.example()  # as Keras does, to announce the data set
-        training_input.begin_fit()
+        training.begin({})
         iter(data)
-        sessions.close()
-        sessions.start({})
 
     def __enter__(self) -> BalancedLoop:
         return self
@@ -67,39 +58,34 @@ class BalancedLoop:
 
     def epoch(self) -> Iterator[Nest]:
         """Trains an epoch, and yields what the train step of this worker returns in each step."""
-        leader = self._sessions.leader
+        training = self._training
         if not self._active:
             yield from self._epoch_alone()
             return
         if self._run is None:
-            self._sessions.begin_epoch(0)
-            self._input.begin_epochs()
-            step = self._preparation.prepare(self._train_step)
+            training.begin_first_epoch(0)
+            step = training.prepare(self._train_step)
             self._run = tf.function(lambda: self._strategy.run(step), autograph=False)
+            training.sessions.exclude_step()
         else:
-            self._preparation.begin_epoch()
-        self._sessions.exclude_step()
-        for _ in range(self._input.order.steps_per_epoch):
-            if leader.stopping:
+            training.begin_epoch()
+        for _ in range(training.input.order.steps_per_epoch):
+            if self._leader.stopping:
                 return
-            self._input.begin_step()
-            self._preparation.set_samples(sum(leader.sizes))
-            self._sessions.begin_step()
+            training.begin_step()
             result = compat.local(self._strategy, self._run())
-            self._input.end_step()
-            self._preparation.end_step()
+            training.end_step()
             yield result
-        self._input.end_epoch()
+        training.input.end_epoch()
 
     def request_stop(self) -> None:
         """Asks all workers to stop; their `epoch` ends after the same step."""
-        self._sessions.leader.request_stop()
+        self._leader.request_stop()
 
     def close(self) -> None:
         """Ends the training; call it after the last epoch, or use the loop as a context."""
         if self._active:
-            self._input.end_fit()
-            self._sessions.close()
+            self._training.end()
 
     def _epoch_alone(self) -> Iterator[Nest]:
         if self._run is None:
@@ -111,4 +97,4 @@ class BalancedLoop:
             )
         for batch in self._data:
             yield self._run(batch)
-            self._sessions.skip_step()
+            self._training.sessions.skip_step()

@@ -1,0 +1,87 @@
+"""Training on several replicas: what `fit` and custom loops do, in the order of their events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from lbbsp_tf.feed import TrainingInput
+from lbbsp_tf.preparation import StepPreparation
+from lbbsp_tf.replicas import ReplicaSessions
+from lbbsp_tf.step import BalancedStep
+from lbbsp_tf.train_step import TrainStep
+
+
+class Training:
+    """Parts of one balancer, which take part in each event of a training.
+
+    Args:
+        strategy: Strategy of the user.
+        sessions: Sessions of this process's replicas.
+        weight_by: See `LoadBalancer`.
+        verify: See `LoadBalancer`.
+
+    Raises:
+        ValueError: `weight_by` is unknown.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        sessions: ReplicaSessions,
+        *,
+        weight_by: str,
+        verify: bool,
+    ) -> None:
+        self.sessions = sessions
+        self.input = TrainingInput(sessions, strategy)
+        self._preparation = StepPreparation(
+            strategy, sessions, self.input, weight_by=weight_by, verify=verify
+        )
+
+    @property
+    def verified_error(self) -> float | None:
+        """See `LoadBalancer`."""
+        return self._preparation.verified_error
+
+    def begin(self, facts: Mapping[str, int]) -> None:
+        """Starts the sessions for the announced data set; a collective.
+
+        Args:
+            facts: What all workers must agree on, in addition to what the sessions compare.
+        """
+        self.input.begin_fit()
+        self.sessions.close()  # a failed fit does not close its session
+        self.sessions.start(facts)
+
+    def begin_first_epoch(self, epoch: int) -> None:
+        """Moves to the epoch at which the training begins, and starts to draw; a collective."""
+        self.sessions.begin_epoch(epoch)
+        self.sessions.leader.check_same("first epoch", epoch)
+        self.input.begin_epochs()
+
+    def begin_epoch(self) -> None:
+        """Begins a further epoch, whose first step is excluded; a collective."""
+        self._preparation.begin_epoch()
+        self.sessions.exclude_step()
+
+    def prepare(self, train_step: TrainStep) -> BalancedStep:
+        """Returns the balanced step of a train step; see `StepPreparation.prepare`."""
+        return self._preparation.prepare(train_step)
+
+    def begin_step(self) -> None:
+        """Sets the weight of a sample; restarts the timers if the step is excluded."""
+        self.input.begin_step()
+        self._preparation.set_samples(sum(self.sessions.leader.sizes))
+        self.sessions.begin_step()
+
+    def end_step(self) -> None:
+        """Adds up the waits for input; compares the first records of a training."""
+        self.input.end_step()
+        self._preparation.end_step()
+
+    def end(self) -> None:
+        """Releases the data, and ends the sessions."""
+        self.input.end_fit()
+        self.sessions.close()
