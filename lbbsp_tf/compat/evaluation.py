@@ -202,8 +202,6 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
         **options: object,
     ) -> None:
         distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
-        if distributed:
-            options["shuffle"] = False  # Keras warns that it ignores True, the default of `fit`
         training = "class_weight" in options  # only `fit` passes it
         if training or distributed or not _spans_workers(distribute_strategy):
             original(self, distribute_strategy, *args, **options)

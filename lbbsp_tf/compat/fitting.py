@@ -13,9 +13,10 @@ from functools import wraps
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_tf.compat.evaluation import ReplicaRows, takes_rows
-from lbbsp_tf.compat.values import Nest, is_broken, local, patched
+from lbbsp_tf.compat.values import Nest, is_broken, is_patched, local, patched
 
 
 def patch_keras() -> None:
@@ -27,6 +28,8 @@ def patch_keras() -> None:
     reduce = getattr(keras_trainer, "reduce_per_replica", None)
     if reduce is not None and is_broken(reduce, 'strategy.reduce("MEAN", v, axis=0)'):
         keras_trainer.reduce_per_replica = patched(_reduce_locally(reduce))
+    if not is_patched(EpochIterator.__init__):
+        EpochIterator.__init__ = patched(_without_shuffle_warning(EpochIterator.__init__))
 
 
 def _build_from_local_batch(
@@ -90,3 +93,19 @@ def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:
         return reduce(values, strategy, reduction)
 
     return reduce_per_replica
+
+
+def _without_shuffle_warning(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the constructor of Keras's iterator over epochs.
+
+    Keras warns for data sets that it ignores ``shuffle=True``, which is the default of `fit`.
+    """
+
+    @wraps(original)
+    def initialise(self: EpochIterator, x: Nest, *args: object, **options: object) -> None:
+        balanced = isinstance(x, tf.data.Dataset) and hasattr(x, "pipeline")  # on a single worker
+        if balanced or isinstance(x, tf.distribute.DistributedDataset):
+            options["shuffle"] = False
+        original(self, x, *args, **options)
+
+    return initialise

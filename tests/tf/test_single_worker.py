@@ -67,6 +67,13 @@ def test_it_learns_what_stock_keras_learns_from_the_same_order(balancer, options
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+def test_keras_does_not_warn_that_it_ignores_shuffle(balancer, recwarn):
+    fit(balancer, balancer.dataset(FEATURES, LABELS))
+    assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
+    model().fit(tf.data.Dataset.from_tensors((FEATURES, LABELS)), verbose=0)  # as stock Keras
+    assert [each for each in recwarn if "`shuffle=True`" in str(each.message)]
+
+
 def test_repeated_fits_and_initial_epoch_go_on_in_the_order(balancer):
     data = balancer.dataset(FEATURES, LABELS, seed=5)
     built = fit(balancer, data, epochs=1)
