@@ -28,6 +28,8 @@ def patch_keras() -> None:
     reduce = getattr(keras_trainer, "reduce_per_replica", None)
     if reduce is not None and is_broken(reduce, 'strategy.reduce("MEAN", v, axis=0)'):
         keras_trainer.reduce_per_replica = patched(_reduce_locally(reduce))
+    if not is_patched(trainer.get_metrics_result):
+        trainer.get_metrics_result = patched(_reading_variables(trainer.get_metrics_result))
     if not is_patched(EpochIterator.__init__):
         EpochIterator.__init__ = patched(_without_shuffle_warning(EpochIterator.__init__))
 
@@ -93,6 +95,22 @@ def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:
         return reduce(values, strategy, reduction)
 
     return reduce_per_replica
+
+
+def _reading_variables(original: Callable[..., Nest]) -> Callable[..., Nest]:
+    """Wraps `get_metrics_result`, in which a metric may return its variable.
+
+    Under a strategy this is a distributed variable, which the progress bar cannot convert.
+    """
+
+    @wraps(original)
+    def get_metrics_result(self: keras_trainer.TensorFlowTrainer) -> Nest:
+        return keras.tree.map_structure(
+            lambda value: tf.convert_to_tensor(value) if isinstance(value, tf.Variable) else value,
+            original(self),
+        )
+
+    return get_metrics_result
 
 
 def _without_shuffle_warning(original: Callable[..., None]) -> Callable[..., None]:

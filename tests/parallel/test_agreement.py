@@ -34,6 +34,11 @@ def everywhere(seen, name):
     return seen[0][name]
 
 
+def test_a_metric_may_return_its_variable(seen):
+    for each in seen:
+        assert each["variable_of_metric"] == [[64.0, 64.0], [40.0, 40.0]]
+
+
 def test_tensors_in_epoch_logs_are_those_of_the_global_batch(seen):
     found = everywhere(seen, "raw_logs")
     assert found["logs"][-1]["error"] == pytest.approx(found["error"], abs=1e-6)

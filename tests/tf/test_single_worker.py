@@ -74,6 +74,30 @@ def test_keras_does_not_warn_that_it_ignores_shuffle(balancer, recwarn):
     assert [each for each in recwarn if "`shuffle=True`" in str(each.message)]
 
 
+class Samples(keras.metrics.Metric):
+    """Number of samples; its result is the variable itself, as in Keras's guide."""
+
+    def __init__(self):
+        super().__init__(name="samples")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.count.value
+
+
+def test_a_metric_may_return_its_variable_under_a_strategy():
+    strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
+    balancer = lbbsp_tf.LoadBalancer(strategy, X)
+    with strategy.scope():
+        built = model()
+        built.compile("sgd", built.loss, metrics=[Samples()])
+    fit(balancer, balancer.dataset(FEATURES, LABELS), built)
+    assert built.history.history["samples"] == [SAMPLES]
+
+
 def test_repeated_fits_and_initial_epoch_go_on_in_the_order(balancer):
     data = balancer.dataset(FEATURES, LABELS, seed=5)
     built = fit(balancer, data, epochs=1)

@@ -34,6 +34,20 @@ class RawLogs(keras.Model):
         return logs | {"error": tf.reduce_mean((y_pred - y) ** 2), "constant": 3}
 
 
+class Samples(keras.metrics.Metric):
+    """Number of samples; its result is the variable itself, as in Keras's guide."""
+
+    def __init__(self):
+        super().__init__(name="samples")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.count.value
+
+
 def model(cls=keras.Model, norm=True, synchronized=True):
     with strategy.scope():
         keras.utils.set_random_seed(0)
@@ -87,6 +101,11 @@ fit(it, built, seen)
 last = it._input.order.indices(7)
 error = np.mean((built.predict(FEATURES[last], verbose=0) - LABELS[last]) ** 2)
 result("raw_logs", {"logs": seen.logs, "error": error})
+built = model(norm=False)
+with strategy.scope():
+    built.compile("sgd", "mse", metrics=[Samples()])
+history = fit(balancer(), built, validation_data=(FEATURES[:40], LABELS[:40])).history
+result("variable_of_metric", [history["samples"], history["val_samples"]])
 built, seen = model(RawLogs), Last()
 plateau = keras.callbacks.ReduceLROnPlateau(
     "error", mode="min", factor=0.5, patience=0, min_delta=0.05, min_lr=1e-3
