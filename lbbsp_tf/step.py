@@ -71,6 +71,8 @@ class BalancedStep:
                 f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
+        if len(self._sessions) > 1:  # Keras shows the logs of a process, not of its replicas
+            logs = compat.mean_over_replicas(logs, share)
         return logs
 
     def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:

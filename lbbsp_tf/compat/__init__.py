@@ -19,7 +19,7 @@ from lbbsp_tf.compat.probing import (
     scaled_gradients,
 )
 from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
-from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf.compat.replicas import mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 
@@ -36,6 +36,7 @@ __all__ = [
     "intercepted_apply",
     "last_rows",
     "local",
+    "mean_over_replicas",
     "noise_alike_for_all_samples",
     "noise_of_replica",
     "one_replica_view",

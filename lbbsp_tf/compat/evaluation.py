@@ -20,7 +20,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
-from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf.compat.replicas import mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
@@ -28,7 +28,7 @@ from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 Logs = Mapping[str, object]
 
 _LAST_ROWS = "_lbbsp_last_rows"
-_TAKES_ROWS = "_lbbsp_takes_rows"
+_SPEC_OF_ROWS = "_lbbsp_spec_of_rows"
 
 
 class ReplicaRows(NamedTuple):
@@ -73,9 +73,9 @@ def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
     object.__setattr__(model, _LAST_ROWS, rows)
 
 
-def takes_rows(iterator: object) -> bool:
-    """Returns whether an iterator over epochs yields `ReplicaRows`."""
-    return hasattr(iterator, _TAKES_ROWS)
+def spec_of_rows(iterator: object) -> Nest:
+    """Returns the structure of the batches of an iterator that yields `ReplicaRows`, or None."""
+    return getattr(iterator, _SPEC_OF_ROWS, None)
 
 
 def split_rows(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -104,7 +104,9 @@ def split_rows(dataset: tf.data.Dataset, context: tf.distribute.InputContext) ->
 def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
     """Returns the rows of replica `place`, in [0, replicas), of a batch."""
     leaves = tf.nest.flatten(batch)
-    total = next(count_rows(leaf) for leaf in leaves if _has_rows(leaf))
+    total, *others = [count_rows(leaf) for leaf in leaves if _has_rows(leaf)]
+    for other in others:
+        tf.debugging.assert_equal(other, total, "all arrays of a batch must have the same length")
     place = tf.cast(place, tf.int64)
     start, stop = total * place // replicas, total * (place + 1) // replicas
     length = tf.maximum(stop - start, 1)  # if there are none, a row that will be discarded
@@ -134,6 +136,8 @@ class RowsStep:
             logs = self._step(data.batch)
         for variable, value in before:
             variable.assign(tf.where(data.rows == 0, value, variable.value))
+        if type(self._model).test_step is not keras.Model.test_step:
+            logs = mean_over_replicas(logs, tf.cast(data.rows / data.total, tf.float64))
         return logs, data.rows
 
     @contextmanager
@@ -203,12 +207,12 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
         training = "class_weight" in options  # only `fit` passes it
-        if training or distributed or not _spans_workers(distribute_strategy):
+        if training or distributed or not _has_replicas(distribute_strategy):
             original(self, distribute_strategy, *args, **options)
             return
         EpochIterator.__init__(self, *args, **options)
         dataset = self.data_adapter.get_tf_dataset()
-        setattr(self, _TAKES_ROWS, True)
+        setattr(self, _SPEC_OF_ROWS, dataset.element_spec)
         self._distribute_strategy = distribute_strategy
         self._distributed_dataset = distribute_strategy.distribute_datasets_from_function(
             lambda context: split_rows(dataset, context)
@@ -222,7 +226,7 @@ def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(original)
     def make_test_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _spans_workers(self.distribute_strategy):
+        if not _has_replicas(self.distribute_strategy):
             original(self, force)
             return
         if _is_current(self.test_function) and not force:
@@ -246,7 +250,7 @@ def _predict_on_rows(original: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(original)
     def make_predict_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _spans_workers(self.distribute_strategy):
+        if not _has_replicas(self.distribute_strategy):
             original(self, force)
             return
         if _is_current(self.predict_function) and not force:
@@ -272,15 +276,17 @@ def _agree_on_logs(
     @wraps(original)
     def _get_metrics_result_or_logs(self: keras_trainer.TensorFlowTrainer, logs: Logs) -> Logs:
         result = original(self, logs)
-        if result is not logs or not _spans_workers(self.distribute_strategy):
+        if result is not logs or not _has_replicas(self.distribute_strategy):
             return result  # results of metrics are global
         return global_logs(self, logs)
 
     return _get_metrics_result_or_logs
 
 
-def _spans_workers(strategy: tf.distribute.Strategy | None) -> bool:
-    return keras_trainer._collective_all_reduce_multi_worker(strategy)
+def _has_replicas(strategy: tf.distribute.Strategy | None) -> bool:
+    """Returns whether batches are split among several replicas that `LoadBalancer` supports."""
+    known = tf.distribute.MirroredStrategy | tf.distribute.MultiWorkerMirroredStrategy
+    return isinstance(strategy, known) and strategy.num_replicas_in_sync > 1
 
 
 def _is_current(function: Callable[..., Nest] | None) -> bool:

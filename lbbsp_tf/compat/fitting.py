@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from lbbsp_tf.compat.evaluation import ReplicaRows, takes_rows
+from lbbsp_tf.compat.evaluation import spec_of_rows
 from lbbsp_tf.compat.values import Nest, is_broken, is_patched, local, patched
 
 
@@ -40,9 +40,10 @@ def _build_from_local_batch(
     """Builds the model; replaces `_maybe_symbolic_build`, which reduces a tuple of values."""
     if self._distribute_strategy is None:
         return
-    if takes_rows(iterator) and _is_built(self):
-        return  # the batch may not be available a second time
-    if iterator is not None:
+    spec = spec_of_rows(iterator)
+    if spec is not None:
+        data_batch = spec  # a batch may not be available a second time
+    elif iterator is not None:
         # Placeholders hand out their example, because only a training step may iterate over them.
         example = getattr(iterator._get_iterator(), "example", None)
         if example is not None:
@@ -50,8 +51,6 @@ def _build_from_local_batch(
         else:
             _, _, batches = next(iter(iterator))
             data_batch = local(self.distribute_strategy, next(batches))
-    if isinstance(data_batch, ReplicaRows):
-        data_batch = data_batch.batch
     with self.distribute_strategy.scope():
         _build(self, data_batch)
 
@@ -73,16 +72,6 @@ def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
     layers = model._flatten_layers(include_self=False)
     if model.optimizer is not None and all(layer.built for layer in layers):
         model.optimizer.build(model.trainable_variables)
-
-
-def _is_built(model: keras_trainer.TensorFlowTrainer) -> bool:
-    parts = [
-        *model._flatten_layers(),
-        model._compile_metrics,
-        model._compile_loss,
-        model.optimizer,
-    ]
-    return all(part.built for part in parts if part is not None)
 
 
 def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:

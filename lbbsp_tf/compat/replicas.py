@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import keras
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, StrategyBase
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
 
 _MACHINERY = "tensorflow.python.distribute"
 _viewed = PerThread()
@@ -43,3 +44,24 @@ def _one_in_view(original: property) -> property:
         return original.fget(self)
 
     return property(patched(num_replicas_in_sync))
+
+
+def mean_over_replicas(logs: Nest, share: tf.Tensor) -> Nest:
+    """Averages the fractional scalars in a nest over all replicas; other values are kept.
+
+    Call it in a replica. Values that are the same in all of them stay the same.
+
+    Args:
+        logs: What a custom step has returned.
+        share: Share of this replica's samples in those of all, a scalar of float64; a replica
+            without any does not count, not even if its values are NaN.
+    """
+    context = tf.distribute.get_replica_context()
+
+    def mean(value: object) -> object:
+        if not (tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating):
+            return value
+        part = tf.where(share > 0, share * tf.cast(value, tf.float64), 0.0)
+        return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, part), value.dtype)
+
+    return keras.tree.map_structure(mean, logs)

@@ -4,7 +4,7 @@ import pytest
 from jobs import run
 
 CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch",
-         "accumulation_ema"]  # fmt: skip
+         "accumulation_ema", "own_logs"]  # fmt: skip
 KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers with two devices
 
 

@@ -97,7 +97,23 @@ def accumulating(distributed):
     return model
 
 
+class OwnLogs(keras.Model):
+    """A train step that also returns a tensor of its batch."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"spread": tf.reduce_mean(tf.square(data[1]))}
+
+
+def own_logs(distributed):
+    inputs = L.Input((10,))
+    model = OwnLogs(inputs, L.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+    return model
+
+
 CASES = {
+    "own_logs": Trained(own_logs, FEATURES, TARGETS),
     "accumulation_ema": Trained(accumulating, FEATURES, TARGETS),
     "dense": Trained(dense, FEATURES, TARGETS),
     "scalar_loss": Trained(scalar_loss, FEATURES, TARGETS),
