@@ -237,12 +237,6 @@ def auto_mpg(rng):
     _tables({"auto-mpg.data": frame})
 
 
-def ecg(rng):
-    """Provides a table of heartbeats with labels."""
-    table = np.concatenate([rng.normal(size=(100, 140)), np.arange(100)[:, None] % 2], axis=1)
-    _tables({"ecg.csv": pd.DataFrame(table)})
-
-
 def oxford_pets(rng):
     """Creates photographs and the segmentation of each."""
     _write_images("images", rng, 60, (40, 40), names="{:03}.jpg")

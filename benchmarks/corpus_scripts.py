@@ -46,7 +46,7 @@ class Script:
     @property
     def batch_norm(self) -> bool:
         """Whether the script synchronises batch normalisation."""
-        return SYNCHRONIZED in self.edits
+        return any("synchroni" in after for _, after in self.edits)
 
 
 SCRIPTS = (
@@ -369,7 +369,7 @@ SCRIPTS = (
         "guides/training_with_built_in_methods.py",
         32,
         scopes=(
-            ("inputs = keras.Input", "model.compile("),
+            ("inputs = keras.Input", "model = keras.Model("),
             ("model = get_compiled_model()", None),
             ("model = get_uncompiled_model()", None),
             ("model.compile(", None),
@@ -408,9 +408,15 @@ SCRIPTS = (
             ("model.compile(", None),
         ),
         cuts=(("## Freezing layers", "## An end-to-end example"),),
+        edits=(
+            (
+                "\nbase_model.trainable = True",
+                "\nbase_model.trainable = True\nlbbsp_tf.synchronize_batch_norm(model)",
+            ),
+        ),
         small=(("150, 150", "72, 72"), ("batch_size = 64", "batch_size = 16")),
         data="cats_vs_dogs",
-        words="Xception with random weights, batch normalisation in inference mode",
+        words="Xception with random weights, synchronised batch normalisation",
     ),
     Script(
         "site/en/tutorials/quickstart/beginner.ipynb",
@@ -441,11 +447,5 @@ SCRIPTS = (
             ("dnn_model = build", None),
         ),
         data="auto_mpg",
-    ),
-    Script(
-        "site/en/tutorials/generative/autoencoder.ipynb",
-        32,
-        scopes=(("autoencoder = ", "autoencoder.compile("),),
-        data="ecg",
     ),
 )
