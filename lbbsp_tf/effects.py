@@ -64,19 +64,23 @@ def factors_of_logged(
     """
     workers = max(2, replicas)  # with a single one, nothing would be shown
 
-    def is_sum(number: int, factor: float) -> bool:
+    def agrees(number: int, factor: float | None) -> bool:
         for one, split in zip(alone, seen, strict=True):
             expected = one.whole.scalars[number]
             trials = (split.whole, split.first, split.second)
             value, first, second = (trial.scalars[number] for trial in trials)
-            constant = first + second - value
-            found = factor * (value - constant + workers * constant)
-            scale = max(abs(expected), factor * abs(first), factor * abs(second))
-            if not expected or not abs(found - expected) <= tolerance * scale:
+            if factor is None:
+                found = (split.cut * first + (split.rows - split.cut) * second) / split.rows
+            else:
+                constant = first + second - value
+                found = factor * (value - constant + workers * constant)
+            scale = max(map(abs, (expected, first, second)))
+            if not abs(found - expected) <= tolerance * scale:
                 return False
         return True
 
+    factors = (None, 1.0, 1 / workers)
     return tuple(
-        next((factor for factor in (1.0, 1 / workers) if is_sum(number, factor)), None)
+        next((factor for factor in factors if agrees(number, factor)), None)
         for number in range(len(alone[0].whole.scalars))
     )
