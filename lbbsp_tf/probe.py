@@ -37,9 +37,6 @@ class Written(NamedTuple):
     after: npt.NDArray[np.generic]
 
 
-FLOOR = 1e-4
-"""Fraction of the largest gradient below which rounding to single precision dominates."""
-
 _READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather"})
 
 
@@ -104,7 +101,7 @@ class Probe:
 
 
 def deviation(
-    found: Sketch, expected: Sketch, scale: Sketch | None = None, *, floor: float = FLOOR
+    found: Sketch, expected: Sketch, scale: Sketch | None = None, *, floor: float
 ) -> float:
     """Returns the largest difference of a variable's projections, relative to its gradient.
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.effects import assigned_from_samples, factors_of_logged
-from lbbsp_tf.probe import FLOOR, Sketch, deviation
+from lbbsp_tf.probe import Sketch, deviation
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trials
 from lbbsp_tf.weighting import Weighting
@@ -41,7 +41,7 @@ class _Precision(NamedTuple):
     def of(cls, train_step: TrainStep, trials: Trials) -> _Precision:
         if trials.is_double:
             return cls(1e-6, 1e-7)
-        return cls(3e-2, 1e-3) if train_step.is_inexact else cls(1e-3, FLOOR)
+        return cls(3e-2, 1e-3) if train_step.is_inexact else cls(1e-3, 1e-4)
 
     def error(self, found: Sketch, expected: Sketch, scale: Sketch | None = None) -> float:
         return deviation(found, expected, scale, floor=self.floor)
