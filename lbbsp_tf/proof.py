@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.effects import assigned_from_samples, factors_of_logged
-from lbbsp_tf.probe import Sketch, deviation
+from lbbsp_tf.probe import COARSE_FLOOR, Sketch, deviation
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trials
 from lbbsp_tf.weighting import Weighting
@@ -41,13 +41,13 @@ class _Precision(NamedTuple):
     def of(cls, train_step: TrainStep, trials: Trials) -> _Precision:
         if trials.is_double:
             return cls(1e-6, 1e-7)
-        return cls(3e-2, 1e-3) if train_step.is_inexact else cls(1e-3, 1e-4)
+        return cls(3e-2, COARSE_FLOOR) if train_step.is_inexact else cls(1e-3, 1e-4)
 
-    def error(self, found: Sketch, expected: Sketch, scale: Sketch | None = None) -> float:
-        return deviation(found, expected, scale, floor=self.floor)
+    def error(self, found: Sketch, expected: Sketch, whole: Sketch, rotated: Sketch) -> float:
+        return deviation(found, expected, whole, floor=self.floor, reordered=rotated)
 
-    def agree(self, found: Sketch, expected: Sketch, scale: Sketch | None = None) -> bool:
-        return self.error(found, expected, scale) <= self.tolerance
+    def agree(self, found: Sketch, expected: Sketch, whole: Sketch, rotated: Sketch) -> bool:
+        return self.error(found, expected, whole, rotated) <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def prove(
             'pass weight_by="mask" to LoadBalancer, which weights workers by tokens',
         )
     splits = alone.splits()
-    whole = splits[0].whole.sketches
+    whole, rotated = splits[0].whole.sketches, splits[0].rotated.sketches
     if not whole:
         return Refusal(
             f"{train_step.name} applied no gradients",
@@ -118,7 +118,10 @@ def prove(
     if any(not sketch.any() for sketch in whole):
         _warn_of("zero")
     calls = range(len(whole))
-    errors = [max(precision.error(whole[k], split.mean(k)) for split in finite) for k in calls]
+    errors = [
+        max(precision.error(whole[k], split.mean(k), whole[k], rotated[k]) for split in finite)
+        for k in calls
+    ]
     means = [error <= precision.tolerance for error in errors]
     clipping = Refusal(
         f"{train_step.name} or a subclass of an optimizer clips gradients (or changes them in "
@@ -134,10 +137,10 @@ def prove(
 
     # What is the same for all batches, if the loss is a sum over samples.
     constants = [[split.sum(k) - whole[k] for split in finite] for k in calls]
-    sums = [precision.agree(c[0], c[-1], scale=w) for c, w in zip(constants, whole, strict=True)]
+    sums = [precision.agree(constants[k][0], constants[k][-1], whole[k], rotated[k]) for k in calls]
     free = [
-        is_sum and precision.agree(c[0], 0 * w, scale=w)
-        for is_sum, c, w in zip(sums, constants, whole, strict=True)
+        sums[k] and precision.agree(constants[k][0], 0 * whole[k], whole[k], rotated[k])
+        for k in calls
     ]
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
         if not train_step.keeps_gradients and _clips(alone, means, precision):
@@ -146,7 +149,9 @@ def prove(
         return weighted(splits, (False,) if is_mean else tuple(not mean for mean in means), True)
     if all(sums):
         seen = trials(one_replica=False).splits()
-        if _divides_constants(seen[0], constants, whole, strategy.num_replicas_in_sync, precision):
+        if _divides_constants(
+            seen[0], constants, splits[0], strategy.num_replicas_in_sync, precision
+        ):
             return weighted(seen, (True,), False)
     worst = max(k for k in calls if not means[k])
     return Refusal(
@@ -169,17 +174,18 @@ def _warn_of(what: str) -> None:
 def _clips(trials: Trials, means: Sequence[bool], precision: _Precision) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     split = trials.scaled_split(_LARGE)
+    whole, rotated = split.whole.sketches, split.rotated.sketches
     return not all(
-        precision.agree(whole, split.mean(k) if mean else split.sum(k))
-        for k, (whole, mean) in enumerate(zip(split.whole.sketches, means, strict=True))
-        if np.isfinite(whole).all()
+        precision.agree(whole[k], split.mean(k) if mean else split.sum(k), whole[k], rotated[k])
+        for k, mean in enumerate(means)
+        if np.isfinite(whole[k]).all()
     )
 
 
 def _divides_constants(
     seen: Split,
     constants: Sequence[Sequence[Sketch]],
-    whole: Sequence[Sketch],
+    alone: Split,
     replicas: int,
     precision: _Precision,
 ) -> bool:
@@ -188,7 +194,8 @@ def _divides_constants(
         precision.agree(
             replicas * (seen.sum(k) - seen.whole.sketches[k]),
             constants[k][0],
-            scale=replicas * whole[k],
+            replicas * alone.whole.sketches[k],
+            replicas * alone.rotated.sketches[k],
         )
-        for k in range(len(whole))
+        for k in range(len(constants))
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.probe import Probe, Sketch, Written, sketches_as_one_process
-from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
+from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Split:
         whole: Trial on all samples.
         first: Trial on the first part.
         second: Trial on the second part.
+        rotated: Trial on all samples in another order, which shows the rounding.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class Split:
     whole: Trial
     first: Trial
     second: Trial
+    rotated: Trial
 
     def mean(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the mean of those of parts."""
@@ -61,7 +63,7 @@ class Split:
     @property
     def is_finite(self) -> bool:
         """True if all gradients are finite numbers."""
-        trials = (self.whole, self.first, self.second)
+        trials = (self.whole, self.first, self.second, self.rotated)
         return all(np.isfinite(sketch).all() for trial in trials for sketch in trial.sketches)
 
 
@@ -86,6 +88,9 @@ class Trials:
         one_replica: bool,
         token_means: set[str],
     ) -> None:
+        self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
+        batch = tf.nest.map_structure(self._and_rotated, batch)
+
         def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Nest:
             part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
             samples = tf.cast(end - begin, tf.float64)
@@ -119,7 +124,6 @@ class Trials:
             ):
                 yield
 
-        self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
         self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.float32), patches)
 
     @property
@@ -130,17 +134,25 @@ class Trials:
 
     def splits(self) -> list[Split]:
         """Tries the step on the batch and on two parts of it, cut at two places."""
-        whole, rows = self._try(0, self._rows), self._rows
+        rows = self._rows
+        whole, rotated = self._try(0, rows), self._try(rows, 2 * rows)
         return [
-            Split(rows, cut, whole, self._try(0, cut), self._try(cut, rows))
+            Split(rows, cut, whole, self._try(0, cut), self._try(cut, rows), rotated)
             for cut in (max(1, rows // 3), max(1, rows // 2))
         ]
 
     def scaled_split(self, scale: float) -> Split:
         """Tries the step with gradients with respect to variables multiplied by `scale`."""
         rows, cut = self._rows, max(1, self._rows // 3)
-        parts = ((0, rows), (0, cut), (cut, rows))
+        parts = ((0, rows), (0, cut), (cut, rows), (rows, 2 * rows))
         return Split(rows, cut, *(self._try(*part, scale) for part in parts))
+
+    def _and_rotated(self, tensor: Batch) -> Batch:
+        """Returns the rows, and then the same rows from another one on."""
+        start = tf.constant(self._rows // 3, tf.int64)
+        zero, end = tf.zeros_like(start), count_rows(tensor)
+        rotated = (slice_rows(tensor, start, end), slice_rows(tensor, zero, start))
+        return concatenate_rows(tensor, *rotated)
 
     def _try(self, begin: int, end: int, scale: float = 1.0) -> Trial:
         (sketches, scalars), written = self._probe.run(begin, end, scale)

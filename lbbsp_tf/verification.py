@@ -12,8 +12,6 @@ from lbbsp_tf.compat import Gradients, Nest
 from lbbsp_tf.probe import Probe, deviation, sketch_of, sketches_as_one_process
 from lbbsp_tf.rows import slice_rows
 
-_FLOOR = 1e-3  # batch normalisation leaves nothing but rounding of the gradients of some variables
-
 
 def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
     """Returns sizes >= 1 with the sum `total`, one a worker, about as 1 : 2 : ... : workers.
@@ -72,4 +70,4 @@ def largest_error(
         Probe(strategy, function, patches=compat.noise_alike_for_all_samples)()
         for function in (weighted, whole)
     )
-    return max(deviation(e, f, floor=_FLOOR) for e, f in zip(expected, found, strict=True))
+    return max(deviation(e, f) for e, f in zip(expected, found, strict=True))

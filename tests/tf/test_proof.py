@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.effects import factors_of_logged
+from lbbsp_tf.probe import deviation
 from lbbsp_tf.proof import Refusal, prove
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trial
@@ -235,6 +236,16 @@ def test_double_precision_shows_small_differences(dtype, exact):
     assert (weighting == Weighting()) is exact
 
 
+@pytest.mark.parametrize(("rounding", "error"), [(1e-9, 5e-4), (1e-12, 5e-3)])
+def test_small_gradients_that_consist_of_rounding_are_compared_with_large_ones(rounding, error):
+    whole = np.array([[1.0, 1.0, 1.0], [1e-7, 1e-7, 1e-7]])
+    mean, reordered = whole.copy(), whole.copy()
+    mean[1, 0] += 5e-7
+    reordered[1, 0] += rounding
+    found = deviation(whole, mean, floor=1e-4, reordered=reordered)
+    assert found == pytest.approx(error)
+
+
 class Sums(OwnStep):
     loss_of = staticmethod(tf.reduce_sum)
 
@@ -249,7 +260,7 @@ def test_logged_scalars_that_are_sums_are_told_from_means():
 
 def logged(whole, first, second):
     """Trials that log a scalar each."""
-    return [Split(9, 3, *(Trial([], [value], []) for value in (whole, first, second)))]
+    return [Split(9, 3, *(Trial([], [value], []) for value in (whole, first, second, whole)))]
 
 
 @pytest.mark.parametrize(
