@@ -37,3 +37,10 @@ def slice_rows(tensor: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
     rest = tensor.dense_shape[1:]
     start = tf.concat([[begin], tf.zeros_like(rest)], 0)
     return tf.sparse.slice(tensor, start, tf.concat([[end - begin], rest], 0))
+
+
+def concatenate_rows(*tensors: Batch) -> Batch:
+    """Returns the rows of several tensors of one kind."""
+    if isinstance(tensors[0], tf.SparseTensor):
+        return tf.sparse.concat(0, tensors)
+    return tf.concat(tensors, 0)

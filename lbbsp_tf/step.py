@@ -115,6 +115,7 @@ class ReplicaStep:
         self._keep = keep
         self._exchanged = keep is not None
         self.applied = 0
+        self._logged = 0
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
         """Runs the user's train step as in a single process, and weights and sums its gradients."""
@@ -126,8 +127,7 @@ class ReplicaStep:
                 stack.enter_context(compat.added_vectors_scaled(1.0 / share, first_leaf(data)))
             if weighting.by_tokens:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
-            if weighting.all_means:
-                stack.enter_context(compat.scalars_weighted(share))
+            stack.enter_context(compat.intercepted_scalars(self._scalar))
             if self._keep is None:
                 stack.enter_context(compat.noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
@@ -140,6 +140,19 @@ class ReplicaStep:
             grads = [_scaled(g, self._share) for g in grads]
         self.applied += 1
         (self._keep or apply)(self._reduce(grads))
+
+    def _scalar(
+        self, value: tf.Tensor, weight: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Weights a scalar that a metric averages, so that all workers count as one process.
+
+        The weights of a step sum to that of one process over workers: 1, if it has none.
+        """
+        factor = self._weighting.factor_of_logged(self._logged)
+        self._logged += 1
+        if factor is not None:
+            value = tf.cast(value, tf.float64) * factor / self._share
+        return value, self._share if weight is None else weight
 
     def _token_factor(self, tokens: tf.Tensor, why: str) -> tf.Tensor:
         """Returns this replica's share of the tokens of all, relative to that of the samples."""

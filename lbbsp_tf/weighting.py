@@ -8,7 +8,7 @@ proven on a few samples, see `lbbsp_tf.proof`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WAYS = ("auto", "samples", "mask", "sum")
 
@@ -23,11 +23,15 @@ class Weighting:
         sums: Whether the loss is a sum over samples, for each `apply` of the step in order; the
             last one stands for further ones.
         by_tokens: Whether losses that are means over valid tokens are weighted by these.
+        logged: What the scalars that a step passes to `Mean` metrics are, in order. The value of
+            all samples is the sum of those of workers, times this factor, or their mean if it is
+            None, as for further scalars.
     """
 
     one_replica: bool = True
     sums: tuple[bool, ...] = (False,)
     by_tokens: bool = False
+    logged: tuple[float | None, ...] = field(default=(), compare=False)
 
     @property
     def all_means(self) -> bool:
@@ -42,6 +46,10 @@ class Weighting:
     def is_sum(self, call: int) -> bool:
         """Returns whether the loss of the `call`-th `apply` of a step is a sum over samples."""
         return self.sums[min(call, len(self.sums) - 1)]
+
+    def factor_of_logged(self, number: int) -> float | None:
+        """Returns the factor of the sum of a logged scalar over workers, or None for a mean."""
+        return self.logged[number] if number < len(self.logged) else None
 
     @classmethod
     def chosen(cls, weight_by: str) -> Weighting | None:

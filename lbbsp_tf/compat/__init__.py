@@ -10,7 +10,7 @@ from lbbsp_tf.compat.evaluation import (
 )
 from lbbsp_tf.compat.fitting import patch_keras
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import scalars_weighted
+from lbbsp_tf.compat.metrics import intercepted_scalars
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
@@ -34,6 +34,7 @@ __all__ = [
     "batch_norm_in_inference",
     "fresh_traces",
     "intercepted_apply",
+    "intercepted_scalars",
     "last_rows",
     "local",
     "mean_over_replicas",
@@ -44,7 +45,6 @@ __all__ = [
     "patch_keras",
     "plain_variable",
     "replaced",
-    "scalars_weighted",
     "scaled_gradients",
     "set_last_rows",
     "shared_global_seed",

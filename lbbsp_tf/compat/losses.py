@@ -66,7 +66,7 @@ def _scaling_masks(apply_mask: Callable[..., tf.Tensor | None]) -> Callable[...,
         weight, factor = apply_mask(sample_weight, mask, dtype, reduction), _token_factor.value
         if factor is None or mask is None or reduction not in _MEANS:
             return weight
-        tokens = tf.reduce_sum(tf.cast(mask, tf.float32))
+        tokens = tf.reduce_sum(tf.cast(mask, tf.float64))
         return weight * tf.cast(factor(tokens, _UNDER_MASK), weight.dtype)
 
     return masked
@@ -82,7 +82,7 @@ def _scaling_weights(reduce_values: Callable[..., tf.Tensor]) -> Callable[..., t
         loss, factor = reduce_values(values, sample_weight, reduction), _token_factor.value
         if factor is None or reduction != _WEIGHTED_MEAN or sample_weight is None:
             return loss
-        tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float32))
+        tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
         return loss * tf.cast(factor(tokens, _OVER_WEIGHTS), loss.dtype)
 
     return reduced

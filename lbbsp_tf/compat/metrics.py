@@ -1,44 +1,52 @@
-"""Weight of scalars in `Mean` metrics, so that workers with unequal batches count accordingly."""
+"""Interception of scalars on their way to `Mean` metrics, which count a step of a worker once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
-_weight = PerThread()
+Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
+
+_handler = PerThread()
 
 
 @contextmanager
-def scalars_weighted(weight: tf.Tensor) -> Iterator[None]:
-    """Weights scalars without a sample weight in this thread's `Mean.update_state`.
+def intercepted_scalars(handler: Handler) -> Iterator[None]:
+    """Replaces each scalar in this thread's `Mean.update_state`, and its weight.
 
-    A train step's own metric, ``tracker.update_state(loss)``, counts a step of one process once.
-    The weights of all workers sum to 1, so that it counts a step of the job once as well.
+    Args:
+        handler: Called as ``handler(value, sample_weight)``; returns both.
     """
     mean = keras.metrics.Mean
     if not is_patched(mean.update_state):
-        mean.update_state = patched(_weighting(mean.update_state))
-    with _weight.set(weight):
+        mean.update_state = patched(_replacing(mean.update_state))
+    with _handler.set(handler):
         yield
 
 
-def _weighting(update_state: Callable[..., None]) -> Callable[..., None]:
+def scalars_weighted(weight: tf.Tensor) -> AbstractContextManager[None]:
+    """Weights scalars without a sample weight in this thread's `Mean.update_state`."""
+    return intercepted_scalars(lambda value, own: (value, weight if own is None else own))
+
+
+def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:
     @wraps(update_state)
-    def weighted(
+    def replacing(
         self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
     ) -> None:
-        weight = _weight.value
-        if weight is not None and sample_weight is None and _is_scalar(values):
-            sample_weight = weight
+        handler = _handler.value
+        if handler is not None and _is_scalar(values):
+            values, sample_weight = handler(values, sample_weight)
         return update_state(self, values, sample_weight)
 
-    return weighted
+    return replacing
 
 
 def _is_scalar(values: object) -> bool:

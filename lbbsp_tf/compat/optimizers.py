@@ -30,14 +30,34 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[N
     Args:
         handler: Called as ``handler(gradients, apply)``; ``apply(gradients)`` continues with the
             optimizer's own method.
+
+    Raises:
+        ValueError: An `apply` runs in a graph inside that of the context, in which it cannot be
+            summed over replicas.
     """
     _patch_classes()
     _steps_in_progress.append(handler)
+    graph = _current_graph()
+
+    def in_this_graph(gradients: Gradients, apply: Apply) -> None:
+        if _current_graph() is not graph:
+            raise ValueError(
+                "optimizer.apply is called in a tf.function, tf.cond or tf.while_loop inside the "
+                "train step, where gradients cannot be summed over workers: let the train step "
+                "call it itself, in every step (to apply accumulated gradients every few steps, "
+                "pass gradient_accumulation_steps to the optimizer)"
+            )
+        handler(gradients, apply)
+
     try:
-        with _handler.set(handler):
+        with _handler.set(in_this_graph):
             yield
     finally:
         _steps_in_progress.remove(handler)
+
+
+def _current_graph() -> tf.Graph:
+    return tf.compat.v1.get_default_graph()  # while executing eagerly, always the same one
 
 
 def _patch_classes() -> None:

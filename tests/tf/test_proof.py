@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lbbsp_tf import compat
+from lbbsp_tf.effects import factors_of_logged
+from lbbsp_tf.probe import deviation
 from lbbsp_tf.proof import Refusal, prove
 from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.trial import Split, Trial
 from lbbsp_tf.verification import uneven_sizes
 from lbbsp_tf.weighting import Weighting
 
@@ -16,17 +20,19 @@ ROWS = 9
 
 def model(loss, *layers, regularizer=None, dtype=None):
     keras.utils.set_random_seed(0)
-    hidden = [L.Dense(8, kernel_regularizer=regularizer), *layers, L.Dense(2)]
+    hidden = [
+        L.Dense(8, kernel_regularizer=regularizer, dtype=dtype), *layers, L.Dense(2, dtype=dtype)
+    ]  # fmt: skip
     built = keras.Sequential([L.Input((5,)), *hidden])
     built.compile("sgd", loss)
     return built
 
 
-def found(built, y_columns=2):
+def found(built, y_scale=1.0, dtype="float32"):
     rng = np.random.default_rng(0)
     batch = (
-        tf.constant(rng.normal(size=(ROWS, 5)), tf.float32),
-        tf.constant(rng.uniform(size=(ROWS, y_columns)), tf.float32),
+        tf.constant(rng.normal(size=(ROWS, 5)), dtype),
+        tf.constant(y_scale * rng.uniform(size=(ROWS, 2)), dtype),
     )
     return prove(TrainStep.of_model(built), tf.distribute.get_strategy(), batch)
 
@@ -72,6 +78,239 @@ def test_the_proof_changes_nothing():
     for old, variable in zip(before, built.variables, strict=True):
         np.testing.assert_array_equal(old, variable.numpy())
     assert int(built.optimizer.iterations) == 0
+
+
+class OwnStep(keras.Model):
+    """A train step of the user's own, whose parts the cases replace."""
+
+    loss_of = staticmethod(lambda errors: tf.reduce_mean(errors))
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="tracker")
+        self.state = tf.Variable(1.0, trainable=False, name="state")
+        self.kept = [tf.Variable(v.value, name="kept") for v in self.trainable_variables]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(tf.square(y - self(x, training=True)))
+        self.tracker.update_state(loss)
+        self.update(loss, tape.gradient(loss, self.trainable_variables))
+        return {"loss": loss}
+
+    def update(self, loss, gradients):
+        self.optimizer.apply(gradients, self.trainable_variables)
+
+
+def own(step):
+    keras.utils.set_random_seed(0)
+    inputs = L.Input((5,))
+    built = step(inputs, L.Dense(2)(L.Dense(8, "tanh")(inputs)))
+    built.compile("sgd")
+    return built
+
+
+class Centred(L.Layer):
+    """Keeps a running mean of its samples."""
+
+    def build(self, shape):
+        self.centre = self.add_weight(
+            shape=shape[1:], initializer="zeros", trainable=False, name="centre"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.centre.assign(0.999 * self.centre + 0.001 * keras.ops.mean(x, 0))
+        return x - self.centre
+
+
+class AdaptsLoss(OwnStep):
+    def update(self, loss, gradients):
+        self.state.assign(0.9 * self.state + 0.1 * loss)
+        super().update(loss, gradients)
+
+
+class OwnMomentum(OwnStep):
+    def update(self, loss, gradients):
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign(0.9 * kept + gradient)
+        super().update(loss, [kept.read_value() for kept in self.kept])
+
+
+class Accumulates(OwnStep):
+    """Applies nothing but zeros in most steps."""
+
+    def update(self, loss, gradients):
+        self.state.assign_add(1.0)
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign_add(gradient)
+        applied = tf.cast(self.state % 4 == 0, tf.float32)
+        super().update(loss, [applied * kept for kept in self.kept])
+
+
+class OwnUpdate(OwnStep):
+    def update(self, loss, gradients):
+        self.optimizer.apply(gradients[:2], self.trainable_variables[:2])
+        for variable, gradient in zip(self.trainable_variables[2:], gradients[2:], strict=True):
+            variable.assign_sub(1e-3 * gradient)
+
+
+class CountsAndAverages(OwnStep):
+    """Keeps state that is the same for all samples: a counter, and averages of the weights."""
+
+    def update(self, loss, gradients):
+        self.state.assign_add(1.0)
+        super().update(loss, gradients)
+        for kept, variable in zip(self.kept, self.trainable_variables, strict=True):
+            kept.assign(0.9 * kept + 0.1 * variable)
+
+
+@pytest.mark.parametrize(
+    ("built", "variable"),
+    [
+        (lambda: model("mse", Centred(name="centred")), "sequential/centred/centre"),
+        (lambda: own(AdaptsLoss), "state"),
+        (lambda: own(OwnMomentum), "kept"),
+        (lambda: own(Accumulates), "kept"),
+        (lambda: own(OwnUpdate), "dense/bias, dense/kernel"),
+    ],
+)
+def test_variables_that_are_assigned_from_samples_are_refused(built, variable):
+    keras.utils.clear_session()
+    refusal = found(built())
+    assert isinstance(refusal, Refusal)
+    assert f"assigns {variable} a value that depends on the samples" in refusal.problem
+    assert "gradient_accumulation_steps" in refusal.remedy
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        lambda: model("mse", L.SpectralNormalization(L.Dense(8)), L.Dropout(0.5)),
+        lambda: own(CountsAndAverages),
+    ],
+)
+def test_variables_that_do_not_depend_on_samples_may_be_assigned(built):
+    assert found(built()) == Weighting()
+
+
+def test_metrics_may_depend_on_samples():
+    built = model("mse")
+    built.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC()])
+    assert found(built) == Weighting()
+
+
+def dice(y, y_pred):
+    return 1 - (tf.reduce_sum(y * y_pred) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(y_pred) + 1)
+
+
+def test_a_small_loss_is_refused_beside_a_large_one():
+    keras.utils.set_random_seed(0)
+    inputs = L.Input((5,))
+    built = keras.Model(inputs, [L.Dense(2)(inputs), L.Dense(2, "sigmoid")(inputs)])
+
+    def large(y, y_pred):
+        return tf.reduce_mean(tf.square(1e4 * y - y_pred))
+
+    built.compile("sgd", [large, dice])
+    rng = np.random.default_rng(0)
+    y = tf.constant(rng.uniform(size=(ROWS, 2)), tf.float32)
+    batch = (tf.constant(rng.normal(size=(ROWS, 5)), tf.float32), (y, tf.round(y)))
+    refusal = prove(TrainStep.of_model(built), tf.distribute.get_strategy(), batch)
+    assert isinstance(refusal, Refusal)
+    assert "neither a mean nor a sum" in refusal.problem
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [("float32", True), ("float64", False)])
+def test_double_precision_shows_small_differences(dtype, exact):
+    def nearly_a_mean(y, y_pred):
+        return tf.reduce_mean(tf.square(y - y_pred)) + 1e-4 * tf.math.reduce_variance(y_pred)
+
+    floatx = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        weighting = found(model(nearly_a_mean, regularizer="l2", dtype=dtype), dtype=dtype)
+    finally:
+        keras.config.set_floatx(floatx)
+    assert (weighting == Weighting()) is exact
+
+
+@pytest.mark.parametrize(("rounding", "error"), [(1e-9, 5e-4), (1e-12, 5e-3)])
+def test_small_gradients_that_consist_of_rounding_are_compared_with_large_ones(rounding, error):
+    whole = np.array([[1.0, 1.0, 1.0], [1e-7, 1e-7, 1e-7]])
+    mean, reordered = whole.copy(), whole.copy()
+    mean[1, 0] += 5e-7
+    reordered[1, 0] += rounding
+    found = deviation(whole, mean, floor=1e-4, reordered=reordered)
+    assert found == pytest.approx(error)
+
+
+class Sums(OwnStep):
+    loss_of = staticmethod(tf.reduce_sum)
+
+
+def test_logged_scalars_that_are_sums_are_told_from_means():
+    assert found(own(Sums)).logged == (1.0,)
+    assert found(own(OwnStep)).logged == (None,)
+    built = model(keras.losses.MeanAbsoluteError(reduction="sum"))
+    built.compile("sgd", keras.losses.MeanAbsoluteError(reduction="sum"), metrics=[scalar])
+    assert found(built).logged == (1.0, None)
+
+
+def logged(whole, first, second):
+    """Trials that log a scalar each."""
+    return [Split(9, 3, *(Trial([], [value], []) for value in (whole, first, second, whole)))]
+
+
+@pytest.mark.parametrize(
+    ("seen", "factor"),
+    [
+        ((12.0, 4.0, 8.0), None),  # no regulariser that three replicas divide
+        ((12.0 + 0.6 / 3, 4.0 + 0.6 / 3, 8.0 + 0.6 / 3), 1.0),
+        ((36.0 + 0.6, 12.0 + 0.6, 24.0 + 0.6), 1 / 3),  # Keras multiplies it by their number
+        ((float("nan"),) * 3, None),
+    ],
+)
+def test_regularisers_in_a_logged_sum_count_once(seen, factor):
+    alone = logged(12.6, 4.6, 8.6)
+    assert factors_of_logged(alone, logged(*seen), replicas=3, tolerance=1e-6) == (factor,)
+
+
+class InFunction(OwnStep):
+    @tf.function
+    def update(self, loss, gradients):
+        super().update(loss, gradients)
+
+
+class InCondition(OwnStep):
+    def update(self, loss, gradients):
+        tf.cond(loss > 0, lambda: self.optimizer.apply(gradients, self.trainable_variables),
+                lambda: None)  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [InFunction, InCondition])
+def test_gradients_that_are_applied_in_an_inner_graph_are_refused(step):
+    with pytest.raises(ValueError, match=r"called in a tf\.function, tf\.cond or tf\.while_loop"):
+        found(own(step))
+
+
+def test_eager_steps_apply_in_no_inner_graph():
+    variable = keras.Variable([1.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+    apply = lambda: optimizer.apply([tf.constant([2.0**15])], [variable])  # noqa: E731
+    with compat.intercepted_apply(lambda gradients, proceed: proceed(gradients)):
+        apply()
+        np.testing.assert_allclose(variable.numpy(), [0.0])
+        with pytest.raises(ValueError, match="inside the train step"):
+            tf.function(apply)()
+
+
+def test_gradients_that_are_zero_prove_nothing_but_are_accepted(caplog):
+    built = model(lambda y, y_pred: tf.reduce_mean(tf.nn.relu(y_pred - 100.0)))
+    assert found(built) == Weighting()
+    assert "first samples are zero" in caplog.text
 
 
 def test_gradients_that_are_not_finite_prove_nothing_but_are_accepted(caplog):

@@ -121,7 +121,7 @@ def compare(name, strategy, case, policy=None, slow=0.0, **reference):
     moved = max(float(np.abs(a - b).max()) for a, b in zip(start, other.get_weights(), strict=True))
     logs = max(
         (
-            abs(fitted[key][epoch] - history[epoch][key])
+            abs(fitted[key][epoch] - history[epoch][key]) / max(1.0, abs(history[epoch][key]))
             for epoch in range(case.epochs)
             for key in history[epoch]
             if fitted

@@ -110,6 +110,11 @@ class Vector(OwnStep):
         return {"steps": tf.constant(1.0)}
 
 
+class Sum(OwnStep):
+    def loss_of(self, errors):
+        return tf.reduce_sum(errors)
+
+
 class ComputeAverage(OwnStep):
     """As in TensorFlow's guide to custom training with tf.distribute."""
 
@@ -124,6 +129,35 @@ class ComputeAverage(OwnStep):
 class Clips(OwnStep):
     def change(self, gradients):
         return [tf.clip_by_norm(g, 10.0) for g in gradients]
+
+
+class Momentum(OwnStep):
+    """Keeps a momentum of its own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.momentum = [
+            tf.Variable(tf.zeros(v.shape), trainable=False, name="momentum",
+                        aggregation=tf.VariableAggregation.MEAN)
+            for v in self.trainable_variables
+        ]  # fmt: skip
+
+    def change(self, gradients):
+        for kept, gradient in zip(self.momentum, gradients, strict=True):
+            kept.assign(0.9 * kept + gradient)
+        return [kept.read_value() for kept in self.momentum]
+
+
+class Compiled(OwnStep):
+    """Applies gradients in a function that TensorFlow compiles."""
+
+    @tf.function
+    def update(self, data):
+        super().train_step(data)
+
+    def train_step(self, data):
+        self.update(data)
+        return self.logs(tf.constant(0.0))
 
 
 class Contrastive(OwnStep):
@@ -270,6 +304,7 @@ EXACT = {
     "loop": trained(lambda d: dense(OwnStep), by_loop=True),
     "own_step_divides_by_replicas": trained(lambda d: dense(DividesByReplicas)),
     "own_step_vector": trained(lambda d: dense(Vector), rate=1e-4),
+    "own_step_sum": trained(lambda d: dense(Sum), rate=1e-4),
     "own_step_compute_average_loss": trained(lambda d: dense(ComputeAverage)),
     "two_optimizers": trained(lambda d: TwoOptimizers()),
     "add_loss_vector": trained(adds_vector, "mse", rate=1e-3),
@@ -292,6 +327,8 @@ REFUSED = {
     "dice": trained(lambda d: dense(units=4), dice, y=BINARY),
     "contrastive": trained(lambda d: dense(Contrastive)),
     "own_step_clips": trained(lambda d: dense(Clips)),
+    "own_momentum": trained(lambda d: dense(Momentum)),
+    "apply_in_a_function": trained(lambda d: dense(Compiled)),
     "mask_reaches_the_loss": trained(tagger, categorical(), TOKENS, TAGS),
     "weights_divide_the_loss": trained(
         lambda d: dense(), keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),

@@ -1,0 +1,86 @@
+"""Effects of a train step beside its gradients: variables that it assigns, scalars that it logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from lbbsp_tf.probe import Written
+from lbbsp_tf.trial import Split, Trial
+
+
+def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: float) -> list[str]:
+    """Returns names of variables that a train step assigns values that depend on its samples.
+
+    Each worker would assign a value of its own samples. Metrics, which combine the values of
+    workers when they are read, are left out.
+
+    Args:
+        whole: Trial on some samples.
+        parts: Trials on parts of them.
+        tolerance: Largest difference between samples, relative to the change by a step.
+    """
+    names = {
+        of_whole.name
+        for part in parts
+        for of_whole, of_part in zip(whole.written, part.written, strict=True)
+        if not of_whole.is_local and _differ(of_whole, of_part, tolerance)
+    }
+    return sorted(names)
+
+
+def _differ(one: Written, other: Written, tolerance: float) -> bool:
+    try:
+        epsilon = float(ml_dtypes.finfo(one.after.dtype).eps)
+    except ValueError:  # no floating-point numbers
+        return not np.array_equal(one.after, other.after)
+    if np.array_equal(one.after, other.after, equal_nan=True):
+        return False
+    before, after, others = (np.float64(a) for a in (one.before, one.after, other.after))
+    change = np.abs(after - before).max()
+    rounding = 8 * epsilon * max(np.abs(before).max(), np.abs(after).max())
+    return not np.abs(after - others).max() <= max(tolerance * change, rounding)
+
+
+def factors_of_logged(
+    alone: Sequence[Split], seen: Sequence[Split], replicas: int, *, tolerance: float
+) -> tuple[float | None, ...]:
+    """Returns how the scalars that a train step logs on each worker make up that of all samples.
+
+    A sum over samples consists of parts that add up and of a constant c, such as regularisers. N
+    workers, each with its own samples, log ``v_1 + ... + v_N = v - c + N c``, where v is what one
+    of them would log of all samples.
+
+    Args:
+        alone: Trials in which the step sees a single replica, so that it logs as one process.
+        seen: Trials on the same samples in which it sees what it will see.
+        replicas: Number of replicas N.
+        tolerance: Largest relative difference.
+
+    Returns:
+        Factor of the sum over workers, or None for what is no sum, of each scalar in order.
+    """
+    workers = max(2, replicas)  # with a single one, nothing would be shown
+
+    def agrees(number: int, factor: float | None) -> bool:
+        for one, split in zip(alone, seen, strict=True):
+            expected = one.whole.scalars[number]
+            trials = (split.whole, split.first, split.second)
+            value, first, second = (trial.scalars[number] for trial in trials)
+            if factor is None:
+                found = (split.cut * first + (split.rows - split.cut) * second) / split.rows
+            else:
+                constant = first + second - value
+                found = factor * (value - constant + workers * constant)
+            scale = max(map(abs, (expected, first, second)))
+            if not abs(found - expected) <= tolerance * scale:
+                return False
+        return True
+
+    factors = (None, 1.0, 1 / workers)
+    return tuple(
+        next((factor for factor in factors if agrees(number, factor)), None)
+        for number in range(len(alone[0].whole.scalars))
+    )

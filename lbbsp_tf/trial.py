@@ -1,0 +1,159 @@
+"""Trials of a train step on parts of a batch: what it computes and assigns, without any effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.probe import Probe, Sketch, Written, sketches_as_one_process
+from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a train step did on some samples.
+
+    Args:
+        sketches: Sketch of the gradients of each `apply`.
+        scalars: Scalars that `Mean` metrics were updated with, in order; NaN for those of inner
+            graphs, such as a branch of `tf.cond`.
+        written: Variables that it may have assigned.
+    """
+
+    sketches: Sequence[Sketch]
+    scalars: Sequence[float]
+    written: Sequence[Written]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Trials on some samples, and on two parts of them.
+
+    Args:
+        rows: Number of samples.
+        cut: Number of samples in the first part.
+        whole: Trial on all samples.
+        first: Trial on the first part.
+        second: Trial on the second part.
+        rotated: Trial on all samples in another order, which shows the rounding.
+    """
+
+    rows: int
+    cut: int
+    whole: Trial
+    first: Trial
+    second: Trial
+    rotated: Trial
+
+    def mean(self, call: int) -> Sketch:
+        """Returns the sketch of an `apply` of the whole, if it is the mean of those of parts."""
+        first, second = self.first.sketches[call], self.second.sketches[call]
+        return (self.cut * first + (self.rows - self.cut) * second) / self.rows
+
+    def sum(self, call: int) -> Sketch:
+        """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
+        return self.first.sketches[call] + self.second.sketches[call]
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all gradients are finite numbers."""
+        trials = (self.whole, self.first, self.second, self.rotated)
+        return all(np.isfinite(sketch).all() for trial in trials for sketch in trial.sketches)
+
+
+class Trials:
+    """Train step that can be tried on the samples ``begin .. end - 1`` of a batch.
+
+    Args:
+        strategy: Strategy of the model.
+        train_step: Train step of the user.
+        batch: Nest of tensors, whose first axis is that of samples.
+        one_replica: Whether the train step sees a single replica.
+        token_means: Collects why losses are divided by a number of tokens; the trials divide them
+            by the number of samples instead.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        train_step: Callable[[Nest], Nest],
+        batch: Nest,
+        *,
+        one_replica: bool,
+        token_means: set[str],
+    ) -> None:
+        self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
+        batch = tf.nest.map_structure(self._and_rotated, batch)
+
+        def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Nest:
+            part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
+            samples = tf.cast(end - begin, tf.float64)
+            graph = tf.compat.v1.get_default_graph()
+            scalars: list[tf.Tensor | float] = []
+
+            def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
+                token_means.add(why)
+                return tf.cast(tokens, tf.float64) / samples
+
+            def record(
+                value: tf.Tensor, weight: tf.Tensor | None
+            ) -> tuple[tf.Tensor, tf.Tensor | None]:
+                is_inner = tf.compat.v1.get_default_graph() is not graph
+                scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
+                return value, weight
+
+            patches = [compat.intercepted_scalars(record), compat.token_means_scaled(of_samples)]
+            if one_replica:
+                added = compat.added_vectors_scaled(1.0 / samples, first_leaf(part))
+                patches = [compat.one_replica_view(), added, *patches]
+            sketches = sketches_as_one_process(train_step, part, *patches)
+            return sketches, [tf.convert_to_tensor(scalar, tf.float64) for scalar in scalars]
+
+        @contextmanager
+        def patches(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Iterator[None]:
+            with (
+                compat.noise_alike_for_all_samples(),
+                compat.batch_norm_in_inference(),
+                compat.scaled_gradients(scale),
+            ):
+                yield
+
+        self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.float32), patches)
+
+    @property
+    def is_double(self) -> bool:
+        """True if all gradients are of double precision."""
+        sketches, _ = self._probe.types
+        return all(dtype == tf.float64 for dtype in sketches)
+
+    def splits(self) -> list[Split]:
+        """Tries the step on the batch and on two parts of it, cut at two places."""
+        rows = self._rows
+        whole, rotated = self._try(0, rows), self._try(rows, 2 * rows)
+        return [
+            Split(rows, cut, whole, self._try(0, cut), self._try(cut, rows), rotated)
+            for cut in (max(1, rows // 3), max(1, rows // 2))
+        ]
+
+    def scaled_split(self, scale: float) -> Split:
+        """Tries the step with gradients with respect to variables multiplied by `scale`."""
+        rows, cut = self._rows, max(1, self._rows // 3)
+        parts = ((0, rows), (0, cut), (cut, rows), (rows, 2 * rows))
+        return Split(rows, cut, *(self._try(*part, scale) for part in parts))
+
+    def _and_rotated(self, tensor: Batch) -> Batch:
+        """Returns the rows, and then the same rows from another one on."""
+        start = tf.constant(self._rows // 3, tf.int64)
+        zero, end = tf.zeros_like(start), count_rows(tensor)
+        rotated = (slice_rows(tensor, start, end), slice_rows(tensor, zero, start))
+        return concatenate_rows(tensor, *rotated)
+
+    def _try(self, begin: int, end: int, scale: float = 1.0) -> Trial:
+        (sketches, scalars), written = self._probe.run(begin, end, scale)
+        return Trial(sketches, [float(scalar) for scalar in scalars], written)
