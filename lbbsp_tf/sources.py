@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import keras
@@ -23,6 +24,7 @@ from lbbsp_core.order import Indices
 from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.iteration import SharedReads
 
 
 class Draw(NamedTuple):
@@ -42,9 +44,11 @@ class Plan(Protocol):
 
     Args:
         order: Samples of each step.
+        reads: What the replicas of this process read together, if there are several; else None.
     """
 
     order: GlobalOrder
+    reads: SharedReads | None
 
     def first_step(self) -> int:
         """Returns the global step of the first batch; called when an iteration starts."""
@@ -97,7 +101,7 @@ class Fingerprints:
         self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
 
     def add(self, step: int, data: bytes) -> None:
-        """Adds the records of a global step, unless another replica has read them.
+        """Adds the records of a global step, unless they have been read before.
 
         A negative step belongs to no training, and is ignored.
         """
@@ -293,8 +297,8 @@ class Items:
 class Batches:
     """Source of a `keras.utils.PyDataset`, whose items are global batches.
 
-    Every worker reads the whole item, and keeps its own rows. The order of the items is shuffled,
-    except that a short last one stays last.
+    Every process reads the whole item, once for all of its replicas, and these keep their own rows.
+    The order of the items is shuffled, except that a short last one stays last.
 
     Args:
         batches: The data set.
@@ -336,9 +340,13 @@ class Batches:
 
         def read(step: int) -> list[np.ndarray]:
             drawn = plan.draw(int(step))
-            if step >= 0:
-                self._begin_pass(drawn.step // plan.order.steps_per_pass)
-            return self._read(int(step), drawn.samples)
+            number = int(drawn.samples[0]) // self._size
+            number_of_pass = drawn.step // plan.order.steps_per_pass if step >= 0 else None
+            read_item = partial(self._read, int(step), number, number_of_pass)
+            leaves = plan.reads.get(int(step), read_item) if plan.reads else read_item()
+            rows = drawn.samples - number * self._size
+            pairs = zip(leaves, self._specs, strict=True)
+            return [_as_spec(as_native(leaf[rows]), spec) for leaf, spec in pairs]
 
         return step_numbers(plan, host).map(
             lambda step: tf.nest.pack_sequence_as(
@@ -350,24 +358,44 @@ class Batches:
         """Returns a batch of one sample."""
         return tf.nest.map_structure(lambda leaf: tf.constant(as_native(leaf[:1])), self._structure)
 
-    def _read(self, step: int, index: Indices) -> list[np.ndarray]:
-        number = int(index[0]) // self._size
+    def _read(self, step: int, number: int, number_of_pass: int | None) -> list[np.ndarray]:
+        """Returns the leaves of an item, which belongs to a step of a pass or to no training."""
+        if number_of_pass is not None:
+            self._begin_pass(number_of_pass)
         batch = as_batch(self._batches[number])
         expected = min(self._size, self.num_samples - number * self._size)
         self._check_size(number, batch, expected)
         tf.nest.assert_same_structure(self._structure, batch)
         leaves = tf.nest.flatten(batch)
         self.records.add(step, b"".join(_excerpt(leaf) for leaf in leaves))
-        rows = index - number * self._size
-        pairs = zip(leaves, self._specs, strict=True)
-        return [_as_spec(as_native(leaf[rows]), spec) for leaf, spec in pairs]
+        return leaves
 
     def _begin_pass(self, number: int) -> None:
-        """Calls the hooks with which a data set may change its items between passes."""
-        if number != self._pass:
-            self._pass = number
-            self._batches.on_epoch_end()
-            self._batches.on_epoch_begin()
+        """Calls the hooks with which a data set may change its items between passes.
+
+        Raises:
+            ValueError: A later pass has begun already, because its items were read ahead.
+        """
+        if number == self._pass:
+            return
+        if number < self._pass and self._has_hooks:
+            raise ValueError(
+                f"pass {number} over {type(self._batches).__name__} continues after items of pass "
+                f"{self._pass} have been read ahead, and its on_epoch_end may have changed the "
+                "items: pass prefetch=0 to balancer.dataset(...)"
+            )
+        self._pass = number
+        self._batches.on_epoch_end()
+        self._batches.on_epoch_begin()
+
+    @property
+    def _has_hooks(self) -> bool:
+        """True if the data set does something between passes."""
+        kind, base = type(self._batches), keras.utils.PyDataset
+        return any(
+            getattr(kind, hook) is not getattr(base, hook)
+            for hook in ("on_epoch_begin", "on_epoch_end")
+        )
 
     def _check_size(self, number: int, batch: Nest, expected: int) -> None:
         sizes = {len(leaf) for leaf in tf.nest.flatten(batch)}

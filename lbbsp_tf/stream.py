@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -17,8 +18,9 @@ from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
 class Stream:
     """Source of a `tf.data.Dataset`, whose records every worker reads in the same order.
 
-    Each worker reads all raw records, and keeps those of its rows: the functions of samples and
-    batches that the balancer applies see only these. An endless data set starts with each fit.
+    Each process reads all raw records, once for all of its replicas. These keep their own rows: the
+    functions of samples and batches that the balancer applies see only them. An endless data set
+    starts with each fit.
 
     Args:
         dataset: Data set, of samples or of batches of any size.
@@ -69,6 +71,52 @@ class Stream:
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
+        records = self._records(plan, host)
+        if plan.reads is None:
+            return self._cut(records, plan, host)
+        return self._cut_shared(records, plan, host)
+
+    def _cut(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this worker's rows of global batches that only it reads."""
+
+        def place(step: int, rows: int, fingerprint: np.ndarray) -> list[np.ndarray]:
+            samples = plan.draw(int(step)).samples
+            self._record(int(step), samples, int(rows), fingerprint)
+            return [self._place(samples)]
+
+        def keep(step: tf.Tensor, batch: Nest) -> Nest:
+            inputs = [step, count_rows(tf.nest.flatten(batch)[0]), _fingerprint(batch)]
+            (place_of_rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
+            return _slice(batch, place_of_rows)
+
+        return records.map(keep)
+
+    def _cut_shared(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this replica's rows of global batches that the process reads once."""
+
+        def read(samples: Indices) -> Nest:
+            step, batch = plan.reads.next_of(records)
+            rows = count_rows(tf.nest.flatten(batch)[0])
+            self._record(int(step), samples, int(rows), _fingerprint(batch).numpy())
+            return batch
+
+        def keep(step: int) -> list[np.ndarray]:
+            samples = plan.draw(int(step)).samples
+            with tf.device("/CPU:0"):
+                batch = plan.reads.get(int(step), partial(read, samples))
+                rows = tf.nest.flatten(_slice(batch, self._place(samples)), expand_composites=True)
+            return [leaf.numpy() for leaf in rows]
+
+        _, spec = records.element_spec
+        specs = tf.nest.flatten(spec, expand_composites=True)
+        return step_numbers(plan, host).map(
+            lambda step: tf.nest.pack_sequence_as(
+                spec, host.call(keep, [step], specs), expand_composites=True
+            )
+        )
+
+    def _records(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns steps and their global batches, from the step at which the iteration starts."""
         steps_per_pass = plan.order.steps_per_pass
         whole = self._global_batches()
         if not self._endless:
@@ -77,9 +125,6 @@ class Stream:
         def position(step: int) -> list[np.int64]:
             return [np.int64(plan.draw(int(step)).step % steps_per_pass)]
 
-        def place(step: int, rows: int, fingerprint: np.ndarray) -> list[np.ndarray]:
-            return [self._place(int(step), plan.draw(int(step)).samples, rows, fingerprint)]
-
         def from_step(step: tf.Tensor) -> tf.data.Dataset:
             records = whole
             if not self._endless:
@@ -87,12 +132,7 @@ class Stream:
                 records = whole.skip(*skipped).concatenate(whole.repeat())
             return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
 
-        def keep(step: tf.Tensor, batch: Nest) -> Nest:
-            inputs = [step, count_rows(tf.nest.flatten(batch)[0]), _fingerprint(batch)]
-            (rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
-            return tf.nest.map_structure(lambda leaf: slice_rows(leaf, rows[0], rows[1]), batch)
-
-        return step_numbers(plan, host).take(1).flat_map(from_step).map(keep)
+        return step_numbers(plan, host).take(1).flat_map(from_step)
 
     def example(self) -> Nest:
         """Returns a batch of one sample: zeros if these have all properties of a sample."""
@@ -113,13 +153,19 @@ class Stream:
             return samples.ragged_batch(self._size)
         return samples.batch(self._size)
 
-    def _place(self, step: int, samples: Indices, rows: int, fingerprint: np.ndarray) -> np.ndarray:
-        """Returns where this worker's rows begin and end in a global batch of `rows` records.
+    def _record(self, step: int, samples: Indices, rows: int, fingerprint: np.ndarray) -> None:
+        """Checks and records a global batch of `rows` records.
+
+        Args:
+            step: Global step.
+            samples: Samples of this worker.
+            rows: Number of records.
+            fingerprint: Fingerprint of the records.
 
         Raises:
             ValueError: The data set has fewer records than it was said to have.
         """
-        start = int(samples[0]) // self._size * self._size
+        start = self._start(samples)
         expected = min(self._size, self.num_samples - start)
         if rows < expected:
             raise ValueError(
@@ -127,7 +173,18 @@ class Stream:
                 "pass the right num_samples= to balancer.dataset(...)"
             )
         self.records.add(step, fingerprint.tobytes())
-        return np.array([samples[0] - start, samples[-1] + 1 - start], np.int64)
+
+    def _place(self, samples: Indices) -> np.ndarray:
+        """Returns where this worker's rows begin and end in their global batch."""
+        return np.array([samples[0], samples[-1] + 1], np.int64) - self._start(samples)
+
+    def _start(self, samples: Indices) -> int:
+        """Returns the first sample of a global batch."""
+        return int(samples[0]) // self._size * self._size
+
+
+def _slice(batch: Nest, place: tf.Tensor | np.ndarray) -> Nest:
+    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, place[0], place[1]), batch)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

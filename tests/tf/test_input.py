@@ -17,8 +17,11 @@ import scipy.sparse
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
+from lbbsp_tf.dataset import PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput
-from lbbsp_tf.sources import Fingerprints
+from lbbsp_tf.iteration import SharedReads
+from lbbsp_tf.sources import Batches, Fingerprints
+from lbbsp_tf.stream import Stream
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -398,6 +401,54 @@ def test_a_py_dataset_may_change_its_items_between_passes():
     items = InBatches(samples=24)
     batches = open_data(items, steps_per_epoch=7)
     assert [int(x[0, 0]) // 100 for x, _ in batches] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_changing_items_cannot_be_read_again_after_a_later_pass():
+    batches = open_data(InBatches(samples=24), steps_per_epoch=4)
+    assert len(list(batches)) == 4
+    with pytest.raises(tf.errors.OpError, match=r"pass 0 over InBatches continues.*prefetch=0"):
+        list(batches)
+    unchanged = type(
+        "Unchanged", (InBatches,), {"on_epoch_end": keras.utils.PyDataset.on_epoch_end}
+    )
+    batches = open_data(unchanged(samples=24), steps_per_epoch=4)
+    assert [len(list(batches)) for _ in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        InBatches(samples=24),
+        slices().take(24).shuffle(24, seed=3),
+        slices().take(24).shuffle(24, seed=3).batch(5).prefetch(2),
+    ],
+    ids=["py_dataset", "stream", "stream_in_batches"],
+)
+def test_replicas_of_a_process_share_each_read(data):
+    source = (Batches if isinstance(data, InBatches) else Stream)(data, X)
+    sessions = StubSession(0), StubSession(1)
+    order = sessions[0].make_order(24, seed=0, shuffle=not source.is_sequential, by_batch=True)
+    pipelines = PlannedPipeline(sessions[0], order, source).of_replicas(sessions, SharedReads(2))
+    ahead, behind = (iter(pipeline.batches) for pipeline in pipelines)
+    drawn = {step: [] for step in range(6)}
+    for replica, steps in ((ahead, range(4)), (behind, range(6)), (ahead, range(4, 6))):
+        for step in steps:
+            drawn[step].append(next(replica))
+    for first in (0, 3):
+        batches = [batch for step in range(first, first + 3) for batch in drawn[step]]
+        numbers = [int(number) for _, y in batches for number in y]
+        assert sorted(numbers) == NUMBERS[:24].tolist()
+        if isinstance(data, InBatches):
+            assert {int(row[0]) // 100 for x, _ in batches for row in x} == {first // 3}
+
+
+def test_an_error_of_a_shared_read_reaches_all_replicas():
+    reads = SharedReads(2)
+    with pytest.raises(ZeroDivisionError):
+        reads.get(0, lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        reads.get(0, lambda: 1)
+    assert reads.get(0, lambda: 1) == 1, "all replicas have had the error"
 
 
 @pytest.mark.parametrize(
