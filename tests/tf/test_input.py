@@ -21,7 +21,7 @@ from lbbsp_tf.dataset import PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput
 from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.sources import Batches, Fingerprints
-from lbbsp_tf.stream import Stream
+from lbbsp_tf.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -111,6 +111,10 @@ class InBatches(keras.utils.PyDataset):
 
 def slices():
     return tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS))
+
+
+def with_mirrored(x, y):
+    return tf.concat([x, -x], 0), tf.concat([y, y], 0)
 
 
 def generated():
@@ -295,7 +299,9 @@ def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
         (lambda: slices(), SAMPLES),
         (lambda: slices().batch(4), SAMPLES),
         (lambda: slices().batch(4, drop_remainder=True), 24),
-        (lambda: slices().shuffle(5, seed=1).batch(4).map(lambda x, y: (x, y)).prefetch(1), 27),
+        (lambda: slices().map(lambda x, y: (x, y)).shuffle(5, seed=1).batch(4).prefetch(1), 27),
+        (lambda: slices().batch(9, drop_remainder=True).map(with_mirrored), 54),
+        (lambda: slices().batch(9).map(with_mirrored), None),
         (lambda: slices().batch(2).unbatch().apply(
             tf.data.experimental.assert_cardinality(20)), 20),
         (lambda: slices().repeat(2).batch(4), 54),
@@ -316,6 +322,65 @@ def test_a_stream_with_fewer_samples_than_promised_says_so():
     batches = open_data(slices().filter(lambda x, y: y > 9), num_samples=27)
     with pytest.raises(tf.errors.OpError, match=r"ended after 17 of 27 samples: pass the right"):
         list(batches)
+
+
+@pytest.mark.parametrize("promised", [20, 24])
+def test_a_stream_with_more_samples_than_promised_says_so_in_its_first_pass(promised):
+    unknown = slices().filter(lambda x, y: True)
+    for records in (unknown, unknown.batch(5), unknown.batch(X), slices()):
+        batches = open_data(records, num_samples=promised)
+        with pytest.raises(tf.errors.OpError, match=f"has more than {promised} samples: pass"):
+            list(batches)
+    assert len(list(open_data(unknown.take(promised), num_samples=promised))) == 3
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_stream_that_ends_with_a_whole_batch_too_early_says_so(step):
+    batches = open_data(slices().take(16).filter(lambda x, y: True), num_samples=27, step=step)
+    with pytest.raises(tf.errors.OpError, match=r"ended after 16 of 27 samples: pass the right"):
+        list(batches)
+
+
+def test_a_cache_is_filled_in_the_first_pass(tmp_path):
+    read = []
+
+    def spy(x, y):
+        tf.numpy_function(lambda y: read.append(int(y)), [y], [])
+        return x, y
+
+    for cache in ("", str(tmp_path / "cache")):
+        read.clear()
+        assert len(list(open_data(slices().map(spy).cache(cache), steps_per_epoch=9))) == 9
+        assert read == NUMBERS.tolist()
+
+
+def batched(count=2):
+    return [slices().take(9).batch(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        (lambda: tf.data.Dataset.sample_from_datasets([slices(), slices()], seed=1), False),
+        (lambda: tf.data.Dataset.sample_from_datasets(batched(), seed=1), True),
+        (lambda: tf.data.Dataset.choose_from_datasets(batched(), tf.data.Dataset.range(2)), True),
+        (lambda: tf.data.Dataset.zip(*batched()).map(lambda a, b: a), True),
+        (lambda: batched()[0].concatenate(batched()[1]), True),
+        (lambda: slices().map(lambda x, y: x).group_by_window(
+            lambda x: x[0] % 2, lambda key, window: window.batch(4), window_size=4), None),
+        (lambda: slices().map(lambda x, y: x).bucket_by_sequence_length(
+            lambda x: 1, [2], [4, 4]), None),
+        (lambda: slices().map(lambda x, y: x).window(3).flat_map(lambda x: x.batch(3)), None),
+        (lambda: slices().batch(3).map(lambda x, y: (x, tf.reduce_sum(y))), None),
+        (lambda: slices().batch(3).unbatch(), False),
+    ],
+)  # fmt: skip
+def test_combined_data_sets_tell_whether_they_are_batched_or_are_asked(records, expected):
+    if expected is None:
+        with pytest.raises(ValueError, match="pass batched=False or batched=True"):
+            is_batched(records())
+        return
+    assert is_batched(records()) is expected
 
 
 def test_elements_of_unclear_kind_need_a_word():
@@ -459,6 +524,7 @@ def test_an_error_of_a_shared_read_reaches_all_replicas():
         ((object(),), {}, r"x must be arrays, a tf\.data\.Dataset.*got object"),
         ((np.float32(3),), {}, "pass one array per input"),
         (([[1, 2], [3]],), {}, r"list of lists: pass np\.asarray\(x\), or tf\.ragged\.constant"),
+        ((slices().window(3),), {}, r"must be tensors, got .*call flat_map\(\.\.\.\) after window"),
         (([ROWS, ROWS[:3]],), {}, r"shapes \[\(27, 3\), \(3, 3\)\].*tf\.ragged\.constant"),
         ((np.array([[1], [1, 2]], object),), {}, r"got values of the type object.*tf\.ragged"),
         ((np.array(["2020-01-01"], "M8[D]"),), {}, "got values of the type datetime64"),
