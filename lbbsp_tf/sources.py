@@ -556,6 +556,6 @@ def _as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
 
 def _excerpt(leaf: np.ndarray) -> bytes:
     """Returns at most about a thousand values of each row, by which reads are compared."""
-    rows = leaf.reshape(len(leaf), -1)
+    rows = leaf.reshape(len(leaf), leaf.size // len(leaf))
     part = rows[:, :: max(1, rows.shape[1] // 1024)]
     return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()

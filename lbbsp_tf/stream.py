@@ -11,6 +11,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.mapping import unpacked
 from lbbsp_tf.rows import count_rows, slice_rows
 from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
 
@@ -88,7 +89,7 @@ class Stream:
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
-        self.restore = _same if self._varies and self._dense else None
+        self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
@@ -317,10 +318,6 @@ def _refuse_nested(dataset: tf.data.Dataset) -> None:
         )
 
 
-def _same(*sample: Nest) -> Nest:
-    return sample if len(sample) > 1 else sample[0]
-
-
 def _facts(records: _Records) -> list[tf.Tensor]:
     """Returns the facts of a global batch that `Stream._record` checks."""
     batch = records.batch
@@ -336,8 +333,9 @@ def _fingerprint(batch: Nest) -> tf.Tensor:
             leaf = leaf.flat_values
         elif isinstance(leaf, tf.SparseTensor):
             leaf = leaf.values
-        count = tf.shape(leaf)[0]
-        width = tf.maximum(tf.size(leaf) // tf.maximum(count, 1), 1)
+        size = tf.size(leaf)
+        count = tf.minimum(tf.shape(leaf)[0], size)  # rows may have no values
+        width = tf.maximum(size // tf.maximum(count, 1), 1)
         rows = tf.reshape(leaf, [count, width])[:, :: tf.maximum(1, width // 1024)]
         parts.append(tf.reshape(tf.fingerprint(rows), [-1]))
     return tf.concat(parts, 0)

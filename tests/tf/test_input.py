@@ -463,6 +463,42 @@ def test_the_functions_see_what_keras_passes():
     assert next(iter(open_data(MapStyle(TUPLES), map=lambda x, y: x))).shape == (X, 3)
 
 
+@pytest.mark.parametrize("padded", [None, True])
+def test_several_inputs_without_targets_stay_one_argument(padded):
+    def of_inputs(inputs):
+        a, b = inputs
+        return ((2 * a, tf.range(b % 3 if padded else 2)),)
+
+    streams = tf.data.Dataset.from_tensor_slices(((ROWS, NUMBERS),))
+    lengths = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)
+    varying = tf.data.Dataset.from_generator(
+        lambda: (((row, i),) for row, i in zip(LENGTHS, NUMBERS, strict=True)),
+        output_signature=(lengths,),
+    )
+    for data in (((ROWS, NUMBERS),), (streams,)):
+        batch = next(iter(open_data(*data, map=of_inputs, shuffle=None, padded=padded)))
+        assert isinstance(batch, tuple)
+        ((a, b),) = batch
+        assert a.shape == (X, 3)
+        assert b.shape == (X, 2)
+    batch = next(iter(open_data(varying, num_samples=SAMPLES, padded=True)))
+    ((a, b),) = batch
+    assert b.numpy().tolist() == NUMBERS[:X].tolist()
+    of_sum = lambda inputs: tf.reduce_sum(inputs[0]) + inputs[1]  # noqa: E731
+    sums = next(iter(open_data(varying, num_samples=SAMPLES, padded=True, map=of_sum)))
+    assert sums.numpy().tolist() == [sum(LENGTHS[i]) + i for i in range(X)]
+
+
+def test_elements_without_values_are_read():
+    nothing = tf.data.Dataset.from_tensor_slices((np.zeros([SAMPLES, 0]), NUMBERS))
+    cut = slices().map(lambda x, y: (x[y + 5 :], y))
+    items = type("Empty", (InBatches,), {"__getitem__": lambda self, i: (
+        np.zeros([min(X, SAMPLES - X * i), 0]), np.ones(min(X, SAMPLES - X * i)))})()  # fmt: skip
+    for data in (nothing, nothing.batch(4), nothing.map(lambda x, y: x), cut, items):
+        batches = [tf.nest.flatten(batch)[0] for batch in open_data(data, padded=True)]
+        assert [batch.shape for batch in batches] == [(8, 0)] * 3 + [(3, 0)]
+
+
 def test_a_py_dataset_may_change_its_items_between_passes():
     items = InBatches(samples=24)
     batches = open_data(items, steps_per_epoch=7)
