@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,8 +61,9 @@ class HostColumn:
         return values
 
     def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        return np.asarray(self._array[start:])
+        """Returns the values of the samples from `start` on; strings as a tensor, for Keras."""
+        values = self._read(np.arange(start, len(self)))
+        return tf.constant(values) if values.dtype == object else values
 
     def _read(self, index: Indices) -> np.ndarray:
         return as_native(self._rows(index))
@@ -93,10 +94,6 @@ class FrameColumn(HostColumn):
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
         super().__init__(self._frame)
         self.in_memory = True
-
-    def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        return self._frame.iloc[start:].to_numpy()
 
     def _rows(self, index: Indices) -> np.ndarray:
         return self._frame.iloc[index].to_numpy()
@@ -183,7 +180,7 @@ def map_columns(name: str, value: Nest) -> Nest:
     Raises:
         ValueError: A value is not an array; names the remedy.
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
         return column(name, np.array(value, dtype=object if _is_text(value[0]) else None))

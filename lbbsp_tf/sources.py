@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -461,7 +461,7 @@ def step_numbers(plan: Plan, host: HostCalls) -> tf.data.Dataset:
 
 def as_sample(value: Nest) -> Nest:
     """Converts a sample to a nest of arrays: tuples and dicts of them; lists are arrays."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: as_sample(each) for key, each in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
         return tuple(map(as_sample, value))
@@ -472,7 +472,7 @@ def as_sample(value: Nest) -> Nest:
 
 def as_batch(value: Nest) -> Nest:
     """Converts an item of a `PyDataset` to a nest of arrays; lists are tuples."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: as_batch(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return tuple(as_batch(each) for each in value if each is not None)
@@ -480,12 +480,12 @@ def as_batch(value: Nest) -> Nest:
 
 
 def _is_array(value: object) -> bool:
-    return hasattr(value, "__array__") or isinstance(value, (tuple, dict))
+    return hasattr(value, "__array__") or isinstance(value, (tuple, Mapping))
 
 
 def _is_array_like(x: Nest) -> bool:
     """Returns whether `x` is an array of samples or a nest of such arrays."""
-    return isinstance(x, (list, tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or (
+    return isinstance(x, (list, tuple, Mapping, tf.RaggedTensor, tf.SparseTensor)) or (
         hasattr(x, "shape") and hasattr(x, "dtype")
     ) or hasattr(x, "iloc")  # fmt: skip
 

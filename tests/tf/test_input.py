@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from lbbsp_core import GlobalOrder
 from lbbsp_tf.dataset import PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput
 from lbbsp_tf.iteration import SharedReads
-from lbbsp_tf.sources import Batches, Fingerprints
+from lbbsp_tf.sources import Arrays, Batches, Fingerprints
 from lbbsp_tf.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
@@ -109,6 +109,14 @@ class InBatches(keras.utils.PyDataset):
         self.epochs += 1
 
 
+class InMappings(InBatches):
+    """A data set of global batches, which are no dicts."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return UserDict(x=x, y=y)
+
+
 def slices():
     return tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS))
 
@@ -165,6 +173,14 @@ KINDS = {
         MapStyle([{"x": [i, i], "text": str(i), "i": i} for i in range(SAMPLES)]),
         number=lambda s: s["i"],
     ),
+    "items_of_mappings": lambda: Kind(
+        MapStyle([UserDict(x=[i, i], nested=[UserDict(i=i)]) for i in range(SAMPLES)]),
+        number=lambda s: s["nested"][0]["i"],
+    ),
+    "mapping_of_arrays": lambda: Kind(
+        UserDict(x=ROWS, text=NUMBERS), UserDict(y=NUMBERS), number=lambda s: s[1]["y"]
+    ),
+    "py_dataset_of_mappings": lambda: Kind(InMappings(), number=lambda s: s["y"]),
     "items_in_groups": lambda: Kind(InGroups(TUPLES)),
     "items_on_threads": lambda: Kind(InGroups(TUPLES), options={"readers": 3}),
     "items_padded": lambda: Kind(
@@ -551,6 +567,24 @@ def test_an_error_of_a_shared_read_reaches_all_replicas():
     with pytest.raises(ZeroDivisionError):
         reads.get(0, lambda: 1)
     assert reads.get(0, lambda: 1) == 1, "all replicas have had the error"
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([["a"], ["b"]] * 4),
+        np.array([[b"a"], [b"b"]] * 4),
+        np.array([["a"], ["b"]] * 4, object),
+        pd.DataFrame({"x": ["a", "b"] * 4}),
+    ],
+    ids=["text", "bytes", "objects", "frame"],
+)
+def test_keras_takes_validation_data_of_strings(x):
+    tail, y = Arrays(x, np.arange(8), None, 0.25).validation_data
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Sequential([keras.layers.Input((1,), dtype="string"), lookup])
+    assert model.predict(tail, verbose=0).tolist() == [[1], [2]]
+    assert y.tolist() == [6, 7]
 
 
 @pytest.mark.parametrize(
