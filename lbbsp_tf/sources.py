@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
-from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
+from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
 from lbbsp_tf.iteration import SharedReads
@@ -215,12 +215,13 @@ class Items:
         self._pool = ThreadPoolExecutor(readers, "lbbsp-reader") if readers > 1 else None
         self._readers = readers
         probes = np.unique(np.linspace(0, self.num_samples - 1, 8).astype(np.int64))
-        samples = [as_sample(sample) for sample in self._get(probes)]
-        self._structure = samples[0]
+        first, *_ = samples = self._get(probes)
+        self._structure = as_sample(first)
         self._specs, self._varies = [], []
-        for leaves in zip(*map(self._flatten, samples), strict=True):
+        for leaves in zip(*map(self._flatten, samples, probes), strict=True):
             shapes = {leaf.shape for leaf in leaves}
             spec = _common_spec(shapes, spec_of(leaves[0]).dtype)
+            _as_specs(leaves, probes, spec)
             if any_length and spec.shape.rank == 1:
                 spec = tf.TensorSpec([None], spec.dtype)
             self._specs.append(spec)
@@ -251,17 +252,18 @@ class Items:
 
     def _read(self, index: Indices) -> list[np.ndarray]:
         """Returns leaves of samples, stacked, then the shapes of those that vary."""
-        samples = [self._flatten(as_sample(sample)) for sample in self._get(index)]
+        samples = list(map(self._flatten, self._get(index), index))
         stacked, shapes = [], []
         for leaves, spec, varies in zip(
             zip(*samples, strict=True), self._specs, self._varies, strict=True
         ):
+            leaves = _as_specs(leaves, index, spec)
             if varies:
                 shapes.append(np.array([leaf.shape for leaf in leaves], np.int64))
                 leaves = _padded(leaves)
             else:
                 _check_shapes(leaves, index, spec)
-            stacked.append(_stacked(leaves, spec))
+            stacked.append(np.stack(leaves))
         return stacked + shapes
 
     def _get(self, index: Indices) -> list[Nest]:
@@ -274,8 +276,15 @@ class Items:
             return [sample for part in self._pool.map(together, chunks) for sample in part]
         return list(self._pool.map(self._items.__getitem__, numbers))
 
-    def _flatten(self, sample: Nest) -> list[np.ndarray]:
-        tf.nest.assert_same_structure(self._structure, sample)
+    def _flatten(self, item: Nest, number: int) -> list[np.ndarray]:
+        """Returns the leaves of a sample."""
+        try:
+            sample = as_sample(item)
+            tf.nest.assert_same_structure(self._structure, sample)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"sample {number} of {type(self._items).__name__} cannot be read: {error}"
+            ) from error
         return tf.nest.flatten(sample)
 
     def _packed(self, leaves: list[tf.Tensor]) -> Nest:
@@ -346,7 +355,13 @@ class Batches:
             leaves = plan.reads.get(int(step), read_item) if plan.reads else read_item()
             rows = drawn.samples - number * self._size
             pairs = zip(leaves, self._specs, strict=True)
-            return [_as_spec(as_native(leaf[rows]), spec) for leaf, spec in pairs]
+            try:
+                return [as_spec(leaf[rows], spec) for leaf, spec in pairs]
+            except TypeError as error:
+                raise ValueError(
+                    f"item {number} of {type(self._batches).__name__} has another data type than "
+                    f"item 0: convert the values to one type ({error})"
+                ) from error
 
         return step_numbers(plan, host).map(
             lambda step: tf.nest.pack_sequence_as(
@@ -539,19 +554,25 @@ def _check_shapes(leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorS
             )
 
 
-def _stacked(leaves: Sequence[np.ndarray], spec: tf.TensorSpec) -> np.ndarray:
-    return _as_spec(np.stack(leaves), spec)
+def _as_specs(
+    leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorSpec
+) -> list[np.ndarray]:
+    """Converts leaves to the data type of the first sample."""
+    pairs = zip(leaves, index, strict=True)
+    return [
+        leaf if leaf.dtype == spec.dtype.as_numpy_dtype else _converted(leaf, number, spec)
+        for leaf, number in pairs
+    ]
 
 
-def _as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
-    """Returns `values` in the data type of the first sample.
-
-    Raises:
-        TypeError: They are of another kind, such as floats among integers.
-    """
-    if spec.dtype == tf.string:
-        return values
-    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+def _converted(leaf: np.ndarray, number: int, spec: tf.TensorSpec) -> np.ndarray:
+    try:
+        return as_spec(leaf, spec)
+    except TypeError as error:
+        raise ValueError(
+            f"sample {number} has another data type than sample 0: let __getitem__ return values "
+            f"of one type, such as float(label) ({error})"
+        ) from error
 
 
 def _excerpt(leaf: np.ndarray) -> bytes:

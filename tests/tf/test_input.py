@@ -569,6 +569,42 @@ def test_an_error_of_a_shared_read_reaches_all_replicas():
     assert reads.get(0, lambda: 1) == 1, "all replicas have had the error"
 
 
+def labels(odd, number=20):
+    """Samples of which one has an odd label."""
+    return MapStyle([(ROWS[i], odd if i == number else i) for i in range(SAMPLES)])
+
+
+class OddBatch(InBatches):
+    """A data set of which one batch has another data type."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y + 0.5 if index == 1 else y
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: labels(0.5), "sample 20 has another data type than sample 0: let __getitem__"),
+        (lambda: labels("a"), "sample 20 has another data type than sample 0: let __getitem__"),
+        (lambda: labels(None), "sample 20 of MapStyle cannot be read: .*got None: fill it in"),
+        (lambda: labels((1, 2)), "sample 20 of MapStyle cannot be read: "),
+        (OddBatch, "item 1 of OddBatch has another data type than item 0: convert"),
+    ],
+)
+def test_values_of_another_kind_are_named_with_the_remedy(data, message):
+    with pytest.raises(tf.errors.OpError, match=message):
+        list(open_data(data()))
+
+
+def test_an_array_that_changes_is_named_with_the_remedy():
+    texts = np.array([str(i) for i in NUMBERS], dtype=object)
+    batches = open_data({"text": texts}, NUMBERS)
+    texts[20] = 1.5
+    with pytest.raises(tf.errors.OpError, match=r"x\['text'\] cannot be read as string at samples"):
+        list(batches)
+
+
 @pytest.mark.parametrize(
     "x",
     [
@@ -603,6 +639,10 @@ def test_keras_takes_validation_data_of_strings(x):
         ((MapStyle(TUPLES), NUMBERS), {}, r"y and sample_weight must be None if x is a MapStyle"),
         ((MapStyle([]),), {}, "MapStyle has no samples"),
         ((MapStyle([(1, None)]),), {}, "got None"),
+        ((labels(0.5, number=26),), {}, "sample 26 has another data type than sample 0"),
+        ((pd.DataFrame({"a": pd.array([1, None], "Int64")}),), {}, r"x\['a'\] has missing values"),
+        ((ROWS[:2], pd.Series(["a", None])), {}, r"y\[0\] has missing values: fill them in"),
+        ((np.array(["a", None]),), {}, r"x has missing values: fill them in first"),
         ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
         ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
