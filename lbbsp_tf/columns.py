@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,13 +43,19 @@ class HostColumn:
 
     Args:
         array: Array with ``shape``, ``dtype`` and ``__getitem__``.
+        name: Argument that holds the array, for messages.
+
+    Raises:
+        TypeError: The first sample is neither numbers nor strings.
+        ValueError: Values are missing.
     """
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
+    def __init__(self, array: Any, name: str = "x") -> None:
+        self._array, self._name = array, name
         self.shape = tuple(array.shape)
         self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
-        self._spec = spec_of(self._read(np.zeros(1, np.int64)))
+        self._refuse_missing()
+        self._spec = spec_of(as_native(self._rows(np.zeros(1, np.int64))))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -61,11 +67,25 @@ class HostColumn:
         return values
 
     def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        return np.asarray(self._array[start:])
+        """Returns the values of the samples from `start` on; strings as a tensor, for Keras."""
+        values = self._read(np.arange(start, len(self)))
+        return tf.constant(values) if values.dtype == object else values
 
     def _read(self, index: Indices) -> np.ndarray:
-        return as_native(self._rows(index))
+        try:
+            return as_spec(self._rows(index), self._spec)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self._name} cannot be read as {self._spec.dtype.name} at samples "
+                f"{index[:8].tolist()}: fill in missing values, and convert all to one type "
+                f"({error})"
+            ) from error
+
+    def _refuse_missing(self) -> None:
+        array = self._array
+        is_objects = isinstance(array, np.ndarray) and array.dtype == object
+        if is_objects and type(None) in set(map(type, array.flat)):
+            raise _missing(self._name)
 
     def _rows(self, index: Indices) -> np.ndarray:
         first, last = int(index[0]), int(index[-1])
@@ -87,19 +107,26 @@ class FrameColumn(HostColumn):
 
     Args:
         frame: Data frame or series.
+        name: Argument that holds the frame, for messages.
+
+    Raises:
+        TypeError: The first sample is neither numbers nor strings.
+        ValueError: Values are missing in a column that is not of NumPy's numbers.
     """
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, name: str = "x") -> None:
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
-        super().__init__(self._frame)
+        super().__init__(self._frame, name)
         self.in_memory = True
-
-    def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on."""
-        return self._frame.iloc[start:].to_numpy()
 
     def _rows(self, index: Indices) -> np.ndarray:
         return self._frame.iloc[index].to_numpy()
+
+    def _refuse_missing(self) -> None:
+        for position, (name, kind) in enumerate(self._frame.dtypes.items()):
+            is_number = isinstance(kind, np.dtype) and kind.kind != "O"
+            if not is_number and self._frame.iloc[:, position].isna().any():
+                raise _missing(f"{self._name}[{name!r}]")
 
 
 class TensorColumn:
@@ -183,7 +210,7 @@ def map_columns(name: str, value: Nest) -> Nest:
     Raises:
         ValueError: A value is not an array; names the remedy.
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
         return column(name, np.array(value, dtype=object if _is_text(value[0]) else None))
@@ -219,6 +246,8 @@ def column(name: str, array: Any) -> Column:
     if len(array.shape) and array.shape[0] == 0:
         raise ValueError(f"{name} has no samples: its shape is {tuple(array.shape)}")
     try:
+        if issubclass(kind, HostColumn):
+            return kind(array, name)
         return kind(_as_coo(array) if kind is SparseColumn else array)
     except TypeError as error:
         raise ValueError(
@@ -242,6 +271,20 @@ def as_native(values: np.ndarray) -> np.ndarray:
     return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
 
 
+def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+    """Returns values that TensorFlow can take, in the data type of the first sample.
+
+    Raises:
+        TypeError: They are of another kind, such as floats among integers.
+    """
+    values = as_native(values)
+    if (spec.dtype == tf.string) != (values.dtype == object):
+        raise TypeError(f"got {values.dtype} instead of {spec.dtype.name}")
+    if spec.dtype == tf.string:
+        return values
+    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+
+
 def string_bytes(values: np.ndarray) -> np.ndarray:
     """Encodes strings and paths as bytes; leaves numbers as they are.
 
@@ -255,7 +298,11 @@ def string_bytes(values: np.ndarray) -> np.ndarray:
     return encoded
 
 
-def _kind(array: Any) -> Callable[[Any], Column]:
+def _missing(name: str) -> ValueError:
+    return ValueError(f"{name} has missing values: fill them in first, as by fillna(...)")
+
+
+def _kind(array: Any) -> type[Any]:
     if isinstance(array, tf.SparseTensor) or type(array).__module__.startswith("scipy.sparse"):
         return SparseColumn
     if isinstance(array, (tf.Tensor, tf.RaggedTensor)):

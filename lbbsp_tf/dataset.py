@@ -9,7 +9,7 @@ allows, so that no thread has to wait for a plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.iteration import SharedReads, SwitchingIterator
 from lbbsp_tf.mapping import SampleMap, over_samples
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.sources import Draw, Source
@@ -31,11 +32,15 @@ class SessionPlan:
     Args:
         session: Session that decides the sizes of the batches.
         order: Samples of each step.
+        reads: See `Plan`.
     """
 
-    def __init__(self, session: WorkerSession, order: GlobalOrder) -> None:
+    def __init__(
+        self, session: WorkerSession, order: GlobalOrder, reads: SharedReads | None = None
+    ) -> None:
         self._session = session
         self.order = order
+        self.reads = reads
 
     def first_step(self) -> int:
         """Returns the running step, at which an iteration starts."""
@@ -54,6 +59,8 @@ class FirstSamples:
         order: Samples of each step.
         count: Number of samples, at most the global batch size.
     """
+
+    reads = None
 
     def __init__(self, order: GlobalOrder, count: int) -> None:
         self.order = order
@@ -80,6 +87,7 @@ class PlannedPipeline:
         padded: See `over_samples`.
         readers: Number of samples that `sample_map` processes at the same time.
         prefetch: Number of batches that are read ahead; needs a lag of ``1 + prefetch``.
+        reads: See `Plan`.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class PlannedPipeline:
         padded: bool | None = None,
         readers: int = 1,
         prefetch: int = 0,
+        reads: SharedReads | None = None,
     ) -> None:
         self._session = session
         self.order = order
@@ -101,15 +110,15 @@ class PlannedPipeline:
         self._sample_map = sample_map
         self._batch_maps = batch_maps
         self._padded = padded
+        self._reads = reads
         self._host = HostCalls()
         self.readers = readers
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches, from the step that is running when an iteration starts."""
-        batches = self._mapped(
-            self.source.batches(SessionPlan(self._session, self.order), self._host)
-        )
+        plan = SessionPlan(self._session, self.order, self._reads)
+        batches = self._mapped(self.source.batches(plan, self._host))
         if self.prefetch:
             batches = batches.prefetch(self.prefetch)
         return batches.with_options(self._options())
@@ -139,11 +148,25 @@ class PlannedPipeline:
         """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
         return self._copy(self._session, (*self._batch_maps, batch_map))
 
-    def of_session(self, session: WorkerSession) -> PlannedPipeline:
-        """Returns a pipeline of the same data that draws by the plans of another replica."""
-        return self if session is self._session else self._copy(session, self._batch_maps)
+    def of_replicas(
+        self, sessions: Sequence[WorkerSession], reads: SharedReads
+    ) -> Sequence[PlannedPipeline]:
+        """Returns a pipeline of the same data for each replica of this process, for one fit.
 
-    def _copy(self, session: WorkerSession, batch_maps: tuple[SampleMap, ...]) -> PlannedPipeline:
+        Args:
+            sessions: Sessions of the replicas.
+            reads: Reads that the replicas share.
+        """
+        if len(sessions) == 1:
+            return [self]
+        return [self._copy(session, self._batch_maps, reads) for session in sessions]
+
+    def _copy(
+        self,
+        session: WorkerSession,
+        batch_maps: tuple[SampleMap, ...],
+        reads: SharedReads | None = None,
+    ) -> PlannedPipeline:
         return PlannedPipeline(
             session,
             self.order,
@@ -153,6 +176,7 @@ class PlannedPipeline:
             padded=self._padded,
             readers=self.readers,
             prefetch=self.prefetch,
+            reads=reads,
         )
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -173,7 +197,9 @@ class PlannedPipeline:
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
         options.experimental_optimization.map_parallelization = False
-        if self.readers > 1:  # the default pool has one thread per core
+        # The default pool has one thread per core. Threads that wait for another replica must not
+        # hold up what it reads.
+        if self.readers > 1 or self._reads is not None:
             options.threading.private_threadpool_size = self.readers + 2
         return options
 
@@ -189,10 +215,7 @@ class BatchIterator:
 
     def __init__(self, element_spec: Nest) -> None:
         self.element_spec = element_spec
-        # The iterator holds its first data set for ever, so that one is empty.
-        self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
-        with tf.device("/CPU:0"):
-            self._iterator = iter(self._empty)
+        self._iterator = SwitchingIterator(element_spec)
         self._waited = compat.plain_variable(0.0, tf.float64)
 
     @property
@@ -202,13 +225,11 @@ class BatchIterator:
 
     def start(self, pipeline: PlannedPipeline) -> None:
         """Draws from `pipeline` from now on, from the session's running step on."""
-        self._iterate(pipeline.batches)
+        self._iterator.start(pipeline.batches)
 
     def stop(self) -> None:
         """Ends the iteration, and releases its pipeline with the data."""
-        # A background thread that prefetches may wait for Python's GIL. An operation releases the
-        # GIL while it waits for that thread to end; deleting the iterator may not.
-        self._iterate(self._empty)
+        self._iterator.stop()
 
     def next_batch(self) -> Nest:
         """Returns the running step's batch, as tensors in the step's graph."""
@@ -219,13 +240,6 @@ class BatchIterator:
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 self._waited.assign_add(tf.timestamp() - asked)
         return batch
-
-    def _iterate(self, batches: tf.data.Dataset) -> None:
-        with tf.device("/CPU:0"):
-            tf.raw_ops.MakeIterator(
-                dataset=tf.data.experimental.to_variant(batches),
-                iterator=self._iterator._iterator_resource,
-            )
 
 
 class PlaceholderDataset(DistributedDatasetsFromFunction):

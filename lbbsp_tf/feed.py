@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -10,6 +11,7 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
+from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.mapping import SampleMap
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sources import Arrays, Source, open_source
@@ -39,7 +41,8 @@ class TrainingInput:
         self._announced: PlannedPipeline | None = None
         self._pipeline: PlannedPipeline | None = None
         self._latest: PlannedPipeline | None = None
-        self._drawn: list[PlannedPipeline] = []
+        self._drawn: Sequence[PlannedPipeline] = []
+        self._reads: SharedReads = SharedReads(1)
         self._iterators: list[BatchIterator] = []
         self._may_iterate = False
         self._steps = 0
@@ -191,10 +194,12 @@ class TrainingInput:
             self._iterators = [BatchIterator(spec) for _ in self._sessions]
         if self._pipeline.source.records is not None:
             self._pipeline.source.records.forget_from(self._session.step)
+        earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
-        self._drawn = [self._pipeline.of_session(session) for session in self._sessions]
+        self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
         for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
             iterator.start(pipeline)
+        earlier.close()  # a failed fit does not close it
 
     def first_samples(self, count: int) -> Nest:
         """Returns the first samples of the data set, the same on all workers."""
@@ -230,6 +235,7 @@ class TrainingInput:
         self.forget_fit()
         for iterator in self._iterators:
             iterator.stop()
+        self._reads.close()
         self._drawn = []
 
     def forget_fit(self) -> None:

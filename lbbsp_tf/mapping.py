@@ -22,7 +22,7 @@ def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> S
     """
 
     def over_batch(*batch: Nest) -> Nest:
-        samples = tf.data.Dataset.from_tensor_slices(batch if len(batch) > 1 else batch[0])
+        samples = tf.data.Dataset.from_tensor_slices(batch)
         parallel = {"num_parallel_calls": readers, "deterministic": True} if readers > 1 else {}
         results = samples.map(function, **parallel)
         return _batched(results, samples.cardinality(), padded)
@@ -39,7 +39,8 @@ def _batched(results: tf.data.Dataset, size: tf.Tensor, padded: bool | None) -> 
         return results.padded_batch(size).get_single_element()
     if padded is False:
         return results.ragged_batch(size).get_single_element()
-    with_shapes = results.map(lambda *sample: (_unpacked(sample), _shapes(sample)))
+    as_given = unpacked(spec)
+    with_shapes = results.map(lambda *sample: (as_given(*sample), _shapes(sample)))
     batch, shapes = with_shapes.padded_batch(size).get_single_element()
     checks = [
         tf.debugging.Assert(
@@ -69,5 +70,13 @@ def _varies(spec: tf.TypeSpec) -> bool:
     return spec.shape.rank is not None and not spec.shape.is_fully_defined()
 
 
-def _unpacked(sample: tuple[Nest, ...]) -> Nest:
-    return sample if len(sample) > 1 else sample[0]
+def unpacked(spec: Nest) -> SampleMap:
+    """Returns the function that returns its arguments in the structure of an element.
+
+    A data set calls functions with the parts of a tuple, also of a tuple of one part such as
+    ``((a, b),)``, or with the element itself if that is no tuple.
+
+    Args:
+        spec: Structure of the elements.
+    """
+    return lambda *parts: parts if isinstance(spec, tuple) else parts[0]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import keras
@@ -20,9 +21,10 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
-from lbbsp_tf.columns import as_native, map_columns, spec_of, string_bytes
+from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.iteration import SharedReads
 
 
 class Draw(NamedTuple):
@@ -42,9 +44,11 @@ class Plan(Protocol):
 
     Args:
         order: Samples of each step.
+        reads: What the replicas of this process read together, if there are several; else None.
     """
 
     order: GlobalOrder
+    reads: SharedReads | None
 
     def first_step(self) -> int:
         """Returns the global step of the first batch; called when an iteration starts."""
@@ -97,7 +101,7 @@ class Fingerprints:
         self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
 
     def add(self, step: int, data: bytes) -> None:
-        """Adds the records of a global step, unless another replica has read them.
+        """Adds the records of a global step, unless they have been read before.
 
         A negative step belongs to no training, and is ignored.
         """
@@ -211,12 +215,13 @@ class Items:
         self._pool = ThreadPoolExecutor(readers, "lbbsp-reader") if readers > 1 else None
         self._readers = readers
         probes = np.unique(np.linspace(0, self.num_samples - 1, 8).astype(np.int64))
-        samples = [as_sample(sample) for sample in self._get(probes)]
-        self._structure = samples[0]
+        first, *_ = samples = self._get(probes)
+        self._structure = as_sample(first)
         self._specs, self._varies = [], []
-        for leaves in zip(*map(self._flatten, samples), strict=True):
+        for leaves in zip(*map(self._flatten, samples, probes), strict=True):
             shapes = {leaf.shape for leaf in leaves}
             spec = _common_spec(shapes, spec_of(leaves[0]).dtype)
+            _as_specs(leaves, probes, spec)
             if any_length and spec.shape.rank == 1:
                 spec = tf.TensorSpec([None], spec.dtype)
             self._specs.append(spec)
@@ -247,17 +252,18 @@ class Items:
 
     def _read(self, index: Indices) -> list[np.ndarray]:
         """Returns leaves of samples, stacked, then the shapes of those that vary."""
-        samples = [self._flatten(as_sample(sample)) for sample in self._get(index)]
+        samples = list(map(self._flatten, self._get(index), index))
         stacked, shapes = [], []
         for leaves, spec, varies in zip(
             zip(*samples, strict=True), self._specs, self._varies, strict=True
         ):
+            leaves = _as_specs(leaves, index, spec)
             if varies:
                 shapes.append(np.array([leaf.shape for leaf in leaves], np.int64))
                 leaves = _padded(leaves)
             else:
                 _check_shapes(leaves, index, spec)
-            stacked.append(_stacked(leaves, spec))
+            stacked.append(np.stack(leaves))
         return stacked + shapes
 
     def _get(self, index: Indices) -> list[Nest]:
@@ -270,8 +276,15 @@ class Items:
             return [sample for part in self._pool.map(together, chunks) for sample in part]
         return list(self._pool.map(self._items.__getitem__, numbers))
 
-    def _flatten(self, sample: Nest) -> list[np.ndarray]:
-        tf.nest.assert_same_structure(self._structure, sample)
+    def _flatten(self, item: Nest, number: int) -> list[np.ndarray]:
+        """Returns the leaves of a sample."""
+        try:
+            sample = as_sample(item)
+            tf.nest.assert_same_structure(self._structure, sample)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"sample {number} of {type(self._items).__name__} cannot be read: {error}"
+            ) from error
         return tf.nest.flatten(sample)
 
     def _packed(self, leaves: list[tf.Tensor]) -> Nest:
@@ -293,8 +306,8 @@ class Items:
 class Batches:
     """Source of a `keras.utils.PyDataset`, whose items are global batches.
 
-    Every worker reads the whole item, and keeps its own rows. The order of the items is shuffled,
-    except that a short last one stays last.
+    Every process reads the whole item, once for all of its replicas, and these keep their own rows.
+    The order of the items is shuffled, except that a short last one stays last.
 
     Args:
         batches: The data set.
@@ -336,9 +349,19 @@ class Batches:
 
         def read(step: int) -> list[np.ndarray]:
             drawn = plan.draw(int(step))
-            if step >= 0:
-                self._begin_pass(drawn.step // plan.order.steps_per_pass)
-            return self._read(int(step), drawn.samples)
+            number = int(drawn.samples[0]) // self._size
+            number_of_pass = drawn.step // plan.order.steps_per_pass if step >= 0 else None
+            read_item = partial(self._read, int(step), number, number_of_pass)
+            leaves = plan.reads.get(int(step), read_item) if plan.reads else read_item()
+            rows = drawn.samples - number * self._size
+            pairs = zip(leaves, self._specs, strict=True)
+            try:
+                return [as_spec(leaf[rows], spec) for leaf, spec in pairs]
+            except TypeError as error:
+                raise ValueError(
+                    f"item {number} of {type(self._batches).__name__} has another data type than "
+                    f"item 0: convert the values to one type ({error})"
+                ) from error
 
         return step_numbers(plan, host).map(
             lambda step: tf.nest.pack_sequence_as(
@@ -350,24 +373,44 @@ class Batches:
         """Returns a batch of one sample."""
         return tf.nest.map_structure(lambda leaf: tf.constant(as_native(leaf[:1])), self._structure)
 
-    def _read(self, step: int, index: Indices) -> list[np.ndarray]:
-        number = int(index[0]) // self._size
+    def _read(self, step: int, number: int, number_of_pass: int | None) -> list[np.ndarray]:
+        """Returns the leaves of an item, which belongs to a step of a pass or to no training."""
+        if number_of_pass is not None:
+            self._begin_pass(number_of_pass)
         batch = as_batch(self._batches[number])
         expected = min(self._size, self.num_samples - number * self._size)
         self._check_size(number, batch, expected)
         tf.nest.assert_same_structure(self._structure, batch)
         leaves = tf.nest.flatten(batch)
         self.records.add(step, b"".join(_excerpt(leaf) for leaf in leaves))
-        rows = index - number * self._size
-        pairs = zip(leaves, self._specs, strict=True)
-        return [_as_spec(as_native(leaf[rows]), spec) for leaf, spec in pairs]
+        return leaves
 
     def _begin_pass(self, number: int) -> None:
-        """Calls the hooks with which a data set may change its items between passes."""
-        if number != self._pass:
-            self._pass = number
-            self._batches.on_epoch_end()
-            self._batches.on_epoch_begin()
+        """Calls the hooks with which a data set may change its items between passes.
+
+        Raises:
+            ValueError: A later pass has begun already, because its items were read ahead.
+        """
+        if number == self._pass:
+            return
+        if number < self._pass and self._has_hooks:
+            raise ValueError(
+                f"pass {number} over {type(self._batches).__name__} continues after items of pass "
+                f"{self._pass} have been read ahead, and its on_epoch_end may have changed the "
+                "items: pass prefetch=0 to balancer.dataset(...)"
+            )
+        self._pass = number
+        self._batches.on_epoch_end()
+        self._batches.on_epoch_begin()
+
+    @property
+    def _has_hooks(self) -> bool:
+        """True if the data set does something between passes."""
+        kind, base = type(self._batches), keras.utils.PyDataset
+        return any(
+            getattr(kind, hook) is not getattr(base, hook)
+            for hook in ("on_epoch_begin", "on_epoch_end")
+        )
 
     def _check_size(self, number: int, batch: Nest, expected: int) -> None:
         sizes = {len(leaf) for leaf in tf.nest.flatten(batch)}
@@ -433,7 +476,7 @@ def step_numbers(plan: Plan, host: HostCalls) -> tf.data.Dataset:
 
 def as_sample(value: Nest) -> Nest:
     """Converts a sample to a nest of arrays: tuples and dicts of them; lists are arrays."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: as_sample(each) for key, each in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
         return tuple(map(as_sample, value))
@@ -444,7 +487,7 @@ def as_sample(value: Nest) -> Nest:
 
 def as_batch(value: Nest) -> Nest:
     """Converts an item of a `PyDataset` to a nest of arrays; lists are tuples."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: as_batch(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return tuple(as_batch(each) for each in value if each is not None)
@@ -452,12 +495,12 @@ def as_batch(value: Nest) -> Nest:
 
 
 def _is_array(value: object) -> bool:
-    return hasattr(value, "__array__") or isinstance(value, (tuple, dict))
+    return hasattr(value, "__array__") or isinstance(value, (tuple, Mapping))
 
 
 def _is_array_like(x: Nest) -> bool:
     """Returns whether `x` is an array of samples or a nest of such arrays."""
-    return isinstance(x, (list, tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or (
+    return isinstance(x, (list, tuple, Mapping, tf.RaggedTensor, tf.SparseTensor)) or (
         hasattr(x, "shape") and hasattr(x, "dtype")
     ) or hasattr(x, "iloc")  # fmt: skip
 
@@ -511,23 +554,29 @@ def _check_shapes(leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorS
             )
 
 
-def _stacked(leaves: Sequence[np.ndarray], spec: tf.TensorSpec) -> np.ndarray:
-    return _as_spec(np.stack(leaves), spec)
+def _as_specs(
+    leaves: Sequence[np.ndarray], index: Indices, spec: tf.TensorSpec
+) -> list[np.ndarray]:
+    """Converts leaves to the data type of the first sample."""
+    pairs = zip(leaves, index, strict=True)
+    return [
+        leaf if leaf.dtype == spec.dtype.as_numpy_dtype else _converted(leaf, number, spec)
+        for leaf, number in pairs
+    ]
 
 
-def _as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
-    """Returns `values` in the data type of the first sample.
-
-    Raises:
-        TypeError: They are of another kind, such as floats among integers.
-    """
-    if spec.dtype == tf.string:
-        return values
-    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+def _converted(leaf: np.ndarray, number: int, spec: tf.TensorSpec) -> np.ndarray:
+    try:
+        return as_spec(leaf, spec)
+    except TypeError as error:
+        raise ValueError(
+            f"sample {number} has another data type than sample 0: let __getitem__ return values "
+            f"of one type, such as float(label) ({error})"
+        ) from error
 
 
 def _excerpt(leaf: np.ndarray) -> bytes:
     """Returns at most about a thousand values of each row, by which reads are compared."""
-    rows = leaf.reshape(len(leaf), -1)
+    rows = leaf.reshape(len(leaf), leaf.size // len(leaf))
     part = rows[:, :: max(1, rows.shape[1] // 1024)]
     return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()

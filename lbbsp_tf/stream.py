@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,15 +11,32 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.mapping import unpacked
 from lbbsp_tf.rows import count_rows, slice_rows
 from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
+
+
+class _Records(NamedTuple):
+    """Global batch of a pass.
+
+    Args:
+        position: Number of the batch in its pass, an int64 scalar.
+        may_be_last: False if more batches follow in the pass; True if none follows, or if the
+            number of samples is known for certain.
+        batch: Records.
+    """
+
+    position: tf.Tensor
+    may_be_last: tf.Tensor
+    batch: Nest
 
 
 class Stream:
     """Source of a `tf.data.Dataset`, whose records every worker reads in the same order.
 
-    Each worker reads all raw records, and keeps those of its rows: the functions of samples and
-    batches that the balancer applies see only these. An endless data set starts with each fit.
+    Each process reads all raw records, once for all of its replicas. These keep their own rows: the
+    functions of samples and batches that the balancer applies see only them. An endless data set
+    starts with each fit.
 
     Args:
         dataset: Data set, of samples or of batches of any size.
@@ -44,6 +62,7 @@ class Stream:
         steps_per_epoch: int | None = None,
         batched: bool | None = None,
     ) -> None:
+        _refuse_nested(dataset)
         self._size = global_batch_size
         self._batched = is_batched(dataset) if batched is None else batched
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
@@ -52,11 +71,16 @@ class Stream:
                 "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
                 "balancer.dataset(...), or leave out repeat()"
             )
+        counted = None if self._endless else count_samples(dataset, self._batched)
         if self._endless:
             num_samples = steps_per_epoch * global_batch_size
-        elif num_samples is None:
-            num_samples = count_samples(dataset, self._batched)
-        self.num_samples = num_samples
+        elif num_samples is None and counted is None:
+            raise ValueError(
+                "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
+                "balancer.dataset(...)"
+            )
+        self.num_samples = counted if num_samples is None else num_samples
+        self._is_counted = counted == self.num_samples
         options = tf.data.Options()
         options.deterministic = True  # all workers must read the same order
         self._dataset = dataset.with_options(options)
@@ -65,20 +89,61 @@ class Stream:
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
-        self.restore = _same if self._varies and self._dense else None
+        self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
+        records = self._records(plan, host)
+        if plan.reads is None:
+            return self._cut(records, plan, host)
+        return self._cut_shared(records, plan, host)
+
+    def _cut(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this worker's rows of global batches that only it reads."""
+
+        def place(step: int, *facts: np.ndarray) -> list[np.ndarray]:
+            samples = plan.draw(int(step)).samples
+            self._record(int(step), samples, *facts)
+            return [self._place(samples)]
+
+        def keep(step: tf.Tensor, records: _Records) -> Nest:
+            inputs = [step, *_facts(_Records(*records))]
+            (place_of_rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
+            return _slice(records[-1], place_of_rows)
+
+        return records.map(keep)
+
+    def _cut_shared(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this replica's rows of global batches that the process reads once."""
+
+        def read(samples: Indices) -> Nest:
+            step, batch = plan.reads.next_of(records)
+            batch = _Records(*batch)
+            self._record(int(step), samples, *(fact.numpy() for fact in _facts(batch)))
+            return batch.batch
+
+        def keep(step: int) -> list[np.ndarray]:
+            samples = plan.draw(int(step)).samples
+            with tf.device("/CPU:0"):
+                batch = plan.reads.get(int(step), partial(read, samples))
+                rows = tf.nest.flatten(_slice(batch, self._place(samples)), expand_composites=True)
+            return [leaf.numpy() for leaf in rows]
+
+        _, (*_, spec) = records.element_spec
+        specs = tf.nest.flatten(spec, expand_composites=True)
+        return step_numbers(plan, host).map(
+            lambda step: tf.nest.pack_sequence_as(
+                spec, host.call(keep, [step], specs), expand_composites=True
+            )
+        )
+
+    def _records(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns steps and their `_Records`, from the step at which the iteration starts."""
         steps_per_pass = plan.order.steps_per_pass
-        whole = self._global_batches()
-        if not self._endless:
-            whole = whole.take(steps_per_pass)
+        whole = self._passes()
 
         def position(step: int) -> list[np.int64]:
             return [np.int64(plan.draw(int(step)).step % steps_per_pass)]
-
-        def place(step: int, rows: int, fingerprint: np.ndarray) -> list[np.ndarray]:
-            return [self._place(int(step), plan.draw(int(step)).samples, rows, fingerprint)]
 
         def from_step(step: tf.Tensor) -> tf.data.Dataset:
             records = whole
@@ -87,12 +152,7 @@ class Stream:
                 records = whole.skip(*skipped).concatenate(whole.repeat())
             return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
 
-        def keep(step: tf.Tensor, batch: Nest) -> Nest:
-            inputs = [step, count_rows(tf.nest.flatten(batch)[0]), _fingerprint(batch)]
-            (rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
-            return tf.nest.map_structure(lambda leaf: slice_rows(leaf, rows[0], rows[1]), batch)
-
-        return step_numbers(plan, host).take(1).flat_map(from_step).map(keep)
+        return step_numbers(plan, host).take(1).flat_map(from_step)
 
     def example(self) -> Nest:
         """Returns a batch of one sample: zeros if these have all properties of a sample."""
@@ -105,6 +165,20 @@ class Stream:
         first = self._dataset.take(1)
         return next(iter((first.unbatch().take(1) if self._batched else first).batch(1)))
 
+    def _passes(self) -> tf.data.Dataset:
+        """Returns the `_Records` of a pass over the data."""
+        numbered = self._global_batches().enumerate()
+        if self._endless or self._is_counted:
+            return numbered.map(lambda position, batch: _Records(position, True, batch))
+
+        def with_next(positions: tf.data.Dataset, batches: Nest) -> _Records:
+            both = tf.data.Dataset.zip((positions, batches)).take(1)
+            count = positions.reduce(np.int64(0), lambda count, _: count + 1)
+            position, batch = both.get_single_element()
+            return _Records(position, count == 1, batch)
+
+        return numbered.window(2, shift=1).map(with_next)
+
     def _global_batches(self) -> tf.data.Dataset:
         if self._batched and self._dense and not self._varies:
             return self._dataset.rebatch(self._size)
@@ -113,21 +187,59 @@ class Stream:
             return samples.ragged_batch(self._size)
         return samples.batch(self._size)
 
-    def _place(self, step: int, samples: Indices, rows: int, fingerprint: np.ndarray) -> np.ndarray:
-        """Returns where this worker's rows begin and end in a global batch of `rows` records.
+    def _record(
+        self,
+        step: int,
+        samples: Indices,
+        position: np.int64,
+        may_be_last: np.bool_,
+        rows: np.int64,
+        fingerprint: np.ndarray,
+    ) -> None:
+        """Checks and records a global batch.
+
+        Args:
+            step: Global step.
+            samples: Samples of this worker.
+            position: See `_Records`.
+            may_be_last: See `_Records`.
+            rows: Number of records.
+            fingerprint: Fingerprint of the records.
 
         Raises:
-            ValueError: The data set has fewer records than it was said to have.
+            ValueError: The data set has fewer or more records than it was said to have.
         """
-        start = int(samples[0]) // self._size * self._size
+        if not self._endless:
+            self._check(self._start(samples), int(position) * self._size, bool(may_be_last), rows)
+        self.records.add(step, fingerprint.tobytes())
+
+    def _check(self, start: int, found: int, may_be_last: bool, rows: int) -> None:
+        """Checks a global batch whose first sample must be `start`, and is `found`."""
         expected = min(self._size, self.num_samples - start)
-        if rows < expected:
+        if found < start or rows < expected:
+            count = start + (rows if found == start else 0)
             raise ValueError(
-                f"the tf.data.Dataset ended after {start + rows} of {self.num_samples} samples: "
+                f"the tf.data.Dataset ended after {count} of {self.num_samples} samples: "
                 "pass the right num_samples= to balancer.dataset(...)"
             )
-        self.records.add(step, fingerprint.tobytes())
-        return np.array([samples[0] - start, samples[-1] + 1 - start], np.int64)
+        is_last = start + expected == self.num_samples
+        if found > start or rows > expected or (is_last and not may_be_last):
+            raise ValueError(
+                f"the tf.data.Dataset has more than {self.num_samples} samples: pass the right "
+                "num_samples= to balancer.dataset(...), or leave samples out by take(...)"
+            )
+
+    def _place(self, samples: Indices) -> np.ndarray:
+        """Returns where this worker's rows begin and end in their global batch."""
+        return np.array([samples[0], samples[-1] + 1], np.int64) - self._start(samples)
+
+    def _start(self, samples: Indices) -> int:
+        """Returns the first sample of a global batch."""
+        return int(samples[0]) // self._size * self._size
+
+
+def _slice(batch: Nest, place: tf.Tensor | np.ndarray) -> Nest:
+    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, place[0], place[1]), batch)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
@@ -136,57 +248,81 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     Raises:
         ValueError: Neither the operations of the data set nor the shapes tell.
     """
-    for name in (type(each).__name__ for each in _chain(dataset)):
-        if "Unbatch" in name or name == "_TensorSliceDataset":
-            return False
-        if "Batch" in name:
-            return True
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-    if any(shape.rank == 0 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+    has_scalars = any(shape.rank == 0 for shape in shapes)
+    sizes = {shape[0] for shape in shapes if shape.rank != 0}
+    said = _says_batched(dataset)
+    if said is False or (said is None and (has_scalars or len(sizes) > 1)):
         return False
+    if said and not has_scalars and len(sizes - {None}) <= 1:
+        return True
     raise ValueError(
         f"it is not clear whether the elements of the tf.data.Dataset, {dataset.element_spec}, are "
         "samples or batches: pass batched=False or batched=True to balancer.dataset(...)"
     )
 
 
-def count_samples(dataset: tf.data.Dataset, batched: bool) -> int:
-    """Returns the number of samples of a data set.
+def count_samples(dataset: tf.data.Dataset, batched: bool) -> int | None:
+    """Returns the number of samples of a data set, or None if it is unknown."""
+    elements = int(dataset.cardinality())
+    if elements < 0:
+        return None
+    if not batched:
+        return elements
+    size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
+    if size is not None:
+        return elements * size
+    while int(dataset.cardinality()) == elements:
+        name, inputs = type(dataset).__name__, dataset._inputs()
+        if "Batch" in name:
+            counted = int(inputs[0].cardinality())
+            return counted if counted >= 0 else None
+        # A function of a batch may change its number of samples.
+        if len(inputs) != 1 or "Map" in name or "Scan" in name:
+            return None
+        (dataset,) = inputs
+    return None
+
+
+_OF_SAMPLES = ("_TensorSliceDataset", "_RangeDataset")
+_OF_OTHER_ELEMENTS = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset",
+                      "_GroupByWindowDataset", "_WindowDataset")  # fmt: skip
+
+
+def _says_batched(dataset: tf.data.Dataset) -> bool | None:
+    """Returns whether the operations of a data set make batches; None if they do not tell."""
+    name, inputs = type(dataset).__name__, dataset._inputs()
+    if "Unbatch" in name or name in _OF_SAMPLES:
+        return False
+    if "Batch" in name:
+        return True
+    if name in _OF_OTHER_ELEMENTS:
+        return None
+    if name == "_DirectedInterleaveDataset":
+        inputs = inputs[1:]  # the first one selects among the others
+    said = {_says_batched(each) for each in inputs}
+    return said.pop() if len(said) == 1 else None
+
+
+def _refuse_nested(dataset: tf.data.Dataset) -> None:
+    """Raises an error for elements that are data sets themselves.
 
     Raises:
-        ValueError: It is unknown; names the remedy.
+        ValueError: Names the remedy.
     """
-    elements = int(dataset.cardinality())
-    if elements >= 0:
-        if not batched:
-            return elements
-        size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
-        if size is not None:
-            return elements * size
-        for each in _chain(dataset):
-            if int(each.cardinality()) != elements:
-                break
-            if "Batch" in type(each).__name__ and int(each._input_dataset.cardinality()) >= 0:
-                return int(each._input_dataset.cardinality())
-    raise ValueError(
-        "the number of samples of the tf.data.Dataset is unknown: pass num_samples= to "
-        "balancer.dataset(...)"
-    )
+    specs = tf.nest.flatten(dataset.element_spec)
+    if any(isinstance(spec, tf.data.DatasetSpec) for spec in specs):
+        raise ValueError(
+            f"elements of the tf.data.Dataset must be tensors, got {dataset.element_spec}: call "
+            "flat_map(...) after window(...), as in flat_map(lambda window: window.batch(size))"
+        )
 
 
-def _chain(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and its inputs, as far as they consist of the same elements."""
-    while True:
-        yield dataset
-        inputs = dataset._inputs()
-        if not inputs or type(dataset).__name__ in ("_FlatMapDataset", "_InterleaveDataset",
-                                                    "_ParallelInterleaveDataset"):  # fmt: skip
-            return
-        dataset = inputs[0]
-
-
-def _same(*sample: Nest) -> Nest:
-    return sample if len(sample) > 1 else sample[0]
+def _facts(records: _Records) -> list[tf.Tensor]:
+    """Returns the facts of a global batch that `Stream._record` checks."""
+    batch = records.batch
+    rows = count_rows(tf.nest.flatten(batch)[0])
+    return [records.position, records.may_be_last, rows, _fingerprint(batch)]
 
 
 def _fingerprint(batch: Nest) -> tf.Tensor:
@@ -197,8 +333,9 @@ def _fingerprint(batch: Nest) -> tf.Tensor:
             leaf = leaf.flat_values
         elif isinstance(leaf, tf.SparseTensor):
             leaf = leaf.values
-        count = tf.shape(leaf)[0]
-        width = tf.maximum(tf.size(leaf) // tf.maximum(count, 1), 1)
+        size = tf.size(leaf)
+        count = tf.minimum(tf.shape(leaf)[0], size)  # rows may have no values
+        width = tf.maximum(size // tf.maximum(count, 1), 1)
         rows = tf.reshape(leaf, [count, width])[:, :: tf.maximum(1, width // 1024)]
         parts.append(tf.reshape(tf.fingerprint(rows), [-1]))
     return tf.concat(parts, 0)

@@ -5,6 +5,8 @@ from jobs import run
 
 CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch",
          "accumulation_ema", "own_logs"]  # fmt: skip
+COUNTS = ["shuffled_stream", "stream_that_is_not_read_ahead", "cached_stream", "stream_of_words",
+          "reshuffled_items"]  # fmt: skip
 KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers with two devices
 
 
@@ -12,8 +14,8 @@ KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers 
 def jobs():
     """Both jobs, by kind."""
     found = {
-        "mirrored": run("replicas", "mirrored", *CASES, "unequal", workers=1),
-        "workers": run("replicas", "workers", *CASES, "verified", workers=2),
+        "mirrored": run("replicas", "mirrored", *CASES, *COUNTS, "unequal", workers=1),
+        "workers": run("replicas", "workers", *CASES, *COUNTS, "verified", workers=2),
     }
     assert all(job.status == 0 for job in found.values())
     return {kind: job.results(0) for kind, job in found.items()}
@@ -28,6 +30,14 @@ def test_replicas_with_unequal_batches_learn_what_one_process_learns(jobs, kind,
     assert found["plans"] > 1
     assert found["difference"] <= (1e-5 if case == "synchronized_batch_norm" else 2e-6)
     assert found["logs"] <= 1e-5
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("data", COUNTS)
+def test_what_replicas_read_together_is_trained_on_once_in_each_pass(jobs, kind, data):
+    least, most = jobs[kind][data]
+    assert least == most == pytest.approx(3.0, abs=1e-4)
 
 
 def test_unequal_devices_of_one_machine_are_balanced(jobs):

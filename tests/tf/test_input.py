@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,11 @@ import scipy.sparse
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
+from lbbsp_tf.dataset import PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput
-from lbbsp_tf.sources import Fingerprints
+from lbbsp_tf.iteration import SharedReads
+from lbbsp_tf.sources import Arrays, Batches, Fingerprints
+from lbbsp_tf.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)
@@ -106,8 +109,20 @@ class InBatches(keras.utils.PyDataset):
         self.epochs += 1
 
 
+class InMappings(InBatches):
+    """A data set of global batches, which are no dicts."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return UserDict(x=x, y=y)
+
+
 def slices():
     return tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS))
+
+
+def with_mirrored(x, y):
+    return tf.concat([x, -x], 0), tf.concat([y, y], 0)
 
 
 def generated():
@@ -158,6 +173,14 @@ KINDS = {
         MapStyle([{"x": [i, i], "text": str(i), "i": i} for i in range(SAMPLES)]),
         number=lambda s: s["i"],
     ),
+    "items_of_mappings": lambda: Kind(
+        MapStyle([UserDict(x=[i, i], nested=[UserDict(i=i)]) for i in range(SAMPLES)]),
+        number=lambda s: s["nested"][0]["i"],
+    ),
+    "mapping_of_arrays": lambda: Kind(
+        UserDict(x=ROWS, text=NUMBERS), UserDict(y=NUMBERS), number=lambda s: s[1]["y"]
+    ),
+    "py_dataset_of_mappings": lambda: Kind(InMappings(), number=lambda s: s["y"]),
     "items_in_groups": lambda: Kind(InGroups(TUPLES)),
     "items_on_threads": lambda: Kind(InGroups(TUPLES), options={"readers": 3}),
     "items_padded": lambda: Kind(
@@ -292,7 +315,9 @@ def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
         (lambda: slices(), SAMPLES),
         (lambda: slices().batch(4), SAMPLES),
         (lambda: slices().batch(4, drop_remainder=True), 24),
-        (lambda: slices().shuffle(5, seed=1).batch(4).map(lambda x, y: (x, y)).prefetch(1), 27),
+        (lambda: slices().map(lambda x, y: (x, y)).shuffle(5, seed=1).batch(4).prefetch(1), 27),
+        (lambda: slices().batch(9, drop_remainder=True).map(with_mirrored), 54),
+        (lambda: slices().batch(9).map(with_mirrored), None),
         (lambda: slices().batch(2).unbatch().apply(
             tf.data.experimental.assert_cardinality(20)), 20),
         (lambda: slices().repeat(2).batch(4), 54),
@@ -313,6 +338,66 @@ def test_a_stream_with_fewer_samples_than_promised_says_so():
     batches = open_data(slices().filter(lambda x, y: y > 9), num_samples=27)
     with pytest.raises(tf.errors.OpError, match=r"ended after 17 of 27 samples: pass the right"):
         list(batches)
+
+
+@pytest.mark.parametrize("promised", [20, 24])
+def test_a_stream_with_more_samples_than_promised_says_so_in_its_first_pass(promised):
+    unknown = slices().filter(lambda x, y: True)
+    for records in (unknown, unknown.batch(5), unknown.batch(X), slices()):
+        batches = open_data(records, num_samples=promised)
+        with pytest.raises(tf.errors.OpError, match=f"has more than {promised} samples: pass"):
+            list(batches)
+    assert len(list(open_data(unknown.take(promised), num_samples=promised))) == 3
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_stream_that_ends_with_a_whole_batch_too_early_says_so(step):
+    batches = open_data(slices().take(16).filter(lambda x, y: True), num_samples=27, step=step)
+    with pytest.raises(tf.errors.OpError, match=r"ended after 16 of 27 samples: pass the right"):
+        list(batches)
+
+
+def test_a_cache_is_filled_in_the_first_pass(tmp_path):
+    read = []
+
+    def spy(x, y):
+        tf.numpy_function(lambda y: read.append(int(y)), [y], [])
+        return x, y
+
+    for cache in ("", str(tmp_path / "cache")):
+        read.clear()
+        records = slices().take(24).map(spy).cache(cache)
+        assert len(list(open_data(records, steps_per_epoch=9))) == 9
+        assert read == NUMBERS[:24].tolist()
+
+
+def batched(count=2):
+    return [slices().take(9).batch(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        (lambda: tf.data.Dataset.sample_from_datasets([slices(), slices()], seed=1), False),
+        (lambda: tf.data.Dataset.sample_from_datasets(batched(), seed=1), True),
+        (lambda: tf.data.Dataset.choose_from_datasets(batched(), tf.data.Dataset.range(2)), True),
+        (lambda: tf.data.Dataset.zip(*batched()).map(lambda a, b: a), True),
+        (lambda: batched()[0].concatenate(batched()[1]), True),
+        (lambda: slices().map(lambda x, y: x).group_by_window(
+            lambda x: x[0] % 2, lambda key, window: window.batch(4), window_size=4), None),
+        (lambda: slices().map(lambda x, y: x).bucket_by_sequence_length(
+            lambda x: 1, [2], [4, 4]), None),
+        (lambda: slices().map(lambda x, y: x).window(3).flat_map(lambda x: x.batch(3)), None),
+        (lambda: slices().batch(3).map(lambda x, y: (x, tf.reduce_sum(y))), None),
+        (lambda: slices().batch(3).unbatch(), False),
+    ],
+)  # fmt: skip
+def test_combined_data_sets_tell_whether_they_are_batched_or_are_asked(records, expected):
+    if expected is None:
+        with pytest.raises(ValueError, match="pass batched=False or batched=True"):
+            is_batched(records())
+        return
+    assert is_batched(records()) is expected
 
 
 def test_elements_of_unclear_kind_need_a_word():
@@ -394,10 +479,148 @@ def test_the_functions_see_what_keras_passes():
     assert next(iter(open_data(MapStyle(TUPLES), map=lambda x, y: x))).shape == (X, 3)
 
 
+@pytest.mark.parametrize("padded", [None, True])
+def test_several_inputs_without_targets_stay_one_argument(padded):
+    def of_inputs(inputs):
+        a, b = inputs
+        return ((2 * a, tf.range(b % 3 if padded else 2)),)
+
+    streams = tf.data.Dataset.from_tensor_slices(((ROWS, NUMBERS),))
+    lengths = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)
+    varying = tf.data.Dataset.from_generator(
+        lambda: (((row, i),) for row, i in zip(LENGTHS, NUMBERS, strict=True)),
+        output_signature=(lengths,),
+    )
+    for data in (((ROWS, NUMBERS),), (streams,)):
+        batch = next(iter(open_data(*data, map=of_inputs, shuffle=None, padded=padded)))
+        assert isinstance(batch, tuple)
+        ((a, b),) = batch
+        assert a.shape == (X, 3)
+        assert b.shape == (X, 2)
+    batch = next(iter(open_data(varying, num_samples=SAMPLES, padded=True)))
+    ((a, b),) = batch
+    assert b.numpy().tolist() == NUMBERS[:X].tolist()
+    of_sum = lambda inputs: tf.reduce_sum(inputs[0]) + inputs[1]  # noqa: E731
+    sums = next(iter(open_data(varying, num_samples=SAMPLES, padded=True, map=of_sum)))
+    assert sums.numpy().tolist() == [sum(LENGTHS[i]) + i for i in range(X)]
+
+
+def test_elements_without_values_are_read():
+    nothing = tf.data.Dataset.from_tensor_slices((np.zeros([SAMPLES, 0]), NUMBERS))
+    cut = slices().map(lambda x, y: (x[y + 5 :], y))
+    items = type("Empty", (InBatches,), {"__getitem__": lambda self, i: (
+        np.zeros([min(X, SAMPLES - X * i), 0]), np.ones(min(X, SAMPLES - X * i)))})()  # fmt: skip
+    for data in (nothing, nothing.batch(4), nothing.map(lambda x, y: x), cut, items):
+        batches = [tf.nest.flatten(batch)[0] for batch in open_data(data, padded=True)]
+        assert [batch.shape for batch in batches] == [(8, 0)] * 3 + [(3, 0)]
+
+
 def test_a_py_dataset_may_change_its_items_between_passes():
     items = InBatches(samples=24)
     batches = open_data(items, steps_per_epoch=7)
     assert [int(x[0, 0]) // 100 for x, _ in batches] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_changing_items_cannot_be_read_again_after_a_later_pass():
+    batches = open_data(InBatches(samples=24), steps_per_epoch=4)
+    assert len(list(batches)) == 4
+    with pytest.raises(tf.errors.OpError, match=r"pass 0 over InBatches continues.*prefetch=0"):
+        list(batches)
+    unchanged = type(
+        "Unchanged", (InBatches,), {"on_epoch_end": keras.utils.PyDataset.on_epoch_end}
+    )
+    batches = open_data(unchanged(samples=24), steps_per_epoch=4)
+    assert [len(list(batches)) for _ in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        InBatches(samples=24),
+        slices().take(24).shuffle(24, seed=3),
+        slices().take(24).shuffle(24, seed=3).batch(5).prefetch(2),
+    ],
+    ids=["py_dataset", "stream", "stream_in_batches"],
+)
+def test_replicas_of_a_process_share_each_read(data):
+    source = (Batches if isinstance(data, InBatches) else Stream)(data, X)
+    sessions = StubSession(0), StubSession(1)
+    order = sessions[0].make_order(24, seed=0, shuffle=not source.is_sequential, by_batch=True)
+    pipelines = PlannedPipeline(sessions[0], order, source).of_replicas(sessions, SharedReads(2))
+    ahead, behind = (iter(pipeline.batches) for pipeline in pipelines)
+    drawn = {step: [] for step in range(6)}
+    for replica, steps in ((ahead, range(4)), (behind, range(6)), (ahead, range(4, 6))):
+        for step in steps:
+            drawn[step].append(next(replica))
+    for first in (0, 3):
+        batches = [batch for step in range(first, first + 3) for batch in drawn[step]]
+        numbers = [int(number) for _, y in batches for number in y]
+        assert sorted(numbers) == NUMBERS[:24].tolist()
+        if isinstance(data, InBatches):
+            assert {int(row[0]) // 100 for x, _ in batches for row in x} == {first // 3}
+
+
+def test_an_error_of_a_shared_read_reaches_all_replicas():
+    reads = SharedReads(2)
+    with pytest.raises(ZeroDivisionError):
+        reads.get(0, lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        reads.get(0, lambda: 1)
+    assert reads.get(0, lambda: 1) == 1, "all replicas have had the error"
+
+
+def labels(odd, number=20):
+    """Samples of which one has an odd label."""
+    return MapStyle([(ROWS[i], odd if i == number else i) for i in range(SAMPLES)])
+
+
+class OddBatch(InBatches):
+    """A data set of which one batch has another data type."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y + 0.5 if index == 1 else y
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: labels(0.5), "sample 20 has another data type than sample 0: let __getitem__"),
+        (lambda: labels("a"), "sample 20 has another data type than sample 0: let __getitem__"),
+        (lambda: labels(None), "sample 20 of MapStyle cannot be read: .*got None: fill it in"),
+        (lambda: labels((1, 2)), "sample 20 of MapStyle cannot be read: "),
+        (OddBatch, "item 1 of OddBatch has another data type than item 0: convert"),
+    ],
+)
+def test_values_of_another_kind_are_named_with_the_remedy(data, message):
+    with pytest.raises(tf.errors.OpError, match=message):
+        list(open_data(data()))
+
+
+def test_an_array_that_changes_is_named_with_the_remedy():
+    texts = np.array([str(i) for i in NUMBERS], dtype=object)
+    batches = open_data({"text": texts}, NUMBERS)
+    texts[20] = 1.5
+    with pytest.raises(tf.errors.OpError, match=r"x\['text'\] cannot be read as string at samples"):
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([["a"], ["b"]] * 4),
+        np.array([[b"a"], [b"b"]] * 4),
+        np.array([["a"], ["b"]] * 4, object),
+        pd.DataFrame({"x": ["a", "b"] * 4}),
+    ],
+    ids=["text", "bytes", "objects", "frame"],
+)
+def test_keras_takes_validation_data_of_strings(x):
+    tail, y = Arrays(x, np.arange(8), None, 0.25).validation_data
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Sequential([keras.layers.Input((1,), dtype="string"), lookup])
+    assert model.predict(tail, verbose=0).tolist() == [[1], [2]]
+    assert y.tolist() == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -408,6 +631,7 @@ def test_a_py_dataset_may_change_its_items_between_passes():
         ((object(),), {}, r"x must be arrays, a tf\.data\.Dataset.*got object"),
         ((np.float32(3),), {}, "pass one array per input"),
         (([[1, 2], [3]],), {}, r"list of lists: pass np\.asarray\(x\), or tf\.ragged\.constant"),
+        ((slices().window(3),), {}, r"must be tensors, got .*call flat_map\(\.\.\.\) after window"),
         (([ROWS, ROWS[:3]],), {}, r"shapes \[\(27, 3\), \(3, 3\)\].*tf\.ragged\.constant"),
         ((np.array([[1], [1, 2]], object),), {}, r"got values of the type object.*tf\.ragged"),
         ((np.array(["2020-01-01"], "M8[D]"),), {}, "got values of the type datetime64"),
@@ -415,6 +639,10 @@ def test_a_py_dataset_may_change_its_items_between_passes():
         ((MapStyle(TUPLES), NUMBERS), {}, r"y and sample_weight must be None if x is a MapStyle"),
         ((MapStyle([]),), {}, "MapStyle has no samples"),
         ((MapStyle([(1, None)]),), {}, "got None"),
+        ((labels(0.5, number=26),), {}, "sample 26 has another data type than sample 0"),
+        ((pd.DataFrame({"a": pd.array([1, None], "Int64")}),), {}, r"x\['a'\] has missing values"),
+        ((ROWS[:2], pd.Series(["a", None])), {}, r"y\[0\] has missing values: fill them in"),
+        ((np.array(["a", None]),), {}, r"x has missing values: fill them in first"),
         ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
         ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),

@@ -3,12 +3,13 @@
 import json
 import os
 import sys
+import tempfile
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES, Trained, balanced, compare
+from comparison import SAMPLES, Cycle, Trained, X, balanced, compare
 from report import result
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
@@ -124,6 +125,74 @@ CASES = {
 }
 
 
+# Inputs that all replicas of a process read together: how often is each sample trained on?
+
+COUNTED = 10 * X
+NUMBERS = np.arange(COUNTED)
+
+
+class Reshuffled(keras.utils.PyDataset):
+    """Global batches with a new order of the samples in each pass."""
+
+    order, passes = NUMBERS, 0
+
+    def __len__(self):
+        return COUNTED // X
+
+    def __getitem__(self, index):
+        numbers = self.order[index * X : (index + 1) * X]
+        return numbers[:, None], numbers
+
+    def on_epoch_end(self):
+        self.passes += 1
+        self.order = np.random.default_rng(self.passes).permutation(COUNTED)
+
+
+def shuffled():
+    numbered = tf.data.Dataset.from_tensor_slices((NUMBERS[:, None], NUMBERS))
+    return numbered.shuffle(50, seed=3)
+
+
+def cached():
+    return shuffled().cache(os.path.join(tempfile.mkdtemp(), "cache"))
+
+
+def words():
+    texts = tf.ragged.constant([[str(i)] * (1 + i % 3) for i in NUMBERS])
+    return tf.data.Dataset.from_tensor_slices((texts, NUMBERS)).shuffle(50, seed=3).batch(7)
+
+
+def number(words, y):
+    return tf.strings.to_number(words[:1], tf.int64), y
+
+
+COUNTS = {
+    "shuffled_stream": lambda: (shuffled(), {"prefetch": 2}),
+    "stream_that_is_not_read_ahead": lambda: (shuffled(), {"prefetch": 0}),
+    "cached_stream": lambda: (cached(), {}),
+    "stream_of_words": lambda: (words(), {"map": number}),
+    "reshuffled_items": lambda: (Reshuffled(), {"prefetch": 2}),
+}
+
+
+def count(strategy, name):
+    """How often each sample is trained on in two fits of one and two epochs, as (least, most)."""
+    data, options = COUNTS[name]()
+    with strategy.scope():
+        model = keras.Sequential([L.Input((1,), dtype="int64"), L.Embedding(COUNTED, 1, "zeros")])
+        # Each time that a sample is trained on lowers its number by one.
+        model.compile(keras.optimizers.SGD(float(X)), lambda y, y_pred: tf.reduce_mean(y_pred))
+    balancer = lbbsp_tf.LoadBalancer(
+        strategy, X, policy=Cycle.over(strategy.num_replicas_in_sync), seed=0
+    )
+    data = balancer.dataset(data, **options)
+    for first, last in ((0, 1), (1, 3)):
+        model.fit(data, steps_per_epoch=balancer.steps_per_epoch, initial_epoch=first, epochs=last,
+                  callbacks=[balancer], verbose=0)  # fmt: skip
+    counts = -model.get_weights()[0]
+    result(name, [float(counts.min()), float(counts.max())])
+
+
 def logical_devices(count=DEVICES):
     """Splits the CPU into devices, and lets the workers' strategy use all of them."""
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -157,5 +226,7 @@ if __name__ == "__main__":
             case = Trained(sleeper, FEATURES, TARGETS, epochs=3)
             balancer, *_ = balanced(strategy, case, policy=LoadBalanced(min_gain=0.0))
             result(name, balancer.sizes)
+        elif name in COUNTS:
+            count(strategy, name)
         else:
             compare(name, strategy, CASES[name])
