@@ -68,6 +68,9 @@ class StepPreparation:
         Raises:
             ValueError: The loss cannot be weighted exactly; names it and the remedy.
         """
+        # Strategies broadcast what they create. A script may have seeded one worker only.
+        if self._sessions.leader.any_worker(not compat.has_global_seed()):
+            compat.forget_global_seed()
         self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
         self._train_step, self._known_traces = train_step, None
         self._step = BalancedStep(

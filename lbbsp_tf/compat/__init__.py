@@ -18,7 +18,12 @@ from lbbsp_tf.compat.probing import (
     noise_alike_for_all_samples,
     scaled_gradients,
 )
-from lbbsp_tf.compat.random import noise_of_replica, shared_global_seed
+from lbbsp_tf.compat.random import (
+    forget_global_seed,
+    has_global_seed,
+    noise_of_replica,
+    shared_global_seed,
+)
 from lbbsp_tf.compat.replicas import mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
@@ -32,7 +37,9 @@ __all__ = [
     "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "forget_global_seed",
     "fresh_traces",
+    "has_global_seed",
     "intercepted_apply",
     "intercepted_scalars",
     "last_rows",

@@ -147,7 +147,7 @@ class RowsStep:
         divisor = tf.where(data.rows == 0, 1.0, fraction)
 
         def token_factor(tokens: tf.Tensor, _: str) -> tf.Tensor:
-            tokens = tf.where(data.rows == 0, 0.0, tokens)
+            tokens = tf.where(data.rows == 0, 0.0, tf.cast(tokens, tf.float32))
             context = tf.distribute.get_replica_context()
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
             return tf.math.divide_no_nan(tokens, total) / divisor

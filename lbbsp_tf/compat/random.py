@@ -52,6 +52,16 @@ def _by_rank(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return next_seed
 
 
+def has_global_seed() -> bool:
+    """Returns whether Keras's global random state exists in this thread."""
+    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is not None
+
+
+def forget_global_seed() -> None:
+    """Makes Keras create its global random state anew when it next needs it."""
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+
+
 def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
     """Returns a function that makes this thread's global random state that of a replica's thread.
 
