@@ -46,6 +46,10 @@ def test_tensors_in_epoch_logs_are_those_of_the_global_batch(seen):
     assert found["logs"][-1]["loss"] > 0
 
 
+def test_one_worker_may_be_seeded_alone(seen):
+    assert everywhere(seen, "one_seeded") == "no error"
+
+
 def test_callbacks_that_act_on_such_logs_act_alike(seen):
     found = everywhere(seen, "acting_on_raw_logs")
     assert found["epochs"] < 8

@@ -134,6 +134,11 @@ class AtTheEnd(keras.callbacks.Callback):
 result("other_weights_at_the_end", answer(AtTheEnd()))
 result("plain_batch_norm", answer(synchronized=False))
 
+# The seed of one worker makes it forget its random state, which a strategy creates on all at once.
+if rank:
+    keras.utils.set_random_seed(1)
+result("one_seeded", answer())
+
 
 class Summary:
     """`tf.summary` for tests, without the package tensorboard, which only encodes the values."""
