@@ -71,7 +71,7 @@ class Stream:
                 "the tf.data.Dataset is endless: pass steps_per_epoch= and no num_samples= to "
                 "balancer.dataset(...), or leave out repeat()"
             )
-        counted = None if self._endless else count_samples(dataset, self._batched)
+        counted, is_certain = count_samples(dataset, self._batched)
         if self._endless:
             num_samples = steps_per_epoch * global_batch_size
         elif num_samples is None and counted is None:
@@ -80,7 +80,7 @@ class Stream:
                 "balancer.dataset(...)"
             )
         self.num_samples = counted if num_samples is None else num_samples
-        self._is_counted = counted == self.num_samples
+        self._is_counted = is_certain and counted == self.num_samples
         options = tf.data.Options()
         options.deterministic = True  # all workers must read the same order
         self._dataset = dataset.with_options(options)
@@ -262,26 +262,30 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def count_samples(dataset: tf.data.Dataset, batched: bool) -> int | None:
-    """Returns the number of samples of a data set, or None if it is unknown."""
+def count_samples(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, bool]:
+    """Returns the number of samples of a data set, or None, and whether it is certain.
+
+    It is not certain behind functions of batches, which may change the number of their samples.
+    """
     elements = int(dataset.cardinality())
     if elements < 0:
-        return None
+        return None, False
     if not batched:
-        return elements
+        return elements, True
     size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
     if size is not None:
-        return elements * size
+        return elements * size, True
+    is_certain = True
     while int(dataset.cardinality()) == elements:
         name, inputs = type(dataset).__name__, dataset._inputs()
         if "Batch" in name:
             counted = int(inputs[0].cardinality())
-            return counted if counted >= 0 else None
-        # A function of a batch may change its number of samples.
-        if len(inputs) != 1 or "Map" in name or "Scan" in name:
-            return None
+            return (counted, is_certain) if counted >= 0 else (None, False)
+        if len(inputs) != 1:
+            break
+        is_certain = is_certain and "Map" not in name and "Scan" not in name
         (dataset,) = inputs
-    return None
+    return None, False
 
 
 _OF_SAMPLES = ("_TensorSliceDataset", "_RangeDataset")

@@ -317,7 +317,7 @@ def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
         (lambda: slices().batch(4, drop_remainder=True), 24),
         (lambda: slices().map(lambda x, y: (x, y)).shuffle(5, seed=1).batch(4).prefetch(1), 27),
         (lambda: slices().batch(9, drop_remainder=True).map(with_mirrored), 54),
-        (lambda: slices().batch(9).map(with_mirrored), None),
+        (lambda: slices().batch(4).map(lambda x, y: (2 * x, y)).prefetch(1), 27),
         (lambda: slices().batch(2).unbatch().apply(
             tf.data.experimental.assert_cardinality(20)), 20),
         (lambda: slices().repeat(2).batch(4), 54),
@@ -348,6 +348,12 @@ def test_a_stream_with_more_samples_than_promised_says_so_in_its_first_pass(prom
         with pytest.raises(tf.errors.OpError, match=f"has more than {promised} samples: pass"):
             list(batches)
     assert len(list(open_data(unknown.take(promised), num_samples=promised))) == 3
+
+
+def test_a_function_that_adds_samples_to_batches_is_noticed():
+    with pytest.raises(tf.errors.OpError, match=r"has more than 27 samples: pass the right num_sa"):
+        list(open_data(slices().batch(9).map(with_mirrored)))
+    assert len(list(open_data(slices().batch(9).map(with_mirrored), num_samples=54))) == 7
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
