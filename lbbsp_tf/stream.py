@@ -275,17 +275,22 @@ def count_samples(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, 
     size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
     if size is not None:
         return elements * size, True
-    is_certain = True
-    while int(dataset.cardinality()) == elements:
-        name, inputs = type(dataset).__name__, dataset._inputs()
-        if "Batch" in name:
-            counted = int(inputs[0].cardinality())
-            return (counted, is_certain) if counted >= 0 else (None, False)
-        if len(inputs) != 1:
-            break
-        is_certain = is_certain and "Map" not in name and "Scan" not in name
-        (dataset,) = inputs
-    return None, False
+    return _count_batched(dataset, elements)
+
+
+def _count_batched(dataset: tf.data.Dataset, batches: int) -> tuple[int | None, bool]:
+    """Returns what `count_samples` returns of a data set that has `batches` elements."""
+    name, inputs = type(dataset).__name__, dataset._inputs()
+    if int(dataset.cardinality()) != batches:
+        return None, False
+    if "Batch" in name:
+        counted = int(inputs[0].cardinality())
+        return (counted, True) if counted >= 0 else (None, False)
+    found = {_count_batched(each, batches) for each in inputs}
+    if len(found) != 1 or (len(inputs) > 1 and name != "_ZipDataset"):
+        return None, False
+    (counted, is_certain), *_ = found
+    return counted, is_certain and "Map" not in name and "Scan" not in name
 
 
 _OF_SAMPLES = ("_TensorSliceDataset", "_RangeDataset")
