@@ -47,4 +47,5 @@ def test_uneven_changing_batches_learn_what_one_process_learns(results, workers,
     assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
     assert found["plans"] > 1
     assert found["difference"] <= TOLERANCE
-    assert found["logs"] <= 1e-5
+    # Sums over samples are large numbers.
+    assert found["relative_logs" if case == "sum_reduction" else "logs"] <= 1e-5

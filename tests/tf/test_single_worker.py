@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_metrics import Samples
 
 import lbbsp_tf
 from lbbsp_core import Even
@@ -72,20 +73,6 @@ def test_keras_does_not_warn_that_it_ignores_shuffle(balancer, recwarn):
     assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
     model().fit(tf.data.Dataset.from_tensors((FEATURES, LABELS)), verbose=0)  # as stock Keras
     assert [each for each in recwarn if "`shuffle=True`" in str(each.message)]
-
-
-class Samples(keras.metrics.Metric):
-    """Number of samples; its result is the variable itself, as in Keras's guide."""
-
-    def __init__(self):
-        super().__init__(name="samples")
-        self.count = self.add_variable((), "zeros", name="count")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
-
-    def result(self):
-        return self.count.value
 
 
 def test_a_metric_may_return_its_variable_under_a_strategy():

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import own_steps
 import tensorflow as tf
+from own_metrics import Samples
 from report import result
 
 import lbbsp_tf
@@ -32,20 +33,6 @@ class RawLogs(keras.Model):
         logs = super().train_step(data)
         y_pred = self(x, training=True)
         return logs | {"error": tf.reduce_mean((y_pred - y) ** 2), "constant": 3}
-
-
-class Samples(keras.metrics.Metric):
-    """Number of samples; its result is the variable itself, as in Keras's guide."""
-
-    def __init__(self):
-        super().__init__(name="samples")
-        self.count = self.add_variable((), "zeros", name="count")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
-
-    def result(self):
-        return self.count.value
 
 
 def model(cls=keras.Model, norm=True, synchronized=True):

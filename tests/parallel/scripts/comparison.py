@@ -119,14 +119,16 @@ def compare(name, strategy, case, policy=None, slow=0.0, **reference):
         return
     other, history = alone(case, **reference)
     moved = max(float(np.abs(a - b).max()) for a, b in zip(start, other.get_weights(), strict=True))
-    logs = max(
-        (
-            abs(fitted[key][epoch] - history[epoch][key]) / max(1.0, abs(history[epoch][key]))
-            for epoch in range(case.epochs)
-            for key in history[epoch]
-            if fitted
-        ),
-        default=0.0,
-    )
-    result(name, {"difference": largest_difference(model, other), "moved": moved, "logs": logs,
-                  "plans": len(watch.plans)})  # fmt: skip
+    logs = [
+        (fitted[key][epoch], history[epoch][key])
+        for epoch in range(case.epochs)
+        for key in history[epoch]
+        if fitted
+    ]
+    result(name, {
+        "difference": largest_difference(model, other),
+        "moved": moved,
+        "logs": max((abs(a - b) for a, b in logs), default=0.0),
+        "relative_logs": max((abs(a - b) / (abs(b) or 1.0) for a, b in logs), default=0.0),
+        "plans": len(watch.plans),
+    })  # fmt: skip

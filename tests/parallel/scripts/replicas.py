@@ -129,6 +129,7 @@ CASES = {
 
 COUNTED = 10 * X
 NUMBERS = np.arange(COUNTED)
+FOLDER = tempfile.TemporaryDirectory()
 
 
 class Reshuffled(keras.utils.PyDataset):
@@ -154,7 +155,7 @@ def shuffled():
 
 
 def cached():
-    return shuffled().cache(os.path.join(tempfile.mkdtemp(), "cache"))
+    return shuffled().cache(os.path.join(FOLDER.name, "cache"))
 
 
 def words():
