@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from lbbsp_tf import compat
 from lbbsp_tf.cluster import cluster_size
 
 OLDEST_KERAS = (3, 11)
@@ -41,8 +42,7 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
     Raises:
         ValueError: The strategy is not supported; names the remedy.
     """
-    known = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
-    if workers > 1 and not isinstance(strategy, known[0]):
+    if workers > 1 and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
             f"{type(strategy).__name__}: LoadBalancer supports no other one on several workers"
@@ -52,7 +52,7 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
             f"TF_CONFIG names {cluster_size()} workers, but {type(strategy).__name__} trains "
             "on one worker only: pass a tf.distribute.MultiWorkerMirroredStrategy"
         )
-    if strategy.num_replicas_in_sync > 1 and not isinstance(strategy, known):
+    if strategy.num_replicas_in_sync > 1 and not isinstance(strategy, compat.STRATEGIES):
         raise ValueError(
             f"strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, got "
             f"{type(strategy).__name__}: LoadBalancer supports no other one on several devices"

@@ -66,7 +66,6 @@ class BalancedLoop:
             training.begin_first_epoch(0)
             step = training.prepare(self._train_step)
             self._run = tf.function(lambda: self._strategy.run(step), autograph=False)
-            training.sessions.exclude_step()
         else:
             training.begin_epoch()
         for _ in range(training.input.order.steps_per_epoch):

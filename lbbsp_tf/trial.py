@@ -94,7 +94,7 @@ class Trials:
         def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Nest:
             part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
             samples = tf.cast(end - begin, tf.float64)
-            graph = tf.compat.v1.get_default_graph()
+            graph = compat.current_graph()
             scalars: list[tf.Tensor | float] = []
 
             def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
@@ -104,7 +104,7 @@ class Trials:
             def record(
                 value: tf.Tensor, weight: tf.Tensor | None
             ) -> tuple[tf.Tensor, tf.Tensor | None]:
-                is_inner = tf.compat.v1.get_default_graph() is not graph
+                is_inner = compat.current_graph() is not graph
                 scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
                 return value, weight
 

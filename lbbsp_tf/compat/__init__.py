@@ -24,11 +24,12 @@ from lbbsp_tf.compat.random import (
     noise_of_replica,
     shared_global_seed,
 )
-from lbbsp_tf.compat.replicas import mean_over_replicas, one_replica_view
-from lbbsp_tf.compat.tracing import fresh_traces, plain_variable
+from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 
 __all__ = [
+    "STRATEGIES",
     "Apply",
     "Gradient",
     "Gradients",
@@ -37,6 +38,7 @@ __all__ = [
     "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "current_graph",
     "forget_global_seed",
     "fresh_traces",
     "has_global_seed",

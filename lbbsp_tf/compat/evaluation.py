@@ -20,7 +20,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
-from lbbsp_tf.compat.replicas import mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
@@ -285,8 +285,7 @@ def _agree_on_logs(
 
 def _has_replicas(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether batches are split among several replicas that `LoadBalancer` supports."""
-    known = tf.distribute.MirroredStrategy | tf.distribute.MultiWorkerMirroredStrategy
-    return isinstance(strategy, known) and strategy.num_replicas_in_sync > 1
+    return isinstance(strategy, STRATEGIES) and strategy.num_replicas_in_sync > 1
 
 
 def _is_current(function: Callable[..., Nest] | None) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from lbbsp_tf.compat.tracing import current_graph
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
@@ -37,10 +38,10 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[N
     """
     _patch_classes()
     _steps_in_progress.append(handler)
-    graph = _current_graph()
+    graph = current_graph()
 
     def in_this_graph(gradients: Gradients, apply: Apply) -> None:
-        if _current_graph() is not graph:
+        if current_graph() is not graph:
             raise ValueError(
                 "optimizer.apply is called in a tf.function, tf.cond or tf.while_loop inside the "
                 "train step, where gradients cannot be summed over workers: let the train step "
@@ -54,10 +55,6 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[N
             yield
     finally:
         _steps_in_progress.remove(handler)
-
-
-def _current_graph() -> tf.Graph:
-    return tf.compat.v1.get_default_graph()  # while executing eagerly, always the same one
 
 
 def _patch_classes() -> None:

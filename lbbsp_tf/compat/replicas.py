@@ -18,6 +18,9 @@ from tensorflow.python.distribute.distribute_lib import ReplicaContextBase, Stra
 
 from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
 
+STRATEGIES = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.MirroredStrategy)
+"""Strategies with several replicas that `LoadBalancer` supports."""
+
 _MACHINERY = "tensorflow.python.distribute"
 _viewed = PerThread()
 

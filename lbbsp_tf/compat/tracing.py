@@ -40,6 +40,14 @@ def _including_context(make: Callable[..., object]) -> Callable[..., object]:
     return make_function_context
 
 
+def current_graph() -> tf.Graph:
+    """Returns the graph that is being traced; while executing eagerly, always the same one.
+
+    It differs inside each `tf.function`, `tf.cond` and `tf.while_loop`.
+    """
+    return tf.compat.v1.get_default_graph()
+
+
 def plain_variable(value: float, dtype: tf.DType) -> tf.Variable:
     """Creates a variable on the CPU that is not distributed, also inside a strategy's scope."""
     with tf.device("/CPU:0"):
