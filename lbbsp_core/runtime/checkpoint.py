@@ -1,0 +1,209 @@
+"""Checkpoints on disk: each of them is complete or absent, and nothing in them is executed.
+
+A checkpoint is one file, an uncompressed ``.npz`` archive of the arrays and of a JSON header with
+the step, the facts by which a foreign checkpoint is recognised, the state, and a checksum of all
+of it. It is written under another name, flushed to the disk, and renamed. The two newest are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.runtime.serialization import Arrays, Json
+
+logger = logging.getLogger("lbbsp.checkpoint")
+
+FORMAT: Final = 1
+"""Version of the format; files of later versions are refused."""
+
+KEEP: Final = 2
+"""Number of generations that are kept."""
+
+_HEADER: Final = "header"
+_NAME: Final = re.compile(r"step-(\d+)\.npz")
+_UNFINISHED: Final = ".unfinished"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of a job after a step.
+
+    Args:
+        step: Number of completed steps.
+        facts: Facts of the job that must be the same when it continues, by name.
+        state: State of the job, see `lbbsp_core.runtime.serialization`.
+        arrays: Arrays of the state, weights included, by name.
+    """
+
+    step: int
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    state: Json = None
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
+    """Writes a checkpoint, then removes all but the newest `KEEP`.
+
+    Whatever interrupts it, the checkpoints that existed before stay complete.
+
+    Args:
+        folder: Folder of the job's checkpoints; it is created. Only one process may write to it.
+        checkpoint: What to write.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: An array holds objects.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{checkpoint.step:09d}.npz"
+    unfinished = path.with_suffix(_UNFINISHED)
+    arrays = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise ValueError(f"array {name[1:]!r} must not hold objects, which would be pickled")
+    content: dict[str, Json] = {
+        "step": checkpoint.step,
+        "facts": dict(checkpoint.facts),
+        "state": checkpoint.state,
+    }
+    header = {"format": FORMAT, "checksum": _checksum(content, arrays), **content}
+    text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
+    try:
+        with unfinished.open("wb") as file:
+            np.savez(file, **{_HEADER: text, **arrays})
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+    _flush_names(folder)
+    for old in [*_paths(folder)[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
+        with suppress(OSError):
+            old.unlink()
+    return path
+
+
+def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
+    """Reads the newest complete checkpoint; damaged ones are skipped with a warning.
+
+    Args:
+        folder: Folder of the job's checkpoints; it need not exist.
+
+    Returns:
+        The checkpoint, or None if there is none.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: There are checkpoints, but none is complete, or the newest was written by a
+            later version of lbbsp; names the file and the remedy.
+    """
+    paths = _paths(Path(folder))
+    problems = []
+    for path in reversed(paths):
+        found = _read_or_problem(path)
+        if isinstance(found, Checkpoint):
+            return found
+        logger.warning("%s: trying the checkpoint before it", found)
+        problems.append(found)
+    if problems:
+        raise ValueError(
+            f"{folder} has no complete checkpoint ({problems[0]}): delete its step-*.npz files to "
+            "start from the beginning"
+        )
+    return None
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is no complete checkpoint, or of a later version; names it.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            return _parse(file, path)
+        except _NewerFormatError:
+            raise
+        except Exception as error:  # damaged archives raise errors of a dozen types
+            raise ValueError(f"{path} is damaged or no checkpoint: {error!r}") from None
+
+
+def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
+    with np.load(file, allow_pickle=False) as archive:
+        header = json.loads(archive[_HEADER].tobytes())
+        version = header["format"]
+        if isinstance(version, int) and version > FORMAT:
+            raise _NewerFormatError(
+                f"{path} was written by a later version of lbbsp (format {version}, here "
+                f"{FORMAT}): install that version, or start from another folder"
+            )
+        arrays = {name: archive[name] for name in archive.files if name != _HEADER}
+    content = {name: header[name] for name in ("step", "facts", "state")}
+    step, facts = content["step"], content["facts"]
+    if type(step) is not int or step < 0 or not isinstance(facts, dict):
+        raise TypeError(f"step {step!r}")
+    if header["checksum"] != _checksum(content, arrays):
+        raise ValueError("its content does not match its checksum")
+    return Checkpoint(step, facts, content["state"], {n[1:]: each for n, each in arrays.items()})
+
+
+def _read_or_problem(path: Path) -> Checkpoint | ValueError:
+    """Reads a checkpoint; returns the error if it is damaged."""
+    try:
+        return read_checkpoint(path)
+    except _NewerFormatError:
+        raise
+    except ValueError as error:
+        return error
+
+
+class _NewerFormatError(ValueError):
+    """A checkpoint has a format of a later version."""
+
+
+def _paths(folder: Path) -> list[Path]:
+    """Returns the files of checkpoints, the newest last."""
+    if not folder.is_dir():
+        return []
+    numbered = [(int(match[1]), path) for path in folder.iterdir()
+                if (match := _NAME.fullmatch(path.name))]  # fmt: skip
+    return [path for _, path in sorted(numbered)]
+
+
+def _checksum(content: Mapping[str, Json], arrays: Arrays) -> str:
+    """Returns a hash of a checkpoint's content, the types and shapes of arrays included."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def _flush_names(folder: Path) -> None:
+    """Flushes the names of files in a folder to the disk, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

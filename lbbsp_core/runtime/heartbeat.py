@@ -1,0 +1,305 @@
+"""Heartbeats: every worker says regularly that it runs, and what it does.
+
+They come from a thread, never from the progress of steps, so that a long compilation, a validation
+or a slow step raises no suspicion. Beats travel over what the framework already runs, a `Board`.
+Rank 0 reads the beats of all workers; the others read only that of rank 0, which names a worker
+that is lost. So the traffic grows linearly with the number of workers.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+from lbbsp_core.runtime.exit import end_now
+
+logger = logging.getLogger("lbbsp.liveness")
+
+BEAT_SECONDS: Final = 0.5
+"""Time between two beats."""
+
+SILENCE_SECONDS: Final = 10.0
+"""Time without a beat after which a worker is lost."""
+
+REPORT_SECONDS: Final = 60.0
+"""Time for which others wait for a worker before it is reported."""
+
+_LEFT_SECONDS: Final = 3.0  # time in which a message may still arrive from a worker that leaves
+_MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
+
+
+class Activity(IntEnum):
+    """What a worker does."""
+
+    STARTING = 0
+    COMPUTING = 1
+    WAITING = 2
+    OUTSIDE = 3
+    LEAVING = 4
+
+
+_WORDS: Final = {
+    Activity.STARTING: "before its first step",
+    Activity.COMPUTING: "in step {step}",
+    Activity.WAITING: "at the end of step {step}, waiting for the others",
+    Activity.OUTSIDE: "between steps, before step {step}",
+    Activity.LEAVING: "at the end of its script, after step {step}",
+}
+
+
+class Reason(IntEnum):
+    """Why a worker is lost."""
+
+    NONE = 0
+    SILENT = 1
+    LEFT = 2
+    LATE = 3
+
+
+class Loss(NamedTuple):
+    """Worker without which the others cannot go on.
+
+    Args:
+        reason: Why it is lost.
+        rank: Its number.
+        activity: What it did last.
+        step: Global step in which it did that, or which came next.
+    """
+
+    reason: int = Reason.NONE
+    rank: int = 0
+    activity: int = Activity.STARTING
+    step: int = 0
+
+
+class Beat(NamedTuple):
+    """One sign of life of a worker.
+
+    Args:
+        number: Number of the beat.
+        activity: What the worker does.
+        step: Global step that is running or comes next.
+        seconds: Whole seconds for which it has been doing that.
+        loss: Worker that rank 0 has found to be lost.
+    """
+
+    number: int = 0
+    activity: int = Activity.STARTING
+    step: int = 0
+    seconds: int = 0
+    loss: Loss = Loss()
+
+    def row(self) -> list[int]:
+        """Returns the beat as `WIDTH` integers in [0, 2^24)."""
+        return [value % _MODULUS for value in (*self[:-1], *self.loss)]
+
+    @classmethod
+    def of(cls, row: Sequence[int]) -> Beat:
+        """Returns the beat of a row."""
+        number, activity, step, seconds, *loss = row
+        return cls(number, activity, step, seconds, Loss(*loss))
+
+
+WIDTH: Final = len(Beat().row())
+"""Number of integers of a beat."""
+
+
+class Board(Protocol):
+    """Store of the framework that all workers share, with one row for each of them."""
+
+    def post(self, row: Sequence[int]) -> None:
+        """Replaces this worker's row of `WIDTH` integers in [0, 2^24)."""
+
+    def read(self, rank: int) -> Sequence[int] | None:
+        """Returns the row of a worker, or None if there is none, or it cannot be read now."""
+
+
+class Watch:
+    """Beats of workers as one of them sees them.
+
+    Only time in which this worker was running counts: one that was suspended does not suspect the
+    others. Workers are watched from their first beat on.
+
+    Args:
+        ranks: Workers to watch.
+        silence_seconds: Time without a new beat after which a worker is lost.
+        limit_seconds: Time for which others may wait for a worker; None for no limit.
+    """
+
+    def __init__(
+        self, ranks: Iterable[int], silence_seconds: float, limit_seconds: float | None = None
+    ) -> None:
+        self.beats: dict[int, Beat] = {}
+        self.ranks = list(ranks)
+        self._quiet = dict.fromkeys(self.ranks, 0.0)
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+
+    def see(self, rank: int, beat: Beat | None, elapsed: float) -> None:
+        """Notes what was read of a worker.
+
+        Args:
+            rank: Worker.
+            beat: What was read.
+            elapsed: Seconds since the last call for this worker.
+        """
+        if beat is not None and beat != self.beats.get(rank):
+            self.beats[rank], self._quiet[rank] = beat, 0.0
+        elif rank in self.beats:
+            self._quiet[rank] += min(elapsed, 4 * BEAT_SECONDS)
+
+    def loss(self) -> Loss | None:
+        """Returns a worker that is lost, or None."""
+        for rank, seconds in self._quiet.items():
+            if seconds > self._silence_seconds:
+                return self._lost(rank, Reason.SILENT)
+        waited = self.waited_seconds()
+        if waited >= _LEFT_SECONDS:
+            for rank in self._doing(Activity.LEAVING):
+                return self._lost(rank, Reason.LEFT)
+        if self._limit_seconds is not None and waited >= self._limit_seconds:
+            for rank in self.late():
+                return self._lost(rank, Reason.LATE)
+        return None
+
+    def waited_seconds(self) -> int:
+        """Returns for how long a worker has been waiting for others in a step; 0 if none is."""
+        waiting = self._doing(Activity.WAITING)
+        return max((self.beats[rank].seconds for rank in waiting), default=0)
+
+    def late(self) -> list[int]:
+        """Returns the workers that have not reached the end of the step."""
+        return self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE)
+
+    def _doing(self, *activities: Activity) -> list[int]:
+        return [rank for rank, beat in self.beats.items() if beat.activity in activities]
+
+    def _lost(self, rank: int, reason: Reason) -> Loss:
+        beat = self.beats[rank]
+        return Loss(reason, rank, beat.activity, beat.step)
+
+
+class Heartbeat:
+    """Thread that posts this worker's beats, and ends the process if a worker is lost.
+
+    Args:
+        board: Store that all workers share.
+        rank: Number of this worker.
+        workers: Number of workers, N.
+        names: Names of the workers for messages, by rank.
+        silence_seconds: Time without a beat after which a worker is lost, > 0.
+        report_seconds: Time for which others wait for a worker before it is reported, > 0.
+        limit_seconds: Time for which others wait for a worker before it is lost; None for no limit.
+        end: Ends the process with a status.
+
+    Raises:
+        ValueError: A time is not positive.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        rank: int,
+        workers: int,
+        *,
+        names: Sequence[str] | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+        report_seconds: float = REPORT_SECONDS,
+        limit_seconds: float | None = None,
+        end: Callable[[int], None] = end_now,
+    ) -> None:
+        self._board, self._rank = board, rank
+        self._names = names or [f"worker {each}" for each in range(workers)]
+        self._silence_seconds = silence_seconds
+        self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
+        self._end = end
+        self._watch = Watch(range(workers) if rank == 0 else [0], silence_seconds, limit_seconds)
+        self._doing = (Activity.STARTING, 0, time.monotonic())
+        self._beat = Beat()
+        self._reports = 0
+        self._stopped = threading.Event()
+
+    def enter(self, activity: Activity, step: int) -> None:
+        """Notes what this worker does from now on; cheap enough for every step."""
+        self._doing = (activity, step, time.monotonic())
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name="lbbsp-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the beats; call it when all workers have reached their end."""
+        self._stopped.set()
+
+    def beat(self, elapsed: float) -> str | None:
+        """Posts a beat, and reads those of other workers.
+
+        Args:
+            elapsed: Seconds since the last beat.
+
+        Returns:
+            Why this process must end, or None.
+        """
+        activity, step, since = self._doing
+        seconds = int(time.monotonic() - since)
+        self._beat = Beat(self._beat.number + 1, activity, step, seconds, self._beat.loss)
+        self._board.post(self._beat.row())
+        for rank in self._watch.ranks:
+            row = self._beat.row() if rank == self._rank else self._board.read(rank)
+            self._watch.see(rank, None if row is None else Beat.of(row), elapsed)
+        loss = self._watch.loss()
+        if self._rank == 0:
+            self._report()
+            if loss is not None:
+                self._beat = self._beat._replace(loss=loss)
+                self._board.post(self._beat.row())
+        elif loss is None and 0 in self._watch.beats:
+            told = self._watch.beats[0].loss
+            loss = told if told.reason else None
+        return None if loss is None else self._describe(loss)
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            why, before = self.beat(now - before), now
+            if why is not None:
+                print(f"lbbsp: {why}; {self._names[self._rank]} ends", file=sys.stderr, flush=True)
+                if logger.isEnabledFor(logging.DEBUG):
+                    faulthandler.dump_traceback()
+                if self._rank == 0:
+                    time.sleep(4 * BEAT_SECONDS)  # in which the others read which worker is lost
+                self._end(1)
+                return
+
+    def _report(self) -> None:
+        """Says which workers the others wait for, each time that they have waited for long."""
+        waited = self._watch.waited_seconds()
+        reports = int(waited // self._report_seconds)
+        if reports > self._reports:
+            for rank in self._watch.late():
+                beat = self._watch.beats[rank]
+                doing = f"{self._names[rank]} is {_describe(beat.activity, beat.step)}"
+                print(
+                    f"lbbsp: {doing}; others have waited for it for {waited} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        self._reports = reports
+
+    def _describe(self, loss: Loss) -> str:
+        name, last = self._names[loss.rank], _describe(loss.activity, loss.step)
+        if loss.reason == Reason.LEFT:
+            return f"{name} has left ({last}), and others wait for it"
+        if loss.reason == Reason.LATE:
+            return f"others have waited for {name}, which is {last}, for {self._limit_seconds:g} s"
+        return f"{name} has given no sign of life for {self._silence_seconds:g} s; it was {last}"
+
+
+def _describe(activity: int, step: int) -> str:
+    return _WORDS[Activity(activity)].format(step=step)

@@ -1,0 +1,179 @@
+"""Checkpoints are complete or absent, whatever interrupts a write or damages a file."""
+
+import logging
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core.runtime.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+WRITES = {"open", "mkdir", "write", "flush", "fsync", "replace", "rename", "close", "unlink"}
+"""C functions before each of which a process is killed: those that change what is on disk."""
+
+
+def checkpoint(step=7):
+    rng = np.random.default_rng(step)
+    arrays = {"dense/kernel": rng.normal(size=(40, 30)), "seed": np.array([1, 2], np.uint32)}
+    return Checkpoint(step, {"seed": 0}, {"plans": [[3, 5]], "x": 0.1 + step}, arrays)
+
+
+def assert_same(found, expected):
+    assert (found.step, found.facts, found.state) == (expected.step, expected.facts, expected.state)
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    write_checkpoint(tmp_path / "new" / "folder", checkpoint())
+    assert_same(newest_checkpoint(tmp_path / "new" / "folder"), checkpoint())
+
+
+def test_there_is_none_in_a_folder_that_is_empty_or_missing(tmp_path):
+    (tmp_path / "step-1.npz.bak").touch()
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "missing") is None
+
+
+def test_the_two_newest_are_kept(tmp_path):
+    for step in (9, 10, 100, 1_000_000_000):
+        write_checkpoint(tmp_path, checkpoint(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000100.npz",
+        "step-1000000000.npz",
+    ]
+    assert newest_checkpoint(tmp_path).step == 1_000_000_000
+
+
+def test_the_permissions_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = write_checkpoint(tmp_path, checkpoint())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_old_or_the_new_one(tmp_path):
+    outcomes = []
+    for number in range(1000):
+        folder = tmp_path / str(number)
+        for step in (1, 2):
+            write_checkpoint(folder, checkpoint(step))
+        killed = _write_and_die(folder, checkpoint(3), number)
+        found = newest_checkpoint(folder)
+        outcomes.append(found.step)
+        assert_same(found, checkpoint(found.step))
+        if not killed:
+            break
+    assert len(outcomes) > 10
+    assert outcomes == sorted(outcomes)
+    assert (outcomes[0], outcomes[-1]) == (2, 3)
+    write_checkpoint(tmp_path / "0", checkpoint(4))
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == [
+        "step-000000002.npz",
+        "step-000000004.npz",
+    ]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_an_error_while_writing_leaves_the_old_one_and_nothing_else(
+    tmp_path, monkeypatch, function
+):
+    write_checkpoint(tmp_path, checkpoint(1))
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="No space"):
+        write_checkpoint(tmp_path, checkpoint(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001.npz"]
+
+
+def test_a_damaged_one_is_skipped_with_its_name(tmp_path, caplog):
+    write_checkpoint(tmp_path, checkpoint(1))
+    path = write_checkpoint(tmp_path, checkpoint(2))
+    path.write_bytes(path.read_bytes()[:-100])
+    with caplog.at_level(logging.WARNING):
+        assert_same(newest_checkpoint(tmp_path), checkpoint(1))
+    assert f"{path} is damaged" in caplog.text
+
+
+def test_damaged_ones_only_are_an_error_that_names_the_remedy(tmp_path):
+    path = write_checkpoint(tmp_path, checkpoint())
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step-000000007.npz is damaged.*delete its step-\*"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_later_format_is_refused_and_not_skipped(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, checkpoint(1))
+    monkeypatch.setattr("lbbsp_core.runtime.checkpoint.FORMAT", 2)
+    write_checkpoint(tmp_path, checkpoint(2))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"later version of lbbsp \(format 2, here 1\)"):
+        newest_checkpoint(tmp_path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
+def test_a_changed_byte_is_noticed_or_without_effect(tmp_path_factory, place, bits):
+    path = write_checkpoint(tmp_path_factory.mktemp("folder"), checkpoint())
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= bits
+    path.write_bytes(data)
+    try:
+        found = read_checkpoint(path)
+    except ValueError as error:
+        found = error
+    if isinstance(found, ValueError):
+        assert str(path) in str(found)
+    else:
+        assert_same(found, checkpoint())
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_other_files_are_value_errors(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("folder") / "step-1.npz"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"step-1.npz"):
+        read_checkpoint(path)
+
+
+def test_pickled_objects_are_not_loaded(tmp_path):
+    path = tmp_path / "step-1.npz"
+    np.savez(path, header=np.array([{"format": 1}], object))
+    with pytest.raises(ValueError, match="damaged or no checkpoint"):
+        read_checkpoint(path)
+
+
+def _write_and_die(folder, written, number):
+    """Writes in a child process that ends before the given call of `WRITES`; returns if it has."""
+    child = os.fork()
+    if child == 0:
+        calls = 0
+
+        def die(frame, event, function):
+            nonlocal calls
+            if event == "c_call" and function.__name__ in WRITES:
+                calls += 1
+                if calls > number:
+                    os._exit(9)
+
+        sys.setprofile(die)
+        write_checkpoint(folder, written)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

@@ -1,0 +1,163 @@
+"""Heartbeats: who is found to be lost, what is said, and what ends a process."""
+
+import threading
+
+import pytest
+
+from lbbsp_core.runtime.heartbeat import (
+    BEAT_SECONDS,
+    WIDTH,
+    Activity,
+    Beat,
+    Heartbeat,
+    Loss,
+    Reason,
+)
+
+
+class Rows:
+    """Board in memory, with a view for each worker."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def of(self, rank):
+        return _View(self.rows, rank)
+
+
+class _View:
+    def __init__(self, rows, rank):
+        self._rows, self._rank = rows, rank
+
+    def post(self, row):
+        assert len(row) == WIDTH
+        assert all(0 <= value < 1 << 24 for value in row)
+        self._rows[self._rank] = list(row)
+
+    def read(self, rank):
+        return self._rows.get(rank)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Three workers whose clock the test moves."""
+    return Job(monkeypatch)
+
+
+class Job:
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr("lbbsp_core.runtime.heartbeat.time.monotonic", lambda: self.now)
+        self.board = Rows()
+        self.ended = []
+        self.workers = [self.worker(rank) for rank in range(3)]
+        self.alive = {0, 1, 2}
+
+    def worker(self, rank, **options):
+        return Heartbeat(self.board.of(rank), rank, 3, end=self.ended.append, **options)
+
+    def run(self, seconds):
+        """Lets the living workers beat; returns what each of them says first, by rank."""
+        said = {}
+        for _ in range(round(seconds / BEAT_SECONDS)):
+            self.now += BEAT_SECONDS
+            for rank in sorted(self.alive):
+                why = self.workers[rank].beat(BEAT_SECONDS)
+                if why is not None:
+                    said.setdefault(rank, why)
+        return said
+
+
+def test_a_beat_fits_into_its_row():
+    beat = Beat(7, Activity.WAITING, 41, 3, Loss(Reason.LEFT, 2, Activity.LEAVING, 40))
+    assert Beat.of(beat.row()) == beat
+    assert Beat(1 << 24, Activity.COMPUTING, (1 << 24) + 5).row()[:3] == [0, Activity.COMPUTING, 5]
+
+
+def test_workers_that_beat_are_not_suspected(job):
+    for rank, worker in enumerate(job.workers):
+        worker.enter(Activity.COMPUTING, 10 + rank)
+    assert job.run(100) == {}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost):
+    for worker in job.workers:
+        worker.enter(Activity.COMPUTING, 41)
+    assert job.run(5) == {}
+    job.alive.remove(lost)
+    assert job.run(9) == {}
+    said = job.run(3)
+    assert set(said) == job.alive
+    for why in said.values():
+        assert why == f"worker {lost} has given no sign of life for 10 s; it was in step 41"
+
+
+def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
+    job.run(5)
+    job.now += 3600
+    for rank in (0, 1, 2):
+        assert job.workers[rank].beat(3600.0) is None
+
+
+def test_a_worker_that_has_never_beaten_is_not_suspected(job):
+    job.alive.remove(2)
+    assert job.run(60) == {}
+
+
+def test_a_worker_that_leaves_while_others_wait_is_named(job):
+    job.workers[0].enter(Activity.WAITING, 7)
+    job.workers[1].enter(Activity.WAITING, 7)
+    job.workers[2].enter(Activity.LEAVING, 6)
+    said = job.run(5)
+    assert set(said) == {0, 1, 2}
+    assert said[0] == (
+        "worker 2 has left (at the end of its script, after step 6), and others wait for it"
+    )
+
+
+def test_workers_that_evaluate_may_take_their_time_after_the_others_have_left(job):
+    job.workers[0].enter(Activity.OUTSIDE, 7)
+    job.workers[1].enter(Activity.LEAVING, 7)
+    job.workers[2].enter(Activity.LEAVING, 7)
+    assert job.run(600) == {}
+
+
+def test_a_late_worker_is_reported_and_ends_nothing(job, capsys):
+    job.workers[0].enter(Activity.WAITING, 41)
+    job.workers[1].enter(Activity.COMPUTING, 41)
+    job.workers[2].enter(Activity.WAITING, 41)
+    assert job.run(130) == {}
+    assert capsys.readouterr().err.splitlines() == [
+        "lbbsp: worker 1 is in step 41; others have waited for it for 60 s",
+        "lbbsp: worker 1 is in step 41; others have waited for it for 120 s",
+    ]
+
+
+def test_a_limit_ends_the_wait_for_a_late_worker(job):
+    job.workers = [job.worker(rank, limit_seconds=20) for rank in range(3)]
+    job.workers[0].enter(Activity.WAITING, 41)
+    job.workers[1].enter(Activity.COMPUTING, 41)
+    job.workers[2].enter(Activity.WAITING, 41)
+    assert job.run(15) == {}
+    said = job.run(7)
+    assert said[2] == "others have waited for worker 1, which is in step 41, for 20 s"
+
+
+def test_the_thread_ends_the_process_and_says_why(monkeypatch, capsys):
+    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    board, ended = Rows(), threading.Event()
+    board.of(0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
+    statuses = []
+
+    def end(status):
+        statuses.append(status)
+        ended.set()
+
+    Heartbeat(board.of(1), 1, 3, names=["a:1", "b:1", "c:1"], end=end).start()
+    assert ended.wait(10)
+    assert statuses == [1]
+    assert capsys.readouterr().err == (
+        "lbbsp: c:1 has given no sign of life for 10 s; it was between steps, before step 9; "
+        "b:1 ends\n"
+    )
