@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import sys
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import mxnet as mx
 
-from lbbsp_core.runtime.exit import end_now, fail_fast
+from lbbsp_core.runtime.exit import fail_fast, on_exit
 from lbbsp_core.runtime.liveness import Watchdog
 from lbbsp_mx import cluster
 
@@ -87,22 +84,16 @@ class Runtime:
         if self.distributed is None:
             self.distributed = native
             fail_fast()
-            atexit.register(self._leave, _exit_status())
+            on_exit(self._leave)
 
-    def _leave(self, status: Callable[[], int]) -> None:
-        """Leaves the cluster: together with all workers, or at once if this worker has failed.
+    def _leave(self) -> None:
+        """Leaves the cluster together with all workers.
 
         MXNet itself leaves when Python frees the store. This is too late: its threads still run
         when its library is unloaded, and abort the process.
         """
-        if status():
-            end_now(status())
-        try:
-            for ending in reversed(self.endings):
-                ending()
-        except BaseException:  # Python would only print the exception, and exit with status 0
-            traceback.print_exc()
-            end_now(1)
+        for ending in reversed(self.endings):
+            ending()
         message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
         with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()
@@ -114,19 +105,3 @@ class Runtime:
 def runtime() -> Runtime:
     """Returns the runtime of this process."""
     return Runtime()
-
-
-def _exit_status() -> Callable[[], int]:
-    """Wraps `sys.exit`, and returns a function that gives the exit status; 0 without a call.
-
-    A worker that exits with an error must not wait in MXNet's exit barrier for peers that wait
-    for its gradients, but exit handlers cannot read the exit status of the process.
-    """
-    exit_with, requested = sys.exit, [0]
-
-    def exit_and_note(status: object = None) -> None:
-        requested[0] = status if isinstance(status, int) else int(status is not None)
-        exit_with(status)
-
-    sys.exit = exit_and_note
-    return lambda: requested[0]

@@ -6,16 +6,15 @@ print errors ("failed to connect", "UNAVAILABLE"), although nothing has failed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import sys
 import threading
 import time
-from typing import NoReturn
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+from lbbsp_core.runtime.exit import on_exit
 
 EXIT_SECONDS = 120
 """Longest wait for other workers. A worker that has died ends the wait at once."""
@@ -28,21 +27,12 @@ _LEADER_SECONDS = 1.0
 def leave_together(rank: int) -> None:
     """Makes this process wait at its end until all workers have reached theirs.
 
-    A process that ends by an uncaught exception, or by `sys.exit` with a failure, does not wait.
+    A process that fails does not wait, see `on_exit`.
 
     Args:
         rank: Number of this worker; 0 is the leader of the coordination service.
     """
-    atexit.register(_leave, rank)
-    exit = sys.exit
-
-    @functools.wraps(exit)
-    def exit_noting_failure(status: object = None) -> NoReturn:
-        if status:  # functions at exit cannot ask for it
-            atexit.unregister(_leave)
-        exit(status)
-
-    sys.exit = exit_noting_failure
+    on_exit(functools.partial(_leave, rank))
 
 
 def _leave(rank: int) -> None:

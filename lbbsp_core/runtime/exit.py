@@ -1,11 +1,15 @@
-"""Ends a failed worker at once, so that its peers do not wait for it."""
+"""Ends of a worker: at once if it has failed, else together with its peers."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 
 def fail_fast() -> None:
@@ -16,6 +20,45 @@ def fail_fast() -> None:
     peers, or the launcher, detect a dead process within seconds.
     """
     sys.excepthook = _print_and_exit
+
+
+def on_exit(leave: Callable[[], None]) -> None:
+    """Calls `leave` when the script has ended; a script that fails ends the process at once.
+
+    An exit by `sys.exit` with a failure counts as one, an uncaught exception after `fail_fast`.
+
+    Args:
+        leave: Waits for the other workers; an exception in it is a failure.
+    """
+    status = _requested_status()
+
+    def at_exit() -> None:
+        if status():
+            end_now(status())
+        try:
+            leave()
+        except BaseException:  # Python would only print it, and exit with status 0
+            traceback.print_exc()
+            end_now(1)
+
+    atexit.register(at_exit)
+
+
+@functools.cache
+def _requested_status() -> Callable[[], int]:
+    """Wraps `sys.exit`, and returns a function that gives the status; 0 without a call.
+
+    Functions at exit cannot ask for it.
+    """
+    exit_with, requested = sys.exit, [0]
+
+    @functools.wraps(exit_with)
+    def exit_and_note(status: object = None) -> NoReturn:
+        requested[0] = status if isinstance(status, int) else int(status is not None)
+        exit_with(status)
+
+    sys.exit = exit_and_note
+    return lambda: requested[0]
 
 
 def end_now(status: int) -> None:

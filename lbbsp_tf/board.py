@@ -1,0 +1,49 @@
+"""Rows that workers post on TensorFlow's coordination service, for heartbeats."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+_READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker replaces it
+
+
+class CoordinationBoard:
+    """Board of `lbbsp_core.runtime.heartbeat` on the service that `MultiWorkerMirroredStrategy` runs.
+
+    Args:
+        rank: Number of this worker.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._key = _key(rank)
+
+    @staticmethod
+    def is_available() -> bool:
+        """Returns whether reads of this version of TensorFlow have a time limit (2.19)."""
+        read = context.context().get_config_key_value
+        return "timeout_in_ms" in inspect.signature(read).parameters
+
+    def post(self, row: Sequence[int]) -> None:
+        """Replaces this worker's row; if the service is gone, this has no effect."""
+        service = context.context()
+        with contextlib.suppress(tf.errors.OpError):
+            with contextlib.suppress(tf.errors.NotFoundError):
+                service.delete_config_key_value(self._key)  # a key cannot be overwritten
+            service.set_config_key_value(self._key, " ".join(map(str, row)))
+
+    def read(self, rank: int) -> Sequence[int] | None:
+        """Returns the row of a worker, or None if there is none, or the service is gone."""
+        try:
+            text = context.context().get_config_key_value(_key(rank), _READ_MILLISECONDS)
+        except tf.errors.OpError:
+            return None
+        return [int(value) for value in text.split()]
+
+
+def _key(rank: int) -> str:
+    return f"lbbsp/beat/{rank}"
