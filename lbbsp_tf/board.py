@@ -13,7 +13,7 @@ _READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker repl
 
 
 class CoordinationBoard:
-    """Board of `lbbsp_core.runtime.heartbeat` on the service that `MultiWorkerMirroredStrategy` runs.
+    """Board of heartbeats on the service that `MultiWorkerMirroredStrategy` runs.
 
     Args:
         rank: Number of this worker.
