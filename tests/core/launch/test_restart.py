@@ -1,12 +1,20 @@
 """Decisions about restarts, without processes."""
 
+from queue import SimpleQueue
 from signal import SIGTERM
 
 import pytest
 
 from lbbsp_core.launch import launch
 from lbbsp_core.launch.cpu_shares import schedule
-from lbbsp_core.launch.restart import QUICK_SECONDS, Attempt, Limits, next_attempt
+from lbbsp_core.launch.restart import (
+    QUICK_SECONDS,
+    Attempt,
+    Limits,
+    Result,
+    next_attempt,
+    run_attempts,
+)
 from lbbsp_core.launch.supervise import LEFT, Outcome
 
 KILLED = Outcome(137, 1, "worker 1 was ended by SIGKILL", "1", lost_worker=1)
@@ -65,6 +73,22 @@ def test_only_failures_at_once_are_followed_by_a_pause_which_grows():
         pauses.append(attempt.pause_seconds)
         assert message.endswith(f"in {pauses[-1]:g} s" if pauses[-1] else "workers")
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 0, 1]
+
+
+def test_a_signal_while_an_attempt_is_ended_prevents_the_next_one():
+    signals, said = [], []
+
+    def run(attempt):
+        signals.append(SIGTERM)
+        return Result(KILLED, [])
+
+    assert run_attempts(run, 3, Limits(3), SimpleQueue(), signals, said.append) == 143
+    assert said == [KILLED.message]
+
+
+def test_a_signal_after_success_changes_nothing():
+    succeeded = Result(Outcome(0), [])
+    assert run_attempts(lambda _: succeeded, 1, Limits(3), SimpleQueue(), [SIGTERM], print) == 0
 
 
 def test_survivors_keep_their_shares():
