@@ -62,8 +62,13 @@ class Checkpoints:
 
     # Folder with the checkpoints of all workers
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a checkpoint in the background; a collective."""
+    def save(self, folder: str | Path) -> bool:
+        """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
+        self._begin_save(folder)
+        return self._writer_to(folder).flush()
+
+    def _begin_save(self, folder: str | Path) -> None:
+        """Starts to write a checkpoint in the background; a collective."""
         state, session_arrays = self._session.save_state()
         self._session.exclude_step()
         if self._session.rank == 0:
@@ -107,7 +112,7 @@ class Checkpoints:
         if self._writer is None or self._every is None or not self._session.preempted:
             return
         if self._step != self._session.step:
-            self.save(self._writer.folder)
+            self._begin_save(self._writer.folder)
         if not self._writer.flush():
             sys.exit(1)
         print(
@@ -120,7 +125,7 @@ class Checkpoints:
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`."""
         if self._writer is not None and self._every is not None and self._is_due(step + 1):
-            self.save(self._writer.folder)
+            self._begin_save(self._writer.folder)
 
     def _is_due(self, done: int) -> bool:
         if self._every == "epoch":

@@ -201,6 +201,7 @@ class Trainer(gluon.Trainer):
 
         All workers must call it, after `batch_sampler` and before the first step. After a SIGTERM
         to any worker, all write a checkpoint after the same step and leave, with exit status 143.
+        Checkpoints are written in the background, as if by `save`.
 
         Args:
             folder: Folder that all workers share. Worker 0 writes to it; it need not exist.
@@ -226,9 +227,9 @@ class Trainer(gluon.Trainer):
     def save(self, folder: str | Path) -> None:
         """Writes a checkpoint: weights, optimizer, balancer, and the position in the data.
 
-        All workers must call it after the same step. Worker 0 writes in the background. The two
-        newest checkpoints in the folder are kept; an interrupted write leaves them complete. If the
-        disk is full, a warning is printed and the training continues.
+        All workers must call it after the same step, and worker 0 writes. The two newest
+        checkpoints in the folder are kept; an interrupted write leaves them complete. If the disk
+        is full, a warning is logged and the training continues.
 
         Args:
             folder: Folder that all workers share; it is created.
