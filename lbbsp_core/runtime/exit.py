@@ -53,7 +53,7 @@ def _requested_status() -> Callable[[], int]:
     exit_with, requested = sys.exit, [0]
 
     @functools.wraps(exit_with)
-    def exit_and_note(status: object = None) -> NoReturn:
+    def exit_and_note(status: str | int | None = None) -> NoReturn:
         requested[0] = status if isinstance(status, int) else int(status is not None)
         exit_with(status)
 
