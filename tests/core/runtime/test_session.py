@@ -196,7 +196,7 @@ def test_a_session_notes_what_its_worker_does():
     assert doing() == (Activity.OUTSIDE, 1)
 
 
-def test_a_pipelined_session_notes_that_its_worker_waits():
+def test_a_pipelined_session_notes_that_its_worker_waits(own_threads):
     def worker(session, collectives):
         doing = lambda: session.activity.read()[:2]  # noqa: E731
         seen = []
