@@ -33,6 +33,15 @@ class Schedule(NamedTuple):
     stages: tuple[Stage, ...]
     period_us: int
 
+    def of(self, ranks: Sequence[int]) -> Schedule:
+        """Returns the schedule of these workers alone, whose shares stay the same."""
+        return self._replace(
+            stages=tuple(
+                Stage(seconds, tuple(shares[rank] for rank in ranks))
+                for seconds, shares in self.stages
+            )
+        )
+
 
 def schedule(
     speeds: Sequence[float],
