@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.session_state import gather_state
 
 
 class LocalReplicas:
@@ -115,6 +117,15 @@ class ReplicaSessions(Sequence[WorkerSession]):
         """Advances by a step without an exchange."""
         for session in self:
             session.skip_step()
+
+    def save_state(self) -> tuple[Json, Arrays]:
+        """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
+        return gather_state([session.balancer for session in self], self.leader.collectives)
+
+    def load_state(self, state: Json, arrays: Arrays) -> None:
+        """Continues from a saved state; see `WorkerSession.load_state`."""
+        for session in self:
+            session.load_state(state, arrays)
 
     def close(self) -> None:
         """Ends a fit; see `WorkerSession.close`."""
