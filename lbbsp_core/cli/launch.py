@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 
-from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    parse_speeds,
+    parse_speeds_at,
+    require_writable_folder,
+)
 from lbbsp_core.launch import launch as launch_job
 
 
+@one_line_errors
 def launch(
     command: Annotated[
         list[str],
@@ -55,18 +61,15 @@ def launch(
     With --speeds the workers run at unequal speeds, which CPU quotas emulate. The first worker
     that fails ends the job, and no process outlives it.
     """
-    try:
-        status = launch_job(
-            command,
-            workers=workers,
-            framework=framework,
-            servers=servers,
-            speeds=None if speeds is None else parse_speeds(speeds),
-            speeds_at=parse_speeds_at(speeds_at or []),
-            run_dir=run_dir,
-            timeout=timeout,
-        )
-    except ValueError as error:
-        typer.echo(f"lbbsp launch: {error}", err=True)
-        raise typer.Exit(2) from None
+    require_writable_folder("--run-dir", run_dir)
+    status = launch_job(
+        command,
+        workers=workers,
+        framework=framework,
+        servers=servers,
+        speeds=None if speeds is None else parse_speeds(speeds),
+        speeds_at=parse_speeds_at(speeds_at or []),
+        run_dir=run_dir,
+        timeout=timeout,
+    )
     raise typer.Exit(status)

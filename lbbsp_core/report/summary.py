@@ -232,8 +232,8 @@ def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
 
 
 def _communication(run: Run) -> float:
-    regular = [line for line in run.steps if line.is_regular]
-    _, busy, wall = _columns(regular or run.steps)
+    steps = run.with_same_workers()
+    _, busy, wall = _columns([line for line in steps if line.is_regular] or steps)
     return float(np.median(wall - busy.max(axis=1)))
 
 
