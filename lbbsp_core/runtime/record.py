@@ -24,6 +24,9 @@ logger = logging.getLogger("lbbsp.record")
 
 SCHEMA: Final = 2
 
+_LARGEST: Final = 1e15
+"""Sums of smaller numbers are exact, or do not overflow."""
+
 _NANOSECONDS: Final = {"per_second": 10**9}
 _MICROSECONDS: Final = {"per_second": 10**6}
 
@@ -559,8 +562,8 @@ def _convert(hint: Any, value: object) -> object:
 
 def _check_range(where: str, name: str, values: Sequence[float | None]) -> None:
     for value in values:
-        if value is not None and value < 0:
-            raise ValueError(f"{where}: {name} must be >= 0, got {value!r}")
+        if value is not None and not 0 <= value <= _LARGEST:
+            raise ValueError(f"{where}: {name} must be between 0 and {_LARGEST:g}, got {value!r}")
 
 
 def _text(value: object) -> str | None:

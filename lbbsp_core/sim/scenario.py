@@ -329,7 +329,8 @@ def _check_values(key: str, value: object) -> None:
         for number, each in enumerate(value):
             _check_values(f"{key}[{number}]", each)
     elif isinstance(value, int | float):
-        if not (abs(value) < _LARGEST or value == math.inf):
+        never = key == "preemption.mean_down_seconds" and value == math.inf
+        if not (abs(value) < _LARGEST or never):
             raise ValueError(f"{key} must be a number below 1e15, got {shortened(value)}")
     elif not isinstance(value, str):
         raise ValueError(f"{key} must be a number, a text, a list or a table, got {value!r}")

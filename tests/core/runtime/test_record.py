@@ -345,7 +345,7 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
         (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
         (2, {"step": None}, "line 2 must be an object with the key step or push, got"),
         (2, {"sizes": [8]}, "line 2: sizes must have a value for each worker, got 1 values"),
-        (2, {"step": -1}, "line 2: step must be >= 0, got -1"),
+        (2, {"step": -1}, "line 2: step must be between 0 and 1e.15, got -1"),
         (2, {"step": 2**63}, "line 2: step must be between -2.63 and"),
         (2, {"wall_seconds": float("inf")}, "line 2 is not JSON: Infinity is not a finite"),
         (2, {"wall_seconds": 10**400}, "line 2: wall_seconds must be between .*000..."),
