@@ -401,7 +401,8 @@ def _earliest(*times: float | None) -> float | None:
 
 
 def _remaining(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())
+    # A queue accepts no wait of centuries; the caller waits again.
+    return None if until is None else min(max(0.0, until - time.monotonic()), 1e6)
 
 
 @contextmanager
