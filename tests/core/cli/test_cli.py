@@ -48,7 +48,8 @@ def jobs(monkeypatch):
 def test_launch_hands_everything_on(jobs):
     result = run(
         "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
-        "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9, "train.py",
+        "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9,
+        "--max-restarts", 3, "--elastic", 2, "--grace", 5, "train.py",
     )  # fmt: skip
     assert result.exit_code == 7
     assert jobs == [
@@ -62,6 +63,9 @@ def test_launch_hands_everything_on(jobs):
                 "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
                 "run_dir": Path("here"),
                 "timeout": 9.0,
+                "max_restarts": 3,
+                "elastic": 2,
+                "grace": 5.0,
             },
         )
     ]
