@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
-from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    parse_speeds,
+    parse_speeds_at,
+    require_writable_folder,
+)
 from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 
 
+@one_line_errors
 def launch(
     command: Annotated[
         list[str],
@@ -77,21 +83,18 @@ def launch(
     that fails ends the job, and no process outlives it. With --max-restarts all processes are then
     started again; a script with a checkpoint continues from it.
     """
-    try:
-        status = launch_job(
-            command,
-            workers=workers,
-            framework=framework,
-            servers=servers,
-            speeds=None if speeds is None else parse_speeds(speeds),
-            speeds_at=parse_speeds_at(speeds_at or []),
-            run_dir=run_dir,
-            timeout=timeout,
-            max_restarts=max_restarts,
-            elastic=elastic,
-            grace=grace,
-        )
-    except ValueError as error:
-        typer.echo(f"lbbsp launch: {error}", err=True)
-        raise typer.Exit(2) from None
+    require_writable_folder("--run-dir", run_dir)
+    status = launch_job(
+        command,
+        workers=workers,
+        framework=framework,
+        servers=servers,
+        speeds=None if speeds is None else parse_speeds(speeds),
+        speeds_at=parse_speeds_at(speeds_at or []),
+        run_dir=run_dir,
+        timeout=timeout,
+        max_restarts=max_restarts,
+        elastic=elastic,
+        grace=grace,
+    )
     raise typer.Exit(status)

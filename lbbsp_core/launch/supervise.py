@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
@@ -19,15 +21,18 @@ import psutil
 from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
+from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
+from lbbsp_core.runtime.marks import read_marks
 
 GRACE_SECONDS: Final = 0.2  # within which workers fail as a consequence of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
 TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 0.05
+MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
 NOTICE_SECONDS: Final = 1.0  # after which a wait for scripts that leave is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
 LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
@@ -74,6 +79,8 @@ class Supervisor:
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
         self._scripts: list[ChildProcess] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
+        self._reaper.watch_job(self._folder)
 
     def start(self, command: Sequence[str], job: JobSpec) -> None:
         """Starts the workers, and the processes beside them, which are not slowed down.
@@ -116,8 +123,18 @@ class Supervisor:
         procs: Path | None,
         output: Output,
     ) -> ChildProcess:
+        marks = self._marks_of(index)
+        marks.mkdir()
+        own = {_reaper.JOB: str(self._folder), "LBBSP_MARKS": str(marks)}
         process = ChildProcess(
-            index, name, command, environment, procs, output, self._events, self._lock
+            index,
+            name,
+            command,
+            {**environment, **own},
+            procs,
+            output,
+            self._events,
+            self._lock,
         )
         self._reaper.watch_group(process.pid)
         return process
@@ -137,12 +154,14 @@ class Supervisor:
         pending = deque(changes)
         while any(script.running for script in self._scripts):
             next_change = started + pending[0].seconds if pending else None
-            event = self._next_event(_earliest(deadline, next_change))
+            next_look = time.monotonic() + MARKS_SECONDS if self._ended_workers() else None
+            event = self._next_event(_earliest(deadline, next_change, next_look))
+            outcome = self._handle_event(event) if event is not None else self._missed_worker()
+            if outcome is not None:
+                return outcome
             if event is not None:
-                outcome = self._handle_event(event)
-                if outcome is not None:
-                    return outcome
-            elif deadline is not None and time.monotonic() >= deadline:
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
                 return Outcome(TIMED_OUT, None, self._timeout_message(timeout))
             elif next_change is not None and time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
@@ -213,6 +232,7 @@ class Supervisor:
         self._throttle.close()
         for process in self._processes():
             process.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _release(self) -> None:
         """Lifts the limits of all workers, so that they end quickly."""
@@ -256,16 +276,53 @@ class Supervisor:
             return _signalled(event)
         self._mark_exited(event)
         if event.code == 0:
-            return None
+            return self._unfinished(event)
         if event.code == LEFT and self._processes()[event.process_index] in self._scripts:
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
             return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(GRACE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
-        lost = event.process_index if event.process_index < len(self._workers) else None
-        return Outcome(
-            event.status, event.process_index, message, _short(event.name), lost_worker=lost
+        for worker in self._workers:
+            lost = read_marks(self._marks_of(worker.index)).lost
+            if lost is not None:
+                return self._failed(lost.rank, lost.why, event.status)
+        return self._failed(event.process_index, message, event.status)
+
+    def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
+        """Returns the outcome of a job that ends because of one of its processes."""
+        name = _short(self._processes()[process_index].name)
+        worker = process_index if process_index < len(self._workers) else None
+        return Outcome(status, process_index, message, name, lost_worker=worker)
+
+    def _unfinished(self, event: Exited) -> Outcome | None:
+        """Returns the outcome if a process with status 0 has not reached the end of its script."""
+        marks = read_marks(self._marks_of(event.process_index))
+        if not marks.begun or marks.finished:
+            return None
+        return self._failed(
+            event.process_index,
+            f"{event.name} ended with status 0 before the end of its script: it has called "
+            "os._exit, or a library that ends processes; let the script return, or use sys.exit",
         )
+
+    def _missed_worker(self) -> Outcome | None:
+        """Returns the outcome if a worker waits for the start of one that has ended."""
+        for ended in self._ended_workers():
+            for worker in self._workers:
+                if worker.running and read_marks(self._marks_of(worker.index)).waiting:
+                    return self._failed(
+                        ended.index,
+                        f"{ended.name} ended with status 0 before training, and {worker.name} "
+                        "waits for it",
+                    )
+        return None
+
+    def _ended_workers(self) -> list[ChildProcess]:
+        """Returns the workers that have ended while others still run."""
+        return [worker for worker in self._workers if not worker.running]
+
+    def _marks_of(self, process_index: int) -> Path:
+        return self._folder / str(process_index)
 
     def _mark_exited(self, event: Exited) -> None:
         self._processes()[event.process_index].running = False
@@ -290,6 +347,10 @@ class Supervisor:
     def _signal_all(self, signum: signal.Signals) -> None:
         for process in self._processes():
             process.signal_group(signum)
+            process.signal_group(signal.SIGCONT)  # a stopped process would not end
+        for pid in _reaper.processes_of(str(self._folder)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
 
     def _wait_until_gone(self, seconds: float) -> bool:
         """Returns whether all processes end in time; a second signal ends the wait."""
@@ -301,9 +362,10 @@ class Supervisor:
         return True
 
     def _alive(self) -> bool:
-        """Returns whether any process of the children's groups is alive; zombies are not."""
+        """Returns whether any process of the job is alive; zombies are not."""
         groups = {process.pid for process in self._processes()}
-        return any(_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
+        in_groups = (_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
+        return any(in_groups) or bool(_reaper.processes_of(str(self._folder)))
 
 
 def _signalled(event: Signalled) -> Outcome:
@@ -339,7 +401,8 @@ def _earliest(*times: float | None) -> float | None:
 
 
 def _remaining(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())
+    # A queue accepts no wait of centuries; the caller waits again.
+    return None if until is None else min(max(0.0, until - time.monotonic()), 1e6)
 
 
 @contextmanager

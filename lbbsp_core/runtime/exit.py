@@ -6,10 +6,15 @@ import atexit
 import functools
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
+
+_FLUSH_SECONDS = 2.0  # no reader of our output may delay an end for longer
+_endings: list[Callable[[], None]] = []
 
 
 def fail_fast() -> None:
@@ -53,7 +58,7 @@ def _requested_status() -> Callable[[], int]:
     exit_with, requested = sys.exit, [0]
 
     @functools.wraps(exit_with)
-    def exit_and_note(status: object = None) -> NoReturn:
+    def exit_and_note(status: str | int | None = None) -> NoReturn:
         requested[0] = status if isinstance(status, int) else int(status is not None)
         exit_with(status)
 
@@ -61,10 +66,21 @@ def _requested_status() -> Callable[[], int]:
     return lambda: requested[0]
 
 
+def before_end(clean: Callable[[], None]) -> None:
+    """Calls `clean` at the end of this process, also by `end_now`."""
+    atexit.register(clean)
+    _endings.append(clean)
+
+
 def end_now(status: int) -> None:
     """Ends the process at once, without the framework's exit barrier, after flushing the output."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    with suppress(RuntimeError):  # at the end of the interpreter no thread can be started
+        timer = threading.Timer(_FLUSH_SECONDS, os._exit, [status])
+        timer.daemon = True
+        timer.start()
+    for end in (*_endings, sys.stdout.flush, sys.stderr.flush):
+        with suppress(Exception):
+            end()
     os._exit(status)
 
 

@@ -22,7 +22,7 @@ from lbbsp_core.launch.throttle import available_cores
 
 ME = os.getpid()
 Lines: TypeAlias = dict[int, list[str]]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 # A launched worker sleeps for 60 s if it is not ended; these bound how long ending it may take.
 ENDS_WITHIN_10_SECONDS = pytest.mark.timeout(10, func_only=True)
 ENDS_WITHIN_8_SECONDS = pytest.mark.timeout(8, func_only=True)
