@@ -56,7 +56,7 @@ def noisy():
         [L.Input((10,)), L.Dense(16), L.BatchNormalization(synchronized=True), L.Dropout(0.3),
          L.Dense(1)]
     )  # fmt: skip
-    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=7)
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True)
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
@@ -164,6 +164,8 @@ def train(case, folder, until=None):
     given = balancer.dataset(*data(), **of_data)
     with contextlib.suppress(Interruption):
         model.fit(given, steps_per_epoch=balancer.steps_per_epoch, **options)
+    if folder:  # the end of a process waits
+        balancer._checkpoints._writer.flush()
     return model, watch, balancer
 
 
