@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -12,6 +13,7 @@ from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
+from lbbsp_tf.checkpoints import Checkpoints
 from lbbsp_tf.cluster import check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
@@ -49,6 +51,11 @@ class LoadBalancer(keras.callbacks.Callback):
             ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
         verify: Whether to compare, before a fit, one weighted step on all workers with the whole
             batch in one process, and to print the difference; see `verified_error`.
+        checkpoint: Folder of checkpoints from which the same script, started again, continues at
+            the same step: weights, optimizers, metrics, random states, plans and position in the
+            data. The chief writes and reads it. Also on SIGTERM to any worker: all save one after
+            the same step, and leave with status 143. None writes none.
+        every: Steps between two checkpoints, or "epoch" for one after each epoch.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -78,6 +85,8 @@ class LoadBalancer(keras.callbacks.Callback):
         *,
         weight_by: str = "auto",
         verify: bool = False,
+        checkpoint: str | Path | None = None,
+        every: int | str = "epoch",
         **options: object,
     ) -> None:
         super().__init__()
@@ -99,11 +108,15 @@ class LoadBalancer(keras.callbacks.Callback):
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
+        self._checkpoints = checkpoint and Checkpoints(
+            checkpoint, every, strategy=strategy, sessions=sessions, processes=self.workers
+        )
         self._input = self._training.input
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
         self._in_fit = self._in_step = False
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
+        compat.patch_epochs()
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
@@ -253,7 +266,7 @@ class LoadBalancer(keras.callbacks.Callback):
             data: What `dataset` has returned.
 
         Raises:
-            ValueError: The data did not come from the balancer.
+            ValueError: The data did not come from the balancer, or it has ``checkpoint=``.
 
         Example::
 
@@ -262,6 +275,11 @@ class LoadBalancer(keras.callbacks.Callback):
                     for loss in loop.epoch():
                         ...
         """
+        if self._checkpoints:
+            raise ValueError(
+                "checkpoint= is for fit: a custom loop must save and restore its own state, which "
+                "the balancer does not know; leave checkpoint= out"
+            )
         return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
 
     # Hooks of Keras, in the order in which it calls them
@@ -269,7 +287,10 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
+        checks.check_callbacks(compat.running_callbacks())
         if not self.active and self._input.order is None:
+            if self._checkpoints:
+                raise checks.not_fed_by_balancer()
             return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
@@ -279,19 +300,27 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
             self._training.begin({"epochs": self.params["epochs"]})
+        elif self._checkpoints:
+            compat.build(self.model, self._input.example())
+        if self.active or self._checkpoints:
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        if self._in_fit:
-            if self.active:
-                self._training.begin_epoch()
-            return
-        self._in_fit = True
+        if not self._in_fit:
+            self._in_fit = True
+            self._begin_first_epoch(epoch)
+        elif self.active:
+            self._training.begin_epoch()
+        if self._checkpoints:
+            self._checkpoints.begin_epoch(epoch)
+
+    def _begin_first_epoch(self, epoch: int) -> None:
+        resumes = bool(self._checkpoints) and self._checkpoints.resumes
         if self.active:
-            self._training.begin_first_epoch(epoch)
+            self._training.begin_first_epoch(epoch, resumes=resumes)
             self._replace_train_function()
-        else:
+        elif not resumes:
             self._sessions.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -323,6 +352,7 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             self._training.end()
             self.model.train_function = None
+        if self.active or self._checkpoints:
             for hook in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
@@ -364,11 +394,14 @@ class LoadBalancer(keras.callbacks.Callback):
         hooks therefore sees every request to stop, and can delay it until it has been exchanged.
         """
         model, history, session = self.model, self.model.history, self._session
+        checkpoints = self._checkpoints
 
         def last_at_train_begin(logs: Logs = None) -> None:
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
                 agreement.share_restored_model(model, mirrored_collectives(self.strategy))
+            if checkpoints:
+                checkpoints.begin_fit(model, self.params["epochs"])
 
         def check_models() -> None:
             if self.workers > 1:
@@ -376,18 +409,26 @@ class LoadBalancer(keras.callbacks.Callback):
 
         def last_at_batch_end(batch: int, logs: Logs = None) -> None:
             type(history).on_train_batch_end(history, batch, logs)
-            if model.stop_training:
-                session.request_stop()
-            model.stop_training = session.stopping
+            if self.active:
+                if model.stop_training:
+                    session.request_stop()
+                model.stop_training = session.stopping
+            if checkpoints:
+                is_last = model.stop_training or batch + 1 == self.params["steps"]
+                checkpoints.end_step(batch, is_last=is_last)
 
         def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
             type(history).on_epoch_end(history, epoch, logs)
             model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
             check_models()
+            if checkpoints:
+                checkpoints.end_epoch(epoch, stops=model.stop_training)
 
         def last_at_train_end(logs: Logs = None) -> None:
             vars(history).pop("on_train_end", None)
             check_models()
+            if checkpoints:
+                checkpoints.end_fit()
 
         history.on_train_begin = last_at_train_begin
         history.on_train_batch_end = last_at_batch_end

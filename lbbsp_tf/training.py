@@ -55,9 +55,15 @@ class Training:
         self.sessions.close()  # a failed fit does not close its session
         self.sessions.start(facts)
 
-    def begin_first_epoch(self, epoch: int) -> None:
-        """Moves to the epoch at which the training begins, and starts to draw; a collective."""
-        self.sessions.begin_epoch(epoch)
+    def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
+        """Moves to the epoch at which the training begins, and starts to draw; a collective.
+
+        Args:
+            epoch: Number of the epoch.
+            resumes: Whether the sessions are at a step of it already.
+        """
+        if not resumes:
+            self.sessions.begin_epoch(epoch)
         self.sessions.leader.check_same("first epoch", epoch)
         self.input.begin_epochs()
 
