@@ -15,7 +15,15 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon  # noqa: E402
 
+from lbbsp_core.runtime import preemption  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def default_of_sigterm():
+    yield
+    for handler in list(preemption._open):
+        handler.close()
 
 
 def trainer(net, optimizer="adam", sampler=True, **options):
@@ -112,20 +120,16 @@ def test_resume_writes_regularly_and_continues(tmp_path):
         second.resume(tmp_path, every=0)
 
 
-def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, monkeypatch, capsys):
-    before = signal.getsignal(signal.SIGTERM)
+def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
     net = network()
     it, sampler = trainer(net)
     it.resume(tmp_path, every=100)
-    try:
+    epoch(it, net, sampler, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    epoch(it, net, sampler, 1)  # asks all workers
+    saved = weights(net)
+    with pytest.raises(SystemExit) as left:
         epoch(it, net, sampler, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        epoch(it, net, sampler, 1)  # asks for it
-        saved = weights(net)
-        with pytest.raises(SystemExit) as left:
-            epoch(it, net, sampler, 1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     assert left.value.code == 143
     assert "because a worker got SIGTERM" in capsys.readouterr().err
     again = network()

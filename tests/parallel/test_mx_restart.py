@@ -20,7 +20,7 @@ FAULT_STEP = 9  # the last checkpoint before it is that of 8 steps
     [
         ("kill", None, [3, True, 8]),
         ("kill", 2, [2, True, 8]),
-        ("preempt", None, [3, True, 11]),  # the request is exchanged in the step after
+        ("preempt", 1, [2, True, 11]),  # the request is exchanged in the step after
     ],
 )
 def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
