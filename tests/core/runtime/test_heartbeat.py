@@ -111,6 +111,13 @@ def test_a_worker_that_has_never_beaten_is_not_suspected(job):
     assert job.run(60) == {}
 
 
+def test_others_that_wait_for_a_worker_that_has_never_beaten_say_so(job, capsys):
+    job.alive.remove(2)
+    job.activities[0].enter(Activity.MEETING, 0)
+    assert job.run(65) == {}
+    assert "worker 2 is before its first step; others have" in capsys.readouterr().err
+
+
 def test_a_worker_that_leaves_while_others_wait_is_named(job):
     job.activities[0].enter(Activity.WAITING, 7)
     job.activities[1].enter(Activity.WAITING, 7)
@@ -131,7 +138,7 @@ def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
 def test_a_board_that_does_not_respond_ends_the_wait(job):
     job.run(5)
     assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4
-    assert job.workers[1].look(2.0) == "the store has not responded for 10 s"
+    assert job.workers[1].look(2.0) == "the store did not respond for 10 s"
 
 
 def test_workers_that_evaluate_may_take_their_time_after_the_others_have_left(job):
