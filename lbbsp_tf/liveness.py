@@ -17,7 +17,7 @@ from typing import Final
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import CurrentActivity
-from lbbsp_core.runtime.exit import fail_fast
+from lbbsp_core.runtime.exit import fail_fast, on_failure
 from lbbsp_core.runtime.heartbeat import Heartbeat
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import env
@@ -49,10 +49,15 @@ def watch_from_import() -> None:
     fail_fast()
     marks.begin()
     own = cluster[task["type"]][task["index"]]
-    thread = threading.Thread(
-        target=_StartWatch(addresses, addresses.index(own)).run, name="lbbsp-start", daemon=True
-    )
-    thread.start()
+    rank = addresses.index(own)
+    watch = _StartWatch(addresses, rank)
+    threading.Thread(target=watch.run, name="lbbsp-start", daemon=True).start()
+    from lbbsp_tf import compat
+    from lbbsp_tf.board import CoordinationBoard
+
+    on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
+    if CoordinationBoard.is_available():
+        compat.be_patient()
 
 
 def start_heartbeat(

@@ -3,6 +3,7 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
+from lbbsp_tf.compat.coordination import be_patient, tell_of_failure
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
@@ -38,6 +39,7 @@ __all__ = [
     "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "be_patient",
     "current_graph",
     "forget_global_seed",
     "fresh_traces",
@@ -58,6 +60,7 @@ __all__ = [
     "set_last_rows",
     "shared_global_seed",
     "synchronize_moments",
+    "tell_of_failure",
     "token_means_scaled",
     "without_metrics",
     "write_once_per_job",
