@@ -92,7 +92,7 @@ class LoadBalancer(keras.callbacks.Callback):
         given = SessionOptions.of(options)
         if self.workers > 1:
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
-            leave_together(self.rank, heartbeat)
+            leave_together(self.rank, self.workers, heartbeat)
             check_devices(self.rank, self.workers, local)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),

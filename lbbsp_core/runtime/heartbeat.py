@@ -325,7 +325,5 @@ class Heartbeat:
             return f"{name} has left ({last}), and others wait for it"
         if loss.reason == Reason.LATE:
             return f"others have waited for {name}, which is {last}, for {self._limit_seconds:g} s"
-        return (
-            f"{name} has given no sign of life for {self._silence_seconds:g} s; with its last one it "
-            f"was {last}"
-        )
+        silent = f"{name} has given no sign of life for {self._silence_seconds:g} s"
+        return f"{silent}; with its last one it was {last}"

@@ -13,8 +13,8 @@ from lbbsp_tf.compat.values import is_patched, patched
 HEARTBEAT_MILLISECONDS = 24_000
 """Time after which TensorFlow itself ends a job whose worker is silent.
 
-With its default of 10 s it does so 5 to 10 s after a worker was suspended, without a word about
-what that worker did, and before our own heartbeats can.
+With its default of 10 s it does so 5 to 10 s after a worker was suspended. That is before our own
+heartbeats can, and without a word about what that worker did.
 """
 
 
