@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
+from lbbsp_mx.nodes import worker_rank
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -170,16 +172,24 @@ class NodesWatch:
         its connection is closed.
         """
         peers = self._peers()
-        names = self._longer(silent, _CLOSED_SECONDS)
-        if names and len(peers) < len(self._names):
+        closed = self._longer(silent, _CLOSED_SECONDS)
+        if closed and len(peers) < len(self._names):
+            names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
         beating = [node for node in silent if node in self._beating]
-        names = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
-        return names and f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
+        if not lost:
+            return None
+        names = ", ".join(self._names[node] for node in lost)
+        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        for rank in map(worker_rank, lost):
+            if rank is not None:
+                note_lost(rank, why)  # which the launcher names, and may leave out
+        return why
 
-    def _longer(self, nodes: list[int], seconds: float) -> str:
-        return ", ".join(self._names[node] for node in nodes if self._quiet[node] > seconds)
+    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+        return [node for node in nodes if self._quiet[node] > seconds]
 
     def _look_before_start(self, seconds: float) -> str | None:
         peers = self._peers()

@@ -281,8 +281,8 @@ class Supervisor:
             return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(GRACE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
-        for worker in self._workers:
-            lost = read_marks(self._marks_of(worker.index)).lost
+        for process in self._processes():
+            lost = read_marks(self._marks_of(process.index)).lost
             if lost is not None:
                 return self._failed(lost.rank, lost.why, event.status)
         return self._failed(event.process_index, message, event.status)

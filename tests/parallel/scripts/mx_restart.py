@@ -43,6 +43,8 @@ def break_job(step):
         return
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "preempt":
         os.kill(os.getpid(), signal.SIGTERM)
 
