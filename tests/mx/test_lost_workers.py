@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_core.runtime import env, marks  # noqa: E402
-from lbbsp_mx.liveness import NodesWatch  # noqa: E402
-from lbbsp_mx.nodes import node_names  # noqa: E402
+from lbbsp_core.runtime import env, marks
+from lbbsp_mx.liveness import NodesWatch
+from lbbsp_mx.nodes import node_names
 
 
 class Transport:
