@@ -90,16 +90,18 @@ def weighted_means(values: Sequence[float], weight: int, collectives: Collective
 
 
 def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -> None:
-    """Copies a model that only the chief has restored to the other workers.
+    """Copies the chief's model to the other workers if any of them has restored one.
 
     `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
-    from the same epoch, whether or not they share a file system. Every worker must call this.
+    from the same epoch, whether or not they share a file system. A worker may have restored a
+    backup of its own, of another epoch. Every worker must call this.
     """
     restored = model._initial_epoch  # None unless a callback has restored one, which may be 0
-    (follows,), *_ = collectives.all_gather([0 if restored is None else 1 + restored])
-    if not follows:
+    rows = collectives.all_gather([0 if restored is None else 1 + restored])
+    if not any(row[0] for row in rows):
         return
-    model._initial_epoch = follows - 1
+    (follows,), *_ = rows
+    model._initial_epoch = follows - 1 if follows else None
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
