@@ -166,6 +166,10 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
 
 def optimizers_of(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
+    yield from {id(each): each for each in _held_optimizers(model)}.values()
+
+
+def _held_optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:

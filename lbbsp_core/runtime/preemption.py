@@ -38,22 +38,22 @@ class PreemptionHandler:
     def __init__(self, request: Callable[[], None]) -> None:
         self._request = request
         self._since: float | None = None
-        self._is_open = False
 
     def open(self) -> None:
         """Handles SIGTERM from now on, unless the script has a handler of its own."""
-        if self._is_open or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        handler = signal.getsignal(signal.SIGTERM)
+        # A training that failed has not closed its own.
+        ours = isinstance(getattr(handler, "__self__", None), PreemptionHandler)
+        if handler is not signal.SIG_DFL and not ours:
             logger.debug("SIGTERM has a handler already: it does not save a checkpoint")
             return
         signal.signal(signal.SIGTERM, self._handle)
-        self._is_open = True
 
     def close(self) -> None:
         """Restores the default: SIGTERM ends the process."""
-        if self._is_open:
-            self._is_open = False
+        if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
