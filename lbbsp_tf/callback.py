@@ -14,11 +14,12 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
 from lbbsp_tf.checkpoints import Checkpoints
-from lbbsp_tf.cluster import check_devices, check_tf_config, rank_and_workers
+from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.leaving import leave_together
+from lbbsp_tf.liveness import current_activity, start_heartbeat
 from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
 from lbbsp_tf.train_step import TrainStep
@@ -97,14 +98,18 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.check_strategy(strategy, self.workers)
         self.replicas = strategy.num_replicas_in_sync
         local = self.replicas // self.workers
+        given = SessionOptions.of(options)
         if self.workers > 1:
+            heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
+            leave_together(self.rank, self.workers, heartbeat)
             check_devices(self.rank, self.workers, local)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
-            SessionOptions.of(options),
+            given,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
+            activity=current_activity(),
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
@@ -130,8 +135,7 @@ class LoadBalancer(keras.callbacks.Callback):
         compat.patch_evaluation(agreement.global_logs)
         if self.workers > 1:
             compat.write_once_per_job(self.rank)
-            fail_fast()
-            leave_together(self.rank)
+            fail_fast()  # for a cluster that is not described by TF_CONFIG
 
     @property
     def active(self) -> bool:
@@ -350,6 +354,7 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
         self._sessions.exclude_step()
+        self._training.leave_steps()
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Ends the session, and restores the model and its history."""

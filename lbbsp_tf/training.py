@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions
@@ -86,6 +87,12 @@ class Training:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
         self._preparation.end_step()
+        self.leave_steps()
+
+    def leave_steps(self) -> None:
+        """Notes that this worker is outside of steps, in a callback or an evaluation."""
+        leader = self.sessions.leader
+        leader.activity.enter(Activity.OUTSIDE, leader.step)
 
     def end(self) -> None:
         """Releases the data, and ends the sessions."""

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
 
 logger = logging.getLogger("lbbsp.liveness")
 
@@ -31,26 +33,9 @@ REPORT_SECONDS: Final = 60.0
 """Time for which others wait for a worker before it is reported."""
 
 _LEFT_SECONDS: Final = 3.0  # time in which a message may still arrive from a worker that leaves
+_WAITS: Final = (Activity.WAITING, Activity.MEETING)
+_COUNTED_SECONDS: Final = 4 * BEAT_SECONDS  # at most, of the time between two looks at the clock
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
-
-
-class Activity(IntEnum):
-    """What a worker does."""
-
-    STARTING = 0
-    COMPUTING = 1
-    WAITING = 2
-    OUTSIDE = 3
-    LEAVING = 4
-
-
-_WORDS: Final = {
-    Activity.STARTING: "before its first step",
-    Activity.COMPUTING: "in step {step}",
-    Activity.WAITING: "at the end of step {step}, waiting for the others",
-    Activity.OUTSIDE: "between steps, before step {step}",
-    Activity.LEAVING: "at the end of its script, after step {step}",
-}
 
 
 class Reason(IntEnum):
@@ -111,7 +96,15 @@ WIDTH: Final = len(Beat().row())
 
 
 class Board(Protocol):
-    """Store of the framework that all workers share, with one row for each of them."""
+    """Store of the framework that all workers share, with one row for each of them.
+
+    Both methods may block for as long as the store does not respond.
+    """
+
+    @property
+    def holder(self) -> int | str:
+        """Worker that keeps the rows, or a name of what keeps them: "the parameter servers"."""
+        ...
 
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row of `WIDTH` integers in [0, 2^24)."""
@@ -140,65 +133,71 @@ class Watch:
         self._quiet = dict.fromkeys(self.ranks, 0.0)
         self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
 
-    def see(self, rank: int, beat: Beat | None, elapsed: float) -> None:
-        """Notes what was read of a worker.
+    def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
+        """Changes times, see the arguments of the class."""
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
 
-        Args:
-            rank: Worker.
-            beat: What was read.
-            elapsed: Seconds since the last call for this worker.
-        """
-        if beat is not None and beat != self.beats.get(rank):
+    def see(self, rank: int, beat: Beat) -> None:
+        """Notes the latest beat of a worker; the same beat as before is no sign of life."""
+        if beat != self.beats.get(rank):
             self.beats[rank], self._quiet[rank] = beat, 0.0
-        elif rank in self.beats:
-            self._quiet[rank] += min(elapsed, 4 * BEAT_SECONDS)
+
+    def wait(self, seconds: float) -> None:
+        """Counts seconds in which no worker was seen."""
+        for rank in self.beats:
+            self._quiet[rank] += min(seconds, _COUNTED_SECONDS)
 
     def loss(self) -> Loss | None:
         """Returns a worker that is lost, or None."""
         for rank, seconds in self._quiet.items():
             if seconds > self._silence_seconds:
-                return self._lost(rank, Reason.SILENT)
-        waited = self.waited_seconds()
+                return self.lost(rank, Reason.SILENT)
+        waited = self.waited_seconds(*_WAITS)
         if waited >= _LEFT_SECONDS:
             for rank in self._doing(Activity.LEAVING):
-                return self._lost(rank, Reason.LEFT)
+                return self.lost(rank, Reason.LEFT)
         if self._limit_seconds is not None and waited >= self._limit_seconds:
             for rank in self.late():
-                return self._lost(rank, Reason.LATE)
+                return self.lost(rank, Reason.LATE)
         return None
 
-    def waited_seconds(self) -> int:
-        """Returns for how long a worker has been waiting for others in a step; 0 if none is."""
-        waiting = self._doing(Activity.WAITING)
-        return max((self.beats[rank].seconds for rank in waiting), default=0)
+    def waited_seconds(self, *activities: Activity) -> int:
+        """Returns for how long a worker has been waiting for others; 0 if none is.
+
+        Args:
+            activities: Activities that are waits.
+        """
+        return max((self.beats[rank].seconds for rank in self._doing(*activities)), default=0)
 
     def late(self) -> list[int]:
-        """Returns the workers that have not reached the end of the step."""
-        return self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE)
+        """Returns the workers that do not wait for others, so that others may wait for them."""
+        unseen = [rank for rank in self.ranks if rank not in self.beats]
+        return [*self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE), *unseen]
 
     def _doing(self, *activities: Activity) -> list[int]:
         return [rank for rank, beat in self.beats.items() if beat.activity in activities]
 
-    def _lost(self, rank: int, reason: Reason) -> Loss:
-        beat = self.beats[rank]
+    def lost(self, rank: int, reason: Reason) -> Loss:
+        """Returns the loss of a worker, with what it did last."""
+        beat = self.beats.get(rank, Beat())
         return Loss(reason, rank, beat.activity, beat.step)
 
 
 class Heartbeat:
-    """Thread that posts this worker's beats, and ends the process if a worker is lost.
+    """Threads that post this worker's beats, and end the process if a worker is lost.
+
+    One thread posts and reads, and may have to wait for the board. Another one reads the clock.
 
     Args:
         board: Store that all workers share.
         rank: Number of this worker.
         workers: Number of workers, N.
+        activity: What this worker does.
         names: Names of the workers for messages, by rank.
         silence_seconds: Time without a beat after which a worker is lost, > 0.
         report_seconds: Time for which others wait for a worker before it is reported, > 0.
         limit_seconds: Time for which others wait for a worker before it is lost; None for no limit.
         end: Ends the process with a status.
-
-    Raises:
-        ValueError: A time is not positive.
     """
 
     def __init__(
@@ -206,6 +205,7 @@ class Heartbeat:
         board: Board,
         rank: int,
         workers: int,
+        activity: CurrentActivity,
         *,
         names: Sequence[str] | None = None,
         silence_seconds: float = SILENCE_SECONDS,
@@ -213,61 +213,88 @@ class Heartbeat:
         limit_seconds: float | None = None,
         end: Callable[[int], None] = end_now,
     ) -> None:
-        self._board, self._rank = board, rank
+        self._board, self._rank, self._activity = board, rank, activity
         self._names = names or [f"worker {each}" for each in range(workers)]
         self._silence_seconds = silence_seconds
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._end = end
         self._watch = Watch(range(workers) if rank == 0 else [0], silence_seconds, limit_seconds)
-        self._doing = (Activity.STARTING, 0, time.monotonic())
-        self._beat = Beat()
+        self._beat, self._loss = Beat(), Loss()
         self._reports = 0
+        self._unanswered = 0.0
         self._stopped = threading.Event()
+        self._started = False
 
-    def enter(self, activity: Activity, step: int) -> None:
-        """Notes what this worker does from now on; cheap enough for every step."""
-        self._doing = (activity, step, time.monotonic())
+    def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
+        """Changes times, see the arguments of the class."""
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+        self._watch.use_times(silence_seconds, limit_seconds)
 
     def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(target=self._run, name="lbbsp-heartbeat", daemon=True).start()
+        """Starts the threads, once."""
+        if self._started:
+            return
+        self._started = True
+        for target in (self._post_and_read, self._look):
+            threading.Thread(target=target, name="lbbsp-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """Ends the beats; call it when all workers have reached their end."""
         self._stopped.set()
 
-    def beat(self, elapsed: float) -> str | None:
-        """Posts a beat, and reads those of other workers.
+    def exchange(self) -> None:
+        """Posts a beat, and reads those of other workers."""
+        self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
+        self._board.post(self._beat.row())
+        for rank in self._watch.ranks:
+            row = self._beat.row() if rank == self._rank else self._board.read(rank)
+            if row is not None:
+                self._watch.see(rank, Beat.of(row))
+        self._unanswered = 0.0
+
+    def look(self, seconds: float) -> str | None:
+        """Looks for a worker that is lost.
 
         Args:
-            elapsed: Seconds since the last beat.
+            seconds: Seconds since the last look.
 
         Returns:
             Why this process must end, or None.
         """
-        activity, step, since = self._doing
-        seconds = int(time.monotonic() - since)
-        self._beat = Beat(self._beat.number + 1, activity, step, seconds, self._beat.loss)
-        self._board.post(self._beat.row())
-        for rank in self._watch.ranks:
-            row = self._beat.row() if rank == self._rank else self._board.read(rank)
-            self._watch.see(rank, None if row is None else Beat.of(row), elapsed)
-        loss = self._watch.loss()
+        self._unanswered += min(seconds, _COUNTED_SECONDS)
+        self._watch.wait(seconds)
         if self._rank == 0:
             self._report()
-            if loss is not None:
-                self._beat = self._beat._replace(loss=loss)
-                self._board.post(self._beat.row())
-        elif loss is None and 0 in self._watch.beats:
-            told = self._watch.beats[0].loss
-            loss = told if told.reason else None
-        return None if loss is None else self._describe(loss)
+        loss = self._find_loss()
+        if loss is not None:
+            self._loss = loss  # the next beat of rank 0 tells it the others
+            why = self._describe(loss)
+            note_lost(loss.rank, why)
+            return why
+        if self._unanswered > self._silence_seconds:
+            return f"{self._board.holder} did not respond for {self._silence_seconds:g} s"
+        return None
 
-    def _run(self) -> None:
+    def _find_loss(self) -> Loss | None:
+        holder = self._board.holder
+        if self._unanswered > self._silence_seconds:
+            return self._watch.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
+        loss = self._watch.loss()
+        if loss is None and self._rank != 0 and 0 in self._watch.beats:
+            told = self._watch.beats[0].loss
+            return told if told.reason else None
+        return loss
+
+    def _post_and_read(self) -> None:
+        while not self._stopped.is_set():
+            self.exchange()
+            self._stopped.wait(BEAT_SECONDS)
+
+    def _look(self) -> None:
         before = time.monotonic()
         while not self._stopped.wait(BEAT_SECONDS):
             now = time.monotonic()
-            why, before = self.beat(now - before), now
+            why, before = self.look(now - before), now
             if why is not None:
                 print(f"lbbsp: {why}; {self._names[self._rank]} ends", file=sys.stderr, flush=True)
                 if logger.isEnabledFor(logging.DEBUG):
@@ -279,12 +306,12 @@ class Heartbeat:
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
-        waited = self._watch.waited_seconds()
+        waited = self._watch.waited_seconds(*_WAITS, Activity.LEAVING)
         reports = int(waited // self._report_seconds)
         if reports > self._reports:
             for rank in self._watch.late():
-                beat = self._watch.beats[rank]
-                doing = f"{self._names[rank]} is {_describe(beat.activity, beat.step)}"
+                beat = self._watch.beats.get(rank, Beat())
+                doing = f"{self._names[rank]} is {describe(beat.activity, beat.step)}"
                 print(
                     f"lbbsp: {doing}; others have waited for it for {waited} s",
                     file=sys.stderr,
@@ -293,13 +320,10 @@ class Heartbeat:
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:
-        name, last = self._names[loss.rank], _describe(loss.activity, loss.step)
+        name, last = self._names[loss.rank], describe(loss.activity, loss.step)
         if loss.reason == Reason.LEFT:
             return f"{name} has left ({last}), and others wait for it"
         if loss.reason == Reason.LATE:
             return f"others have waited for {name}, which is {last}, for {self._limit_seconds:g} s"
-        return f"{name} has given no sign of life for {self._silence_seconds:g} s; it was {last}"
-
-
-def _describe(activity: int, step: int) -> str:
-    return _WORDS[Activity(activity)].format(step=step)
+        silent = f"{name} has given no sign of life for {self._silence_seconds:g} s"
+        return f"{silent}; with its last one it was {last}"

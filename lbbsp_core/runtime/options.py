@@ -12,8 +12,11 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced, Policy
 from lbbsp_core.predict import Predictor
 from lbbsp_core.runtime.env import run_dir
+from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_known
+from lbbsp_core.validate import require_known, require_positive
+
+_SHORTEST_SILENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +39,14 @@ class SessionOptions:
         seed: Seed of the sample order, >= 0, unless the data set is given its own.
         drivers: Names of the driving factors that the predictor takes as exogenous inputs, see
             `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those of the sampler.
+        silence_seconds: Seconds without a sign of life after which a worker is lost and the others
+            end, >= 2. Signs come from a thread of each worker, twice a second.
+        limit_seconds: Seconds for which workers wait for one that is alive before they end, > 0.
+            Defaults to no limit: the one that they wait for is reported every minute.
 
     Raises:
-        ValueError: `interval` or `min_gain` is given together with a policy.
+        ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of
+            range.
     """
 
     policy: Policy | None = None
@@ -51,8 +59,17 @@ class SessionOptions:
     record: str | Path | None = None
     seed: int = 0
     drivers: Sequence[str] | None = None
+    silence_seconds: float = SILENCE_SECONDS
+    limit_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
+            raise ValueError(
+                f"silence_seconds must be >= {_SHORTEST_SILENCE_SECONDS:g}, got "
+                f"{self.silence_seconds!r}: a busy machine may delay signs of life for a moment"
+            )
+        if self.limit_seconds is not None:
+            require_positive("limit_seconds", self.limit_seconds)
         if self.policy is not None and self._policy_options:
             raise ValueError(
                 f"{sorted(self._policy_options)} are options of the default policy and cannot be "

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
@@ -73,6 +74,7 @@ class PipelinedSession(WorkerSession):
         options: Options of the user.
         framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
+        activity: Takes what this worker does, for its heartbeat.
         facts: Further facts of the plugin, by name, that must be the same on all workers;
             compared in the first step.
     """
@@ -87,15 +89,22 @@ class PipelinedSession(WorkerSession):
         *,
         framework: str,
         versions: Mapping[str, str] | None = None,
+        activity: CurrentActivity | None = None,
         facts: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(
-            collectives, global_batch_size, options, framework=framework, versions=versions
+            collectives,
+            global_batch_size,
+            options,
+            framework=framework,
+            versions=versions,
+            activity=activity,
         )
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
         self._resumes = False
+        self._skips = False
         self._iteration = 0
 
     @property
@@ -119,6 +128,9 @@ class PipelinedSession(WorkerSession):
             RuntimeError: Another epoch was started, or a state restored, so that the batch
                 belongs to no step.
         """
+        if self._skips:
+            self._skips = False
+            return
         self.use_order(order)
         if self._resumes:
             self._resumes = False
@@ -132,9 +144,13 @@ class PipelinedSession(WorkerSession):
                 raise RuntimeError(
                     f"the loader draws the batch of step {step}, but the training is at step "
                     f"{self.balancer.step} of another epoch or of a restored state: iterate the "
-                    "loader again, and create it after load_states"
+                    "loader again, and create it after load or load_states"
                 )
             yield step
+
+    def skip_epoch(self) -> None:
+        """Lets the next epoch have no steps, because the training is already complete."""
+        self._skips = True
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of `step`; raises the lag if the step lies ahead.
@@ -199,7 +215,7 @@ class PipelinedSession(WorkerSession):
         with self.collectives.waiting("for the gradients and messages of the other workers"):
             summed()
             received = rows()
-        return received, self._meter.leave()
+        return received, self._leave_barrier()
 
     def _take(self, received: Rows, wall_seconds: float) -> None:
         self._check_positions([unpack(row[WIDTH:])[0] for row in received])

@@ -19,8 +19,8 @@ and the place in its training step where the gradients are summed over workers::
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
@@ -38,6 +39,7 @@ from lbbsp_core.runtime.session_state import (
     check_states,
     gather_state,
     order_facts,
+    own_state,
     restored_state,
 )
 from lbbsp_core.runtime.step_meter import StepMeter
@@ -71,6 +73,7 @@ class WorkerSession:
         options: Options of the user.
         framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
+        activity: Takes what this worker does, for its heartbeat.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -95,8 +98,10 @@ class WorkerSession:
         *,
         framework: str,
         versions: Mapping[str, str] | None = None,
+        activity: CurrentActivity | None = None,
     ) -> None:
         self.collectives = collectives
+        self.activity = activity or CurrentActivity()
         self.options = options
         self.order: GlobalOrder | None = None
         self._global_batch_size = global_batch_size
@@ -223,6 +228,7 @@ class WorkerSession:
             self._record = open_record(path, self._header())
             self._balancer.record_to(self._record)
         self.exclude_step()
+        self.activity.enter(Activity.OUTSIDE, self._balancer.step)
         self._peers = peers  # last: what failed before has not started
 
     def check_same(self, name: str, value: int) -> None:
@@ -241,6 +247,7 @@ class WorkerSession:
 
     def begin_step(self) -> None:
         """Restarts the timer if the step is excluded; optional, at the start of a step."""
+        self.activity.enter(Activity.COMPUTING, self._balancer.step)
         self._meter.begin_step()
 
     def before_allreduce(self) -> Row:
@@ -261,19 +268,26 @@ class WorkerSession:
         Raises:
             DisagreementError: A worker has computed a different plan.
         """
-        wall_seconds = self._meter.leave()  # what follows belongs to the next step
+        wall_seconds = self._leave_barrier()
         self._receive([decode(row) for row in rows], wall_seconds)
 
-    def excluded_wait(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def excluded_wait(self) -> Iterator[None]:
         """Excludes the time inside the context, a collective within the step, from busy time."""
-        return self._meter.excluded_wait()
+        self.begin_wait()
+        try:
+            yield
+        finally:
+            self.end_wait()
 
     def begin_wait(self) -> None:
         """Starts an `excluded_wait` where no context manager can be used (inside a graph)."""
         self._meter.begin_wait()
+        self.activity.enter(Activity.WAITING)
 
     def end_wait(self) -> None:
         """Ends a wait that `begin_wait` has started."""
+        self.activity.enter(Activity.COMPUTING)
         self._meter.end_wait()
 
     def exclude_step(self) -> None:
@@ -336,6 +350,16 @@ class WorkerSession:
         """
         return gather_state([self.balancer], self.collectives)
 
+    def own_state(self) -> tuple[Json, Arrays]:
+        """Returns the state of this worker for `load_state`; no collective.
+
+        The other workers' speeds are not in it: those who load it learn them again.
+
+        Raises:
+            TypeError: As for `save_state`.
+        """
+        return own_state(self.balancer)
+
     def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continues from a saved state, also with another number of workers.
 
@@ -358,6 +382,7 @@ class WorkerSession:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
         self._stop_requested = False
+        self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
     def _make_balancer(self, lag: int) -> Balancer:
         options = self.options
@@ -397,6 +422,7 @@ class WorkerSession:
 
     def _report(self, flags: StepFlags) -> Row:
         busy_seconds, drivers = self._meter.reach()
+        self.activity.enter(Activity.WAITING, self._balancer.step)
         self._busy_seconds += 0.0 if flags.excluded else busy_seconds
         message = self._balancer.report(
             busy_seconds,
@@ -406,6 +432,11 @@ class WorkerSession:
             drivers=drivers,
         )
         return encode(message)
+
+    def _leave_barrier(self) -> float:
+        """Starts the next step, to which what follows belongs; returns wall seconds of this one."""
+        self.activity.enter(Activity.COMPUTING, self._balancer.step + 1)
+        return self._meter.leave()
 
     def _receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
         balancer = self._balancer

@@ -3,6 +3,7 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
+from lbbsp_tf.compat.coordination import be_patient, tell_of_failure
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
@@ -52,6 +53,7 @@ __all__ = [
     "assign_total",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "be_patient",
     "build",
     "callback_states",
     "current_graph",
@@ -81,6 +83,7 @@ __all__ = [
     "shared_global_seed",
     "start_at_batch",
     "synchronize_moments",
+    "tell_of_failure",
     "token_means_scaled",
     "without_metrics",
     "write_once_per_job",

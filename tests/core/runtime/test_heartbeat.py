@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
+from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.heartbeat import (
     BEAT_SECONDS,
     WIDTH,
-    Activity,
     Beat,
     Heartbeat,
     Loss,
@@ -26,6 +26,8 @@ class Rows:
 
 
 class _View:
+    holder = "the store"
+
     def __init__(self, rows, rank):
         self._rows, self._rank = rows, rank
 
@@ -50,11 +52,14 @@ class Job:
         monkeypatch.setattr("lbbsp_core.runtime.heartbeat.time.monotonic", lambda: self.now)
         self.board = Rows()
         self.ended = []
+        self.activities = [CurrentActivity() for _ in range(3)]
         self.workers = [self.worker(rank) for rank in range(3)]
         self.alive = {0, 1, 2}
 
     def worker(self, rank, **options):
-        return Heartbeat(self.board.of(rank), rank, 3, end=self.ended.append, **options)
+        return Heartbeat(
+            self.board.of(rank), rank, 3, self.activities[rank], end=self.ended.append, **options
+        )
 
     def run(self, seconds):
         """Lets the living workers beat; returns what each of them says first, by rank."""
@@ -62,7 +67,8 @@ class Job:
         for _ in range(round(seconds / BEAT_SECONDS)):
             self.now += BEAT_SECONDS
             for rank in sorted(self.alive):
-                why = self.workers[rank].beat(BEAT_SECONDS)
+                self.workers[rank].exchange()
+                why = self.workers[rank].look(BEAT_SECONDS)
                 if why is not None:
                     said.setdefault(rank, why)
         return said
@@ -75,29 +81,30 @@ def test_a_beat_fits_into_its_row():
 
 
 def test_workers_that_beat_are_not_suspected(job):
-    for rank, worker in enumerate(job.workers):
-        worker.enter(Activity.COMPUTING, 10 + rank)
+    for rank, activity in enumerate(job.activities):
+        activity.enter(Activity.COMPUTING, 10 + rank)
     assert job.run(100) == {}
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost):
-    for worker in job.workers:
-        worker.enter(Activity.COMPUTING, 41)
+    for activity in job.activities:
+        activity.enter(Activity.COMPUTING, 41)
     assert job.run(5) == {}
     job.alive.remove(lost)
     assert job.run(9) == {}
     said = job.run(3)
     assert set(said) == job.alive
     for why in said.values():
-        assert why == f"worker {lost} has given no sign of life for 10 s; it was in step 41"
+        silent = f"worker {lost} has given no sign of life for 10 s"
+        assert why == f"{silent}; with its last one it was in step 41"
 
 
 def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
     job.run(5)
     job.now += 3600
     for rank in (0, 1, 2):
-        assert job.workers[rank].beat(3600.0) is None
+        assert job.workers[rank].look(3600.0) is None
 
 
 def test_a_worker_that_has_never_beaten_is_not_suspected(job):
@@ -105,28 +112,47 @@ def test_a_worker_that_has_never_beaten_is_not_suspected(job):
     assert job.run(60) == {}
 
 
+def test_others_that_wait_for_a_worker_that_has_never_beaten_say_so(job, capsys):
+    job.alive.remove(2)
+    job.activities[0].enter(Activity.MEETING, 0)
+    assert job.run(65) == {}
+    assert "worker 2 is before its first step; others have" in capsys.readouterr().err
+
+
 def test_a_worker_that_leaves_while_others_wait_is_named(job):
-    job.workers[0].enter(Activity.WAITING, 7)
-    job.workers[1].enter(Activity.WAITING, 7)
-    job.workers[2].enter(Activity.LEAVING, 6)
+    job.activities[0].enter(Activity.WAITING, 7)
+    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[2].enter(Activity.LEAVING, 6)
     said = job.run(5)
     assert set(said) == {0, 1, 2}
     assert said[0] == (
-        "worker 2 has left (at the end of its script, after step 6), and others wait for it"
+        "worker 2 has left (at the end of its script, before step 6), and others wait for it"
     )
 
 
+def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
+    job.activities[1].enter(Activity.LEAVING, 6)
+    with job.activities[0].during(Activity.MEETING):
+        assert set(job.run(5)) == {0, 1, 2}
+
+
+def test_a_board_that_does_not_respond_ends_the_wait(job):
+    job.run(5)
+    assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4
+    assert job.workers[1].look(2.0) == "the store did not respond for 10 s"
+
+
 def test_workers_that_evaluate_may_take_their_time_after_the_others_have_left(job):
-    job.workers[0].enter(Activity.OUTSIDE, 7)
-    job.workers[1].enter(Activity.LEAVING, 7)
-    job.workers[2].enter(Activity.LEAVING, 7)
+    job.activities[0].enter(Activity.OUTSIDE, 7)
+    job.activities[1].enter(Activity.LEAVING, 7)
+    job.activities[2].enter(Activity.LEAVING, 7)
     assert job.run(600) == {}
 
 
 def test_a_late_worker_is_reported_and_ends_nothing(job, capsys):
-    job.workers[0].enter(Activity.WAITING, 41)
-    job.workers[1].enter(Activity.COMPUTING, 41)
-    job.workers[2].enter(Activity.WAITING, 41)
+    job.activities[0].enter(Activity.WAITING, 41)
+    job.activities[1].enter(Activity.COMPUTING, 41)
+    job.activities[2].enter(Activity.WAITING, 41)
     assert job.run(130) == {}
     assert capsys.readouterr().err.splitlines() == [
         "lbbsp: worker 1 is in step 41; others have waited for it for 60 s",
@@ -136,9 +162,9 @@ def test_a_late_worker_is_reported_and_ends_nothing(job, capsys):
 
 def test_a_limit_ends_the_wait_for_a_late_worker(job):
     job.workers = [job.worker(rank, limit_seconds=20) for rank in range(3)]
-    job.workers[0].enter(Activity.WAITING, 41)
-    job.workers[1].enter(Activity.COMPUTING, 41)
-    job.workers[2].enter(Activity.WAITING, 41)
+    job.activities[0].enter(Activity.WAITING, 41)
+    job.activities[1].enter(Activity.COMPUTING, 41)
+    job.activities[2].enter(Activity.WAITING, 41)
     assert job.run(15) == {}
     said = job.run(7)
     assert said[2] == "others have waited for worker 1, which is in step 41, for 20 s"
@@ -154,10 +180,10 @@ def test_the_thread_ends_the_process_and_says_why(monkeypatch, capsys):
         statuses.append(status)
         ended.set()
 
-    Heartbeat(board.of(1), 1, 3, names=["a:1", "b:1", "c:1"], end=end).start()
+    Heartbeat(board.of(1), 1, 3, CurrentActivity(), names=["a:1", "b:1", "c:1"], end=end).start()
     assert ended.wait(10)
     assert statuses == [1]
     assert capsys.readouterr().err == (
-        "lbbsp: c:1 has given no sign of life for 10 s; it was between steps, before step 9; "
-        "b:1 ends\n"
+        "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was "
+        "between steps, before step 9; b:1 ends\n"
     )

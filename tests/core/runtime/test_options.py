@@ -46,3 +46,16 @@ def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
     monkeypatch.setenv("LBBSP_RUN_DIR", "/runs/one")
     assert SessionOptions().record_path() == Path("/runs/one")
     assert SessionOptions(record="mine.jsonl").record_path() == Path("mine.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"silence_seconds": 0.5}, r"silence_seconds must be >= 2, got 0\.5: a busy machine"),
+        ({"silence_seconds": float("nan")}, "silence_seconds must be finite and > 0, got nan"),
+        ({"limit_seconds": 0}, "limit_seconds must be finite and > 0, got 0"),
+    ],
+)
+def test_times_of_liveness_are_checked(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        SessionOptions(**options)

@@ -20,6 +20,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime import pipelined, step_meter
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.protocol import WIDTH
 
@@ -174,6 +175,40 @@ def test_a_fit_that_ended_forgets_its_request_to_stop():
     session.request_stop()
     session.close()
     assert not session.stop_requested
+
+
+def test_a_session_notes_what_its_worker_does():
+    session = WorkerSession(SingleWorker(), X, SessionOptions(), framework="none")
+    doing = lambda: session.activity.read()[:2]  # noqa: E731
+    assert doing() == (Activity.STARTING, 0)
+    session.start({})
+    assert doing() == (Activity.OUTSIDE, 0)
+    session.begin_step()
+    assert doing() == (Activity.COMPUTING, 0)
+    with session.excluded_wait():
+        assert doing() == (Activity.WAITING, 0)
+    assert doing() == (Activity.COMPUTING, 0)
+    row = session.before_allreduce()
+    assert doing() == (Activity.WAITING, 0)
+    session.after_allreduce([row])
+    assert doing() == (Activity.COMPUTING, 1)
+    session.close()
+    assert doing() == (Activity.OUTSIDE, 1)
+
+
+def test_a_pipelined_session_notes_that_its_worker_waits(own_threads):
+    def worker(session, collectives):
+        doing = lambda: session.activity.read()[:2]  # noqa: E731
+        seen = []
+        for _ in range(2):
+            session.end_step(lambda: None, lambda: seen.append(doing()))
+            session.finish_barrier()
+            seen.append(doing())
+        return seen
+
+    waits = [(Activity.WAITING, 0), (Activity.COMPUTING, 1)]
+    waits += [(Activity.WAITING, 1), (Activity.COMPUTING, 2)]
+    assert run(worker, make=PipelinedSession) == [waits, waits]
 
 
 def test_facts_that_differ_are_named():
