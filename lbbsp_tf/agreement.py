@@ -90,16 +90,18 @@ def weighted_means(values: Sequence[float], weight: int, collectives: Collective
 
 
 def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -> None:
-    """Copies a model that only the chief has restored to the other workers.
+    """Copies the chief's model to the other workers if any of them has restored one.
 
     `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
-    from the same epoch, whether or not they share a file system. Every worker must call this.
+    from the same epoch, whether or not they share a file system. A worker may have restored a
+    backup of its own, of another epoch. Every worker must call this.
     """
     restored = model._initial_epoch  # None unless a callback has restored one, which may be 0
-    (follows,), *_ = collectives.all_gather([0 if restored is None else 1 + restored])
-    if not follows:
+    rows = collectives.all_gather([0 if restored is None else 1 + restored])
+    if not any(row[0] for row in rows):
         return
-    model._initial_epoch = follows - 1
+    (follows,), *_ = rows
+    model._initial_epoch = follows - 1 if follows else None
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
@@ -164,6 +166,10 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
 
 def optimizers_of(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
+    yield from {id(each): each for each in _held_optimizers(model)}.values()
+
+
+def _held_optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:

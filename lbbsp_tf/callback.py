@@ -113,10 +113,15 @@ class LoadBalancer(keras.callbacks.Callback):
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
-        self._checkpoints = checkpoint and Checkpoints(
-            checkpoint, every, strategy=strategy, sessions=sessions, processes=self.workers
-        )
         self._input = self._training.input
+        self._checkpoints = checkpoint and Checkpoints(
+            checkpoint,
+            every,
+            strategy=strategy,
+            sessions=sessions,
+            training_input=self._input,
+            processes=self.workers,
+        )
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
         self._in_fit = self._in_step = False

@@ -54,6 +54,13 @@ class Plan(Protocol):
         """Returns the global step of the first batch; called when an iteration starts."""
         ...
 
+    def first_read(self, step: int) -> int:
+        """Returns the step from which records are read for an iteration that starts at `step`.
+
+        It is an earlier one where a training continues whose records can only be read in order.
+        """
+        ...
+
     def draw(self, step: int) -> Draw:
         """Returns this worker's samples of a global step."""
         ...
@@ -399,9 +406,11 @@ class Batches:
                 f"{self._pass} have been read ahead, and its on_epoch_end may have changed the "
                 "items: pass prefetch=0 to balancer.dataset(...)"
             )
+        # A training that continues in a later pass needs the items of that pass.
+        for _ in range(max(1, number - self._pass)):
+            self._batches.on_epoch_end()
+            self._batches.on_epoch_begin()
         self._pass = number
-        self._batches.on_epoch_end()
-        self._batches.on_epoch_begin()
 
     @property
     def _has_hooks(self) -> bool:
