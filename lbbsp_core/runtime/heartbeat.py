@@ -299,7 +299,7 @@ class Heartbeat:
                 print(f"lbbsp: {why}; {self._names[self._rank]} ends", file=sys.stderr, flush=True)
                 if logger.isEnabledFor(logging.DEBUG):
                     faulthandler.dump_traceback()
-                if self._rank == 0:
+                if self._rank in (0, self._loss.rank):
                     time.sleep(4 * BEAT_SECONDS)  # in which the others read which worker is lost
                 self._end(1)
                 return
