@@ -94,10 +94,12 @@ class Trainer(gluon.Trainer):
             chosen,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
+            activity=runtime().activity,
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
         )
         # Peers wait for the message of the last barrier.
         runtime().endings.append(self._session.finish_barrier)
+        runtime().use_options(chosen)
         self._init_kvstore()
         self._synchronise()
 
