@@ -1,4 +1,4 @@
-"""Trains, and the worker of the given rank meets with the given fault: FAULT RANK OPTION=VALUE..."""
+"""Trains; the worker of the given rank meets with the given fault: FAULT RANK OPTION=VALUE..."""
 
 import ctypes
 import json
