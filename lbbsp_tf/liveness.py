@@ -52,7 +52,8 @@ def watch_from_import() -> None:
     from lbbsp_tf import compat
     from lbbsp_tf.board import CoordinationBoard
 
-    on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
+    if not marks.are_read():  # a launcher ends the others, and must see first who has failed
+        on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
     if CoordinationBoard.is_available():
         compat.be_patient()
 

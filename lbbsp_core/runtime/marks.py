@@ -61,6 +61,11 @@ def read_marks(folder: Path) -> Marks:
     return Marks(begun, finished, waiting, lost)
 
 
+def are_read() -> bool:
+    """Returns whether a launcher watches over this worker."""
+    return env.marks() is not None
+
+
 def begin() -> None:
     """Notes that this worker takes part in a job, and later that its script has ended in order.
 

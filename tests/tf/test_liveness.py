@@ -81,7 +81,8 @@ def test_an_import_without_other_workers_has_no_effect(monkeypatch, config):
     liveness.watch_from_import()
 
 
-def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch):
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch, launched):
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
     task = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
@@ -91,9 +92,11 @@ def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch):
     monkeypatch.setattr(liveness, "_watch_start", lambda *given: done.append(given))
     monkeypatch.setattr(liveness, "on_failure", lambda _: done.append("on_failure"))
     monkeypatch.setattr(compat, "be_patient", lambda: done.append("be_patient"))
+    monkeypatch.setattr(liveness.marks, "are_read", lambda: launched)
     liveness.watch_from_import()
     watched = (2, ["a:1", "b:1", "c:1"])
-    assert done == ["fail_fast", "begin", watched, "on_failure", "be_patient"]
+    tells = [] if launched else ["on_failure"]
+    assert done == ["fail_fast", "begin", watched, *tells, "be_patient"]
 
 
 def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
