@@ -104,6 +104,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C at the terminal need not end it
     )
 
     def end() -> None:
