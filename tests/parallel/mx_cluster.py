@@ -91,6 +91,12 @@ class Cluster:
     def processes(self) -> list[Process]:
         return [self.scheduler, *self.servers, *self.workers]
 
+    def first(self, role: str) -> Process:
+        """Returns the process for a fault; of the workers that of rank 1."""
+        return {"worker": self.workers[-1], "server": self.servers[0], "scheduler": self.scheduler}[
+            role
+        ]
+
     def wait_for_ranks(self) -> None:
         self.workers.sort(key=lambda each: int(each.wait_for("RANK").split()[1]))
 

@@ -16,7 +16,7 @@ pytestmark = [
 AT_ONCE = 3  # jobs, which mostly wait
 LEFT = "worker 1 has ended without leaving the job"
 SILENT = "has given no sign of life for 10 s"
-ENDED = "worker 1 gave no sign of life; it was"
+ENDED = "worker 1 had not been heard of lately; it was in step"
 
 OWN = {  # faults of worker 1 itself: what the scheduler, and worker 0, must say
     "raise": (LEFT, ENDED),
@@ -32,50 +32,117 @@ SENT = {  # signals from outside: to whom, by whom it is named, and how
     "kill scheduler": (signal.SIGKILL, "scheduler", "", "the scheduler at 127.0.0.1:"),
     "stop scheduler": (signal.SIGSTOP, "scheduler", "", SILENT),
 }
-ASYNC = {f"async {name}": SENT[name] for name in ("kill worker", "stop worker", "stop server")}
+ASYNC = {
+    f"async {name}": (*SENT[name][:3], "the scheduler at 127.0.0.1:")
+    for name in ("kill worker", "stop worker", "stop server")
+}
+
+
+PAUSE_SECONDS = 5
 
 
 def own_fault(name):
     with by_hand("mx_liveness.py", "sync", name, "1") as cluster:
         cluster.wait_for_ranks()
         said = cluster.workers[1].wait_for("FAULT")
-        hung = [cluster.workers[1]] if name == "hang" else []
-        ended = cluster.wait_for_ends()
-        return cluster, ended - float(said.split()[1]) - (3 if hung else 0)
+        limit = 3 if name == "hang" else 0
+        return cluster, cluster.wait_for_ends() - float(said.split()[1]) - limit
 
 
 def sent_fault(name):
     signum, role, *_ = {**SENT, **ASYNC}[name]
-    mode = "async" if name.startswith("async") else "sync"
+    mode = "async" if name in ASYNC else "sync"
     with by_hand("mx_liveness.py", mode, "none", "-1") as cluster:
         cluster.wait_for_ranks()
         cluster.workers[0].wait_for("AT")
-        target = {
-            "worker": cluster.workers[1],
-            "server": cluster.servers[0],
-            "scheduler": cluster.scheduler,
-        }[role]
+        target = cluster.first(role)
         sent = time.time()
         target.send(signum)
         return cluster, cluster.wait_for_ends(target) - sent
 
 
+def pauses():
+    """Suspends one process after the other; they are on two servers."""
+    with by_hand("mx_liveness.py", "sync", "none", "-1", servers=2) as cluster:
+        cluster.wait_for_ranks()
+        for role in ("worker", "server", "scheduler"):
+            cluster.workers[0].wait_for("MORE")
+            target = cluster.first(role)
+            target.send(signal.SIGSTOP)
+            time.sleep(PAUSE_SECONDS)
+            target.send(signal.SIGCONT)
+        cluster.wait_for_ends()
+        return cluster
+
+
+def waits_for_absent():
+    """Starts without a worker; then another one is killed."""
+    with by_hand("mx_liveness.py", "sync", "none", "-1", workers=3, absent=1) as cluster:
+        for each in cluster.processes:
+            each.wait_for("lbbsp: ")
+        cluster.workers[1].kill()
+        killed = time.time()
+        return cluster, cluster.wait_for_ends() - killed
+
+
+def launched(name):
+    """Returns the status of a job whose worker 1 fails, and all that was printed."""
+    job = run("mx_liveness", "sync", name, "1", workers=2, framework="mxnet", timeout=100)
+    ended = time.time()
+    said = next(line for line in job.lines[1] if line.startswith("FAULT"))
+    return job, ended - float(said.split()[1])
+
+
 @pytest.fixture(scope="module")
 def jobs():
-    """The processes of each job after their end, and how long after the fault this was."""
+    """Results of all jobs, a few of which run at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(own_fault, name) for name in OWN}
         found |= {name: pool.submit(sent_fault, name) for name in (*SENT, *ASYNC)}
+        found |= {"pauses": pool.submit(pauses), "absent": pool.submit(waits_for_absent)}
         return found
 
 
 @pytest.mark.parametrize("name", [*OWN, *SENT, *ASYNC])
-def test_all_processes_end_and_name_the_cause(jobs, name):
+def test_all_processes_end_and_the_cause_is_named(jobs, name):
     cluster, seconds = jobs[name].result()
     print(f"{name}: all had ended {seconds:.1f} s after the fault")
-    _, _, by_scheduler, by_worker = {**SENT, **ASYNC}.get(name) or (None, None, *OWN[name])
+    by_scheduler, by_worker = {**OWN, **SENT, **ASYNC}[name][-2:]
     assert by_scheduler in cluster.scheduler.text
-    if not (name.startswith("async") and "server" not in name):
-        assert by_worker in cluster.workers[0].text
-    assert seconds < 60
+    assert by_worker in cluster.workers[0].text
     assert cluster.workers[0].status == 1
+    assert seconds < 60
+
+
+def test_a_pause_of_some_seconds_ends_nothing(jobs):
+    cluster = jobs["pauses"].result()
+    assert [each.status for each in cluster.processes] == [0] * 5
+    assert all("RESULT steps" in each.text for each in cluster.workers)
+    assert "lbbsp: " not in "".join(each.text for each in cluster.processes)
+
+
+def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends_all(jobs):
+    cluster, seconds = jobs["absent"].result()
+    print(f"killed before the start: all had ended {seconds:.1f} s after the fault")
+    assert "for 3 workers and 1 servers at 127.0.0.1:" in cluster.scheduler.lines[0]
+    assert "3 of 4 processes have connected (127.0.0.1)" in cluster.scheduler.lines[0]
+    assert "a worker or server at 127.0.0.1 has ended before" in cluster.scheduler.text
+    for each in cluster.workers[0], cluster.servers[0]:
+        assert "it answers, and other processes have not connected" in each.lines[0]
+        assert "the scheduler at 127.0.0.1:" in each.text
+        assert each.status == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [
+        ("exit0", "worker 1 has left (at the end of its script, before step 20)"),
+        ("_exit0", "worker 1 has ended without leaving the job"),
+        ("freeze", "worker 1 has given no sign of life for 10 s"),
+    ],
+)
+def test_faults_without_a_failing_status_end_launched_jobs(name, culprit, capsys):
+    job, seconds = launched(name)
+    print(f"launched {name}: all had ended {seconds:.1f} s after the fault")
+    assert job.status == 1
+    assert culprit in job.text + capsys.readouterr().err
