@@ -74,9 +74,10 @@ class Cluster:
     """Scheduler, servers and workers; workers in the order of their ranks once these are known."""
 
     def __init__(self, args: list[str], workers: int, servers: int, absent: int = 0) -> None:
+        (self.port,) = free_ports(1)
         variables = {
             "DMLC_PS_ROOT_URI": HOST,
-            "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+            "DMLC_PS_ROOT_PORT": str(self.port),
             "DMLC_NODE_HOST": HOST,
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),
