@@ -161,9 +161,9 @@ class NodesWatch:
                 self._quiet[node] = 0.0
                 late = self._since_ready > _REGISTERED_SECONDS
                 self._workers_beat = self._workers_beat or (late and _is_worker(node))
-        return self._lost(silent) if silent else None
+        return self._find_lost(silent) if silent else None
 
-    def _lost(self, silent: list[int]) -> str | None:
+    def _find_lost(self, silent: list[int]) -> str | None:
         """Returns which of the silent nodes are lost, or None.
 
         Workers that run without this library send no heartbeats: if no worker ever sends one, only
@@ -176,7 +176,8 @@ class NodesWatch:
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
         beating = [node for node in silent if self._workers_beat or not _is_worker(node)]
         names = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
-        return names and f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        silent_for = f"has given no sign of life for {self._silence_seconds:g} s"
+        return f"{names} {silent_for}" if names else None
 
     def _longer(self, nodes: list[int], seconds: float) -> str:
         return ", ".join(self._names[node] for node in nodes if self._quiet[node] > seconds)
@@ -214,7 +215,7 @@ class LookingThread:
 
     Args:
         name: Name of this process, for the message.
-        look: Takes the seconds since the last look, and returns why the process must end, or "".
+        look: Takes the seconds since the last look, and returns why the process must end, or None.
         end: Ends the process with a status.
     """
 
@@ -242,7 +243,7 @@ class LookingThread:
         while not self._stopped.wait(LOOK_SECONDS):
             now = time.monotonic()
             why, before = self._look(now - before), now
-            if why:
+            if why is not None:
                 _say(f"{why}; {self._name()} ends")
                 self._end(1)
                 return

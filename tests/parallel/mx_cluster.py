@@ -16,7 +16,7 @@ from pathlib import Path
 from lbbsp_core.launch.cluster import HOST, free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
-WAIT_SECONDS = 100.0
+WAIT_SECONDS = 240.0
 """Limit of every wait; a fault ends a job within 15 s on an idle machine."""
 
 
@@ -51,7 +51,10 @@ class Process:
         """Returns the next line that starts so."""
         deadline = time.time() + WAIT_SECONDS
         while True:
-            line = self._new.get(timeout=max(0.1, deadline - time.time()))
+            try:
+                line = self._new.get(timeout=max(0.1, deadline - time.time()))
+            except queue.Empty:
+                raise TimeoutError(f"{self.role} did not say {start!r} but: {self.text}") from None
             if line.startswith(start):
                 return line
 
