@@ -14,8 +14,10 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/lbbsp demo
 
+# Most tests wait for processes half of their time: two at once keep two cores busy.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m alone
 
 # tests/*.py are checks of the sources themselves: docstrings and imports.
 test-fast: $(READY)

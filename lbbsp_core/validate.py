@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import operator
 from collections.abc import Collection
@@ -16,13 +17,13 @@ def require_positive(name: str, value: float) -> float:
         value: Its value.
 
     Raises:
-        ValueError: `value` is NaN, infinite, zero or negative.
+        ValueError: `value` is no number, NaN, infinite, zero or negative.
 
     Example:
         >>> require_positive("alpha", 2)
         2.0
     """
-    if not (math.isfinite(value) and value > 0):
+    if not (_is_finite(value) and value > 0):
         raise ValueError(f"{name} must be finite and > 0, got {value!r}")
     return float(value)
 
@@ -35,9 +36,9 @@ def require_nonnegative(name: str, value: float) -> float:
         value: Its value.
 
     Raises:
-        ValueError: `value` is NaN, infinite or negative.
+        ValueError: `value` is no number, NaN, infinite or negative.
     """
-    if not (math.isfinite(value) and value >= 0):
+    if not (_is_finite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return float(value)
 
@@ -92,3 +93,39 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
             f"Known names: {', '.join(known)}"
         )
     return name
+
+
+def parse_json(data: bytes, where: str) -> object:
+    """Parses a JSON text, whose numbers must be finite.
+
+    Args:
+        data: Text in UTF-8.
+        where: File and place in it, for the error message.
+
+    Raises:
+        ValueError: The text is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # also of an encoding, and of too many digits
+        raise ValueError(f"{where} is not JSON: {error}") from None
+
+
+def shortened(value: object) -> str:
+    """Returns the repr of a value, for an error message; a long one is cut off."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python converts no integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):  # no number, or an integer beyond all floats
+        return False
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a finite number")

@@ -26,6 +26,9 @@ NAME = "dist_lbbsp"
 _LARGEST_KEY = (2**31 - 1) // 9973
 """Largest key for which ``key * 9973`` fits in 32 bits: beyond it MXNet reads invalid memory."""
 
+_FEW = 64
+"""Width up to which gathered rows are not padded to a power of two."""
+
 
 class KVStore(KVStoreBase):
     """Store for gluon that sums gradients over workers with unequal batches.
@@ -133,9 +136,12 @@ class KVStore(KVStoreBase):
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
-        rows = self.begin_gather(pack(values), slot=0)
+        packed = pack(values)
+        # Every width occupies a key of its own on the servers, for good.
+        width = len(packed) if len(packed) <= _FEW else 1 << (len(packed) - 1).bit_length()
+        rows = self.begin_gather(np.pad(packed, (0, width - len(packed))), slot=0)
         with self._meeting("for the other workers"):
-            return [unpack(row) for row in rows()]
+            return [unpack(row[: len(packed)]) for row in rows()]
 
     def begin_gather(
         self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0

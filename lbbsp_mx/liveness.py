@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
+from lbbsp_mx.nodes import worker_rank
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -160,7 +162,7 @@ class NodesWatch:
             else:
                 self._quiet[node] = 0.0
                 late = self._since_ready > _REGISTERED_SECONDS
-                self._workers_beat = self._workers_beat or (late and _is_worker(node))
+                self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
         return self._find_lost(silent) if silent else None
 
     def _find_lost(self, silent: list[int]) -> str | None:
@@ -170,17 +172,24 @@ class NodesWatch:
         a closed connection counts.
         """
         peers = self._peers()
-        names = self._longer(silent, _CLOSED_SECONDS)
-        if names and len(peers) < len(self._names):
+        closed = self._longer(silent, _CLOSED_SECONDS)
+        if closed and len(peers) < len(self._names):
+            names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
-        beating = [node for node in silent if self._workers_beat or not _is_worker(node)]
-        names = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
-        silent_for = f"has given no sign of life for {self._silence_seconds:g} s"
-        return f"{names} {silent_for}" if names else None
+        beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
+        lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
+        if not lost:
+            return None
+        names = ", ".join(self._names[node] for node in lost)
+        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        for rank in map(worker_rank, lost):
+            if rank is not None:
+                note_lost(rank, why)  # which the launcher names, and may leave out
+        return why
 
-    def _longer(self, nodes: list[int], seconds: float) -> str:
-        return ", ".join(self._names[node] for node in nodes if self._quiet[node] > seconds)
+    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+        return [node for node in nodes if self._quiet[node] > seconds]
 
     def _look_before_start(self, seconds: float) -> str | None:
         peers = self._peers()
@@ -200,10 +209,6 @@ class NodesWatch:
                 f"of {len(self._names)} processes have connected" + (f" ({hosts})" if count else "")
             )
         return None
-
-
-def _is_worker(node: int) -> bool:
-    return bool(node % 2)
 
 
 def _hosts(peers: Iterable[Address]) -> str:

@@ -9,7 +9,8 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     runtime      what a plugin runs during training                  <- stages
     sim          virtual time                                        <- stages, registry, runtime
     processes    child processes                                     <- foundation
-    launch       worker processes                                    <- processes, stages
+    launch       worker processes                                    <- processes, stages,
+                                                                        runtime.marks
     profiler     seconds by batch size                               <- processes, stages
     report       figures and pictures                                <- stages, runtime.record, sim,
                                                                         profiler
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "runtime": STAGES,
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
-    "launch": STAGES | {"processes"},
+    "launch": STAGES | {"processes", "runtime.marks"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "sim", "profiler"},
     "demo": STAGES | {"registry", "runtime", "launch", "report"},

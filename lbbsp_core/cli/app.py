@@ -25,10 +25,8 @@ def application() -> typer.Typer:
     )
     app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
-    app.command()(demo)
-    app.command()(evaluate)
-    app.command()(simulate)
-    app.command()(profile)
+    for command in (demo, evaluate, simulate, profile):
+        app.command()(command)
     return app
 
 

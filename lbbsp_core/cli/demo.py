@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from lbbsp_core.cli.options import parse_speeds
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    parse_speeds,
+    require_writable_file,
+    require_writable_folder,
+    write_figures,
+)
 from lbbsp_core.cli.progress import Progress
 from lbbsp_core.demo.comparison import (
     BALANCED,
@@ -30,6 +36,7 @@ from lbbsp_core.report.summary import Figures
 from lbbsp_core.validate import require_known
 
 
+@one_line_errors
 def demo(
     framework: Annotated[
         str, typer.Option(help="Framework to train with: tensorflow or mxnet.")
@@ -57,6 +64,8 @@ def demo(
     relative_speeds = _relative_speeds(workers, speeds)
     plan = Plan(_known_framework(framework), relative_speeds, steps, run_dir)
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
+    require_writable_file("--json", json_file)
+    require_writable_folder("--run-dir", run_dir)
     try:
         require_packages(framework)
         console.print(
@@ -65,12 +74,14 @@ def demo(
         )
         bsp = _train(plan, PLAIN, console)
         lbbsp = _train(plan, BALANCED, console)
-    except (ModuleNotFoundError, ValueError) as error:
-        raise _failed(str(error), 2) from None
     except RunFailedError as error:
-        raise _failed(str(error), error.status) from None
-    console.print(_table(write_results(plan, bsp, lbbsp, json_file)))
+        typer.echo(f"lbbsp demo: {error}", err=True)
+        raise typer.Exit(error.status) from None
+    figures = write_results(plan, bsp, lbbsp)
+    console.print(_table(figures))
     console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
+    if json_file is not None:
+        write_figures(json_file, figures)
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
@@ -130,8 +141,3 @@ def _table(figures: Figures) -> Table:
     ):
         table.add_row(name, "", value)
     return table
-
-
-def _failed(message: str, status: int) -> typer.Exit:
-    typer.echo(f"lbbsp demo: {message}", err=True)
-    return typer.Exit(status)

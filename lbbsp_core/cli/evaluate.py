@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +11,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    require_picture,
+    require_writable_file,
+    write_figures,
+)
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.sim import Trace, TraceError, read_trace
+from lbbsp_core.sim import Trace, read_trace
 from lbbsp_core.sim.backtest import DEFAULT, Evaluation, contenders
 from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 
+@one_line_errors
 def evaluate(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE...", help="Trace files in CSV format.")
@@ -40,18 +46,16 @@ def evaluate(
     mean speed; the first fifth of each series is not scored.
     """
     out, err = Console(), Console(stderr=True)
-    try:
-        loaded = [read_trace(path) for path in traces]
-        for trace in loaded:
-            for note in trace.notes:
-                err.print(f"{trace.path}: {note}", style="yellow", markup=False)
-        result = _run(err, loaded, horizon)
-    except TraceError as error:
-        err.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+    require_writable_file("--json", json_file)
+    require_picture("--plot", plot)
+    loaded = [read_trace(path) for path in traces]
+    for trace in loaded:
+        for note in trace.notes:
+            err.print(f"{trace.path}: {note}", style="yellow", markup=False)
+    result = _run(err, loaded, horizon)
     _print(out, result)
     if json_file is not None:
-        json_file.write_text(json.dumps(result.figures(), indent=1) + "\n", encoding="utf-8")
+        write_figures(json_file, result.figures())
     if plot is not None:
         from lbbsp_core.report.forecasts import plot_forecasts
 

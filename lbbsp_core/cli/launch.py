@@ -7,10 +7,17 @@ from typing import Annotated
 
 import typer
 
-from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    parse_speeds,
+    parse_speeds_at,
+    require_writable_folder,
+)
+from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 
 
+@one_line_errors
 def launch(
     command: Annotated[
         list[str],
@@ -49,24 +56,45 @@ def launch(
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
+        ),
+    ] = 0,
+    elastic: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIN",
+            help="Restart without workers that have failed, as long as MIN workers remain.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time that scripts have to write a checkpoint and to end after SIGTERM.",
+        ),
+    ] = GRACE_SECONDS,
 ) -> None:
     """Run a script on N local workers.
 
     With --speeds the workers run at unequal speeds, which CPU quotas emulate. The first worker
-    that fails ends the job, and no process outlives it.
+    that fails ends the job, and no process outlives it. With --max-restarts all processes are then
+    started again; a script with a checkpoint continues from it.
     """
-    try:
-        status = launch_job(
-            command,
-            workers=workers,
-            framework=framework,
-            servers=servers,
-            speeds=None if speeds is None else parse_speeds(speeds),
-            speeds_at=parse_speeds_at(speeds_at or []),
-            run_dir=run_dir,
-            timeout=timeout,
-        )
-    except ValueError as error:
-        typer.echo(f"lbbsp launch: {error}", err=True)
-        raise typer.Exit(2) from None
+    require_writable_folder("--run-dir", run_dir)
+    status = launch_job(
+        command,
+        workers=workers,
+        framework=framework,
+        servers=servers,
+        speeds=None if speeds is None else parse_speeds(speeds),
+        speeds_at=parse_speeds_at(speeds_at or []),
+        run_dir=run_dir,
+        timeout=timeout,
+        max_restarts=max_restarts,
+        elastic=elastic,
+        grace=grace,
+    )
     raise typer.Exit(status)

@@ -1,10 +1,17 @@
-"""Parsers of options that several commands have."""
+"""Options that several commands have: their parsers, checks of paths, and errors in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 _SPEEDS_REMEDY = "give the speed of each worker relative to the fastest, such as 1,1,0.5"
 _SPEEDS_AT_REMEDY = "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
@@ -57,3 +64,90 @@ def _parse_change(text: str) -> tuple[float, list[float]]:
 
 def _bad(option: str, form: str, text: str, remedy: str) -> typer.BadParameter:
     return typer.BadParameter(f"must be {form}, got {text!r}: {remedy}", param_hint=option)
+
+
+def one_line_errors(command: Command) -> Command:
+    """Returns a command whose errors of its input and output end it with one line and status 2."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except BrokenPipeError:  # the reader of our output has ended, which click handles
+            raise
+        except (ValueError, OSError, ModuleNotFoundError, MemoryError) as error:
+            text = " ".join(str(error).split()) or "the memory does not suffice"
+            typer.echo(f"lbbsp {command.__name__}: {text}", err=True)
+            raise typer.Exit(2) from None
+
+    return run  # type: ignore[return-value]
+
+
+def require_writable_file(option: str, path: Path | None) -> None:
+    """Checks that a file can be written, before a long computation.
+
+    Args:
+        option: Option that names the file, for the error message.
+        path: The file, or None, which is always right.
+
+    Raises:
+        ValueError: It is a folder, or cannot be created.
+    """
+    if path is None:
+        return
+    if os.path.isdir(path):
+        raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")
+    if os.path.exists(path):
+        if not os.access(path, os.W_OK):
+            raise ValueError(f"{option} cannot be written: no permission to write {path}")
+    else:
+        require_writable_folder(option, path.parent)
+
+
+def require_writable_folder(option: str, path: Path | None) -> None:
+    """Checks that files can be written to a folder, or that the folder can be created.
+
+    Args:
+        option: Option that names the folder, for the error message.
+        path: The folder, or None, which is always right.
+
+    Raises:
+        ValueError: A file is in its place, or there is no permission.
+    """
+    if path is None:
+        return
+    existing = path.absolute()
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not os.path.isdir(existing):
+        raise ValueError(
+            f"{option} cannot be written: {existing} is not a folder: name another path"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{option} cannot be written: no permission to write to {existing}: name another path"
+        )
+
+
+def require_picture(option: str, path: Path | None) -> None:
+    """Checks that a picture can be drawn to a file, before a long computation.
+
+    Raises:
+        ValueError: The file cannot be written, or its suffix names no format of pictures.
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    require_writable_file(option, path)
+    if path is not None:
+        from lbbsp_core.report.figure import picture_formats
+
+        suffix = path.suffix.removeprefix(".").lower()
+        if suffix and suffix not in (known := picture_formats()):
+            raise ValueError(
+                f"{option} must end in the name of a format, got {path}: {', '.join(known)}"
+            )
+
+
+def write_figures(path: Path, figures: Mapping[str, object]) -> None:
+    """Writes figures as JSON, and creates the folder of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

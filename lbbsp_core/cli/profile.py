@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lbbsp_core.cli.options import one_line_errors, require_picture, require_writable_file
 from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 
 DEFAULT_OUT = Path("profile.json")
 
 
+@one_line_errors
 def profile(
     command: Annotated[
         list[str],
@@ -69,14 +71,13 @@ def profile(
     child process, which may be killed when a batch is too large for the memory.
     """
     out_console, err = Console(), Console(stderr=True)
-    try:
-        sweep = BatchSweep(
-            max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
-        )
-        result = _run(err, command, sweep, timeout)
-    except ValueError as error:
-        err.print(f"lbbsp profile: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+    require_writable_file("--out", out or DEFAULT_OUT)
+    require_writable_file("--json", json_file)
+    require_picture("--plot", plot)
+    sweep = BatchSweep(
+        max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
+    )
+    result = _run(err, command, sweep, timeout)
     for note in result.notes:
         err.print(note, style="yellow", markup=False)
     _print(out_console, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich import progress
@@ -11,7 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.runtime.record import PushLine, StepLine, parse_line
+from lbbsp_core.runtime.record import PushLine, StepLine, is_header, parse_line
+from lbbsp_core.validate import parse_json
 
 
 def countdown(console: Console) -> progress.Progress:
@@ -50,8 +50,10 @@ class RecordTail:
         lines: list[StepLine | PushLine] = []
         for line in complete.splitlines():
             self._lines += 1
-            if self._lines > 1:  # the first line is the header
-                lines.append(parse_line(json.loads(line), f"{self._path} line {self._lines}"))
+            where = f"{self._path} line {self._lines}"
+            values = parse_json(line, where)
+            if not is_header(values):
+                lines.append(parse_line(values, where))
         return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lbbsp_core.cli.options import (
+    one_line_errors,
+    require_picture,
+    require_writable_file,
+    require_writable_folder,
+    write_figures,
+)
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.sim import (
@@ -53,6 +59,7 @@ _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs vectorised."""
 
 
+@one_line_errors
 def simulate(
     more: Annotated[
         list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Further trace files.")
@@ -162,49 +169,48 @@ def simulate(
     current directory.
     """
     out, err = Console(), Console(stderr=True)
-    try:
-        _search_current_directory()
-        sizes = [None] if workers is None else _counts(workers)
-        options = _Options(sizes, global_batch_size, lag, steps_per_epoch, communication)
-        entrants = [
-            *_traces([*(trace or []), *(more or [])], options, err),
-            *(_run(path, options, err) for path in from_run or []),
-            *(
-                _scenario(load_scenario(name), size, steps, seed, options)
-                for name in scenario or []
-                for size in sizes
-            ),
+    require_writable_file("--json", json_file)
+    require_picture("--plot", plot)
+    require_writable_folder("--plots", plots)
+    _search_current_directory()
+    sizes = [None] if workers is None else _counts(workers)
+    options = _Options(sizes, global_batch_size, lag, steps_per_epoch, communication)
+    entrants = [
+        *_traces([*(trace or []), *(more or [])], options, err),
+        *(_run(path, options, err) for path in from_run or []),
+        *(
+            _scenario(load_scenario(name), size, steps, seed, options)
+            for name in scenario or []
+            for size in sizes
+        ),
+    ]
+    if not entrants:
+        raise ValueError(
+            "simulate needs a cluster: name a trace file, --scenario "
+            f"{'|'.join(PRESETS)}|FILE.toml, or --from-run RUN_DIR"
+        )
+    names = None if policies == _ALL else _split(policies)
+    default = _QUICK if scenario else DEFAULT
+    available = [name for name in PREDICTORS if PREDICTORS[name].is_available]
+    used = available if predictors == _ALL else _split(predictors or default)
+    runs = chosen_runs(names, used, lag, _split(sync))
+    goal = _goal(target_accuracy, model, learning_rate)
+    with countdown(err) as bar:
+        task = bar.add_task("", total=len(runs) * sum(one.steps for one in entrants))
+
+        def advance(file: str, title: str, steps: int) -> None:
+            bar.update(task, advance=steps, description=escape(f"{file} {title}"))
+
+        experiments = (one.experiment() for one in entrants)
+        results = [
+            result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
+            for result in run_experiments(experiments, runs, goal=goal, progress=advance)
         ]
-        if not entrants:
-            raise ValueError(
-                "simulate needs a cluster: name a trace file, --scenario "
-                f"{'|'.join(PRESETS)}|FILE.toml, or --from-run RUN_DIR"
-            )
-        names = None if policies == _ALL else _split(policies)
-        default = _QUICK if scenario else DEFAULT
-        available = [name for name in PREDICTORS if PREDICTORS[name].is_available]
-        used = available if predictors == _ALL else _split(predictors or default)
-        runs = chosen_runs(names, used, lag, _split(sync))
-        goal = _goal(target_accuracy, model, learning_rate)
-        with countdown(err) as bar:
-            task = bar.add_task("", total=len(runs) * sum(one.steps for one in entrants))
-
-            def advance(file: str, title: str, steps: int) -> None:
-                bar.update(task, advance=steps, description=escape(f"{file} {title}"))
-
-            experiments = (one.experiment() for one in entrants)
-            results = [
-                result if plots is not None else result._replace(run=None, curve=None)  # type: ignore[arg-type]
-                for result in run_experiments(experiments, runs, goal=goal, progress=advance)
-            ]
-    except (ValueError, ModuleNotFoundError) as error:  # includes TraceError
-        err.print(f"lbbsp simulate: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
     rows = [result.row for result in results]
     for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
         out.print(_table(list(own), target_accuracy))
     if json_file is not None:
-        json_file.write_text(json.dumps(figures(rows), indent=1) + "\n", encoding="utf-8")
+        write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.efficiencies import plot_efficiencies
 

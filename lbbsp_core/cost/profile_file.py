@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from lbbsp_core.types import is_plausible
+from lbbsp_core.validate import parse_json, shortened
+
 SCHEMA = 1
 """Version of the file format."""
+
+_LARGEST_BATCH = 2**53
+"""Larger integers are not exact as floats."""
 
 _REMEDY = "create it again with lbbsp profile"
 
@@ -46,14 +51,12 @@ def write_document(path: Path, document: Mapping[str, object]) -> None:
     """Writes a profile atomically: readers see either the old file or the complete new one."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -66,15 +69,15 @@ def read_document(path: Path) -> dict[str, object]:
         OSError: The file does not exist or cannot be read.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise ValueError(f"{path}: the file must be complete JSON ({error}): {_REMEDY}") from None
+        document = parse_json(path.read_bytes(), f"{path}: the file")
+    except ValueError as error:
+        raise ValueError(f"{error}; it must be a complete profile: {_REMEDY}") from None
     if not isinstance(document, dict) or "schema" not in document:
         raise ValueError(f"{path}: the file must be a profile with a schema: {_REMEDY}")
     if document["schema"] != SCHEMA or isinstance(document["schema"], bool):
         raise ValueError(
-            f"{path}: schema must be {SCHEMA}, got {document['schema']!r}: {_REMEDY}, or read it "
-            "with the version of lbbsp that wrote it"
+            f"{path}: schema must be {SCHEMA}, got {shortened(document['schema'])}: {_REMEDY}, or "
+            "read it with the version of lbbsp that wrote it"
         )
     return document
 
@@ -92,7 +95,9 @@ def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
     document = read_document(path)
     points = document.get("points")
     if not isinstance(points, list) or not points:
-        raise ValueError(f"{path}: points must be a non-empty list, got {points!r}: {_REMEDY}")
+        raise ValueError(
+            f"{path}: points must be a non-empty list, got {shortened(points)}: {_REMEDY}"
+        )
     for number, point in enumerate(points):
         if not (
             isinstance(point, dict)
@@ -101,9 +106,18 @@ def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
         ):
             raise ValueError(
                 f"{path}: points[{number}] must have an integer batch and its seconds, got "
-                f"{point!r}: {_REMEDY}"
+                f"{shortened(point)}: {_REMEDY}"
+            )
+        if not (0 < point["batch"] < _LARGEST_BATCH and is_plausible(point["seconds"])):
+            raise ValueError(
+                f"{path}: points[{number}] must have a batch >= 1 below 2^53, and seconds between "
+                f"1e-12 and 1e12, got {shortened(point)}: {_REMEDY}"
             )
     cap = cast("int | None", document.get("out_of_memory_at"))  # `Profile` checks it
+    if cap is not None and _is_number(cap, int) and cap >= _LARGEST_BATCH:
+        raise ValueError(
+            f"{path}: out_of_memory_at must be below 2^53, got {shortened(cap)}: {_REMEDY}"
+        )
     return [point["batch"] for point in points], [point["seconds"] for point in points], cap
 
 

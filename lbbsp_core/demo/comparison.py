@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +17,8 @@ from lbbsp_core.launch import launch
 from lbbsp_core.report.picture import draw_comparison
 from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
 from lbbsp_core.runtime.record import Run, read_run
+
+logger = logging.getLogger("lbbsp.demo")
 
 SLOW_WORKER: Final = 0.35
 """Relative speed of the last worker, unless speeds are given."""
@@ -178,16 +182,15 @@ def train(plan: Plan, training: Training) -> FinishedRun:
     return FinishedRun(read_run(plan.record(training)), _read_outcome(folder / "final.npz"))
 
 
-def write_results(
-    plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun, json_file: Path | None = None
-) -> Figures:
+def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
     """Computes the figures, and writes ``summary.json`` and ``demo.png``.
+
+    A file that cannot be written is reported in a warning.
 
     Args:
         plan: Settings of both runs.
         bsp: Plain run.
         lbbsp: Balanced run.
-        json_file: Second file for the figures, if wanted.
 
     Returns:
         All figures, as ``summary.json`` holds them.
@@ -195,16 +198,21 @@ def write_results(
     comparison = Comparison(summarise(bsp.run), summarise(lbbsp.run))
     figures = comparison.figures(bsp.outcome, lbbsp.outcome)
     text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
-    for path in (plan.summary, json_file):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
     note = (
         f"Same samples in the same order: held-out accuracy {bsp.outcome.accuracy:.1%} with plain "
         f"BSP, {lbbsp.outcome.accuracy:.1%} with LB-BSP."
     )
-    draw_comparison(bsp.run, lbbsp.run, plan.picture, speeds=plan.speeds, note=note)
+    _written(plan.summary, lambda path: path.write_text(text, encoding="utf-8"))
+    draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
+    _written(plan.picture, draw)
     return figures
+
+
+def _written(path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error)
 
 
 def _read_outcome(path: Path) -> Outcome:

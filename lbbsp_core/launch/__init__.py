@@ -1,6 +1,8 @@
-"""Launcher of local worker processes, optionally with emulated unequal speeds.
+"""Launcher of local worker processes, optionally with emulated unequal speeds and restarts.
 
 command, speeds ──> environments, CPU shares ──> processes under CPU quotas ──> one exit status
+                         ^                                                            │
+                         └───────────── restart: new cluster, all or survivors <──────┘
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Final
 
 from lbbsp_core.launch.cluster import JobSpec, job_spec
-from lbbsp_core.launch.cpu_shares import Schedule, schedule
-from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
+from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
+from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
+from lbbsp_core.launch.supervise import Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
     Emulation,
     Throttle,
@@ -23,10 +27,12 @@ from lbbsp_core.launch.throttle import (
     available_cores,
     create_throttle,
 )
-from lbbsp_core.processes.child import Event, Output
+from lbbsp_core.processes.child import Event
 from lbbsp_core.processes.reaper import Reaper
 
 __all__ = ["launch"]
+
+GRACE_SECONDS: Final = 30.0  # as schedulers give to jobs that they end (Kubernetes, Slurm)
 
 
 def launch(
@@ -37,6 +43,9 @@ def launch(
     speeds_at: Sequence[tuple[float, Sequence[float]]] = (),
     run_dir: Path | None = None,
     timeout: float | None = None,
+    max_restarts: int = 0,
+    elastic: int | None = None,
+    grace: float = GRACE_SECONDS,
     framework: str = "tensorflow",
     servers: int | None = None,
     output: Callable[[int, str], None] | None = None,
@@ -44,8 +53,15 @@ def launch(
 ) -> int:
     """Runs a script as a job of local worker processes and waits for its end.
 
-    The first worker that fails ends the job. No process and no cgroup outlives the call. With
-    ``speeds``, worker i gets ``speeds[i] / speeds[j]`` times the CPU time of worker j, and all
+    The first worker that fails ends the job, or this attempt of it: then all processes are started
+    again, as often as ``max_restarts`` permits. The environment variable LBBSP_RESTART tells the
+    script how often that has happened. No process and no cgroup outlives the call.
+
+    A signal that asks this process to end is passed on to the scripts as SIGTERM, and they get
+    ``grace`` seconds to write a checkpoint. They get as much time if one of them leaves with status
+    143, as all do together after a SIGTERM to one of them; a restart follows if one is left.
+
+    With ``speeds``, worker i gets ``speeds[i] / speeds[j]`` times the CPU time of worker j, and all
     workers together get no more than the machine has.
 
     Args:
@@ -56,7 +72,12 @@ def launch(
         speeds_at: Pairs of seconds since the start and the speeds from then on.
         run_dir: Folder of the run's files. It is created, and passed to the workers as
             LBBSP_RUN_DIR.
-        timeout: Seconds for the whole job, > 0. None sets no limit.
+        timeout: Seconds for the whole job with its restarts, > 0. None sets no limit.
+        max_restarts: Maximum number of restarts after failures.
+        elastic: Minimum number of workers; the job is then restarted without a worker that has
+            failed, as long as so many remain, with ranks and options of the survivors. None
+            restarts all workers.
+        grace: Seconds that scripts have to end after SIGTERM, >= 0.
         framework: Framework whose cluster description the workers get: "tensorflow" or "mxnet".
         servers: Number of parameter servers, >= 1. The default is 1 for mxnet. For tensorflow the
             default is none, with synchronous training; with servers the script runs once, as the
@@ -69,55 +90,69 @@ def launch(
 
     Returns:
         0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
-        that ended it; 124 after a timeout; 130 after Ctrl-C, 143 after SIGTERM.
+        that ended it, in the last attempt; 124 after a timeout; 130 after Ctrl-C, 143 after
+        SIGTERM.
 
     Raises:
         ValueError: An argument is invalid; then no process has been started.
     """
     started = time.monotonic()
-    _check(command, workers, timeout)
+    _check(command, workers, timeout, grace)
+    limits = Limits(max_restarts, elastic)
+    check_limits(limits, workers)
     plan = _plan(speeds, speeds_at, workers)
-    job = job_spec(framework, workers, emulated=plan is not None, run_dir=run_dir, servers=servers)
-    if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    if output is None:
-        output = print_line if job.coordinator is None else _print_line_of_chief
-    outcome, output_tail = _run(command, job, plan, emulation, output, started, timeout)
-    for line in output_tail:
-        print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
-    if outcome.message is not None:
-        notify(outcome.message)
-    return outcome.status
+    events: SimpleQueue[Event] = SimpleQueue()
+
+    def run(attempt: Attempt) -> Result:
+        job = job_spec(
+            framework,
+            len(attempt.members),
+            emulated=plan is not None,
+            run_dir=run_dir,
+            servers=servers,
+            restart=attempt.number,
+        )
+        if run_dir is not None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        write = output
+        if write is None:
+            write = print_line if job.coordinator is None else _print_line_of_chief
+        shares = None if plan is None else plan.of(attempt.members)
+        changes = () if shares is None else shares.stages[1:]
+        with closing(Reaper()) as reaper:
+            supervisor = Supervisor(_create_throttle(shares, emulation), reaper, write, events)
+            return _supervise(supervisor, command, job, changes, started, timeout, grace)
+
+    with signal_handlers(events) as signals:
+        return run_attempts(run, workers, limits, events, signals, notify)
 
 
-def _run(
+def _supervise(
+    supervisor: Supervisor,
     command: Sequence[str],
     job: JobSpec,
-    plan: Schedule | None,
-    emulation: Emulation,
-    output: Output,
+    changes: Sequence[Stage],
     started: float,
     timeout: float | None,
-) -> tuple[Outcome, list[str]]:
-    """Runs the job. Returns its outcome and the last output of the process that failed first."""
-    events: SimpleQueue[Event] = SimpleQueue()
-    with signal_handlers(events), closing(Reaper()) as reaper:
-        supervisor = Supervisor(_create_throttle(plan, emulation), reaper, output, events)
-        outcome = None
-        try:
-            supervisor.start(command, job)
-            changes = plan.stages[1:] if plan is not None else ()
-            outcome = supervisor.watch(changes, started, timeout)
-        finally:
-            supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
-        if outcome.failed_index is not None:
-            return outcome, supervisor.output_tail(outcome.failed_index)
-        if outcome.status == 0:
-            supervisor.check_output()
-        return outcome, []
+    grace: float,
+) -> Result:
+    """Runs the processes of one attempt until all of them have ended."""
+    outcome = None
+    try:
+        supervisor.start(command, job)
+        outcome = supervisor.watch(changes, started, timeout)
+        if outcome.leaving:
+            outcome = supervisor.let_leave(outcome, grace, notify)
+    finally:
+        supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
+    if outcome.failed_index is not None:
+        return Result(outcome, supervisor.output_tail(outcome.failed_index))
+    if outcome.status == 0:
+        supervisor.check_output()
+    return Result(outcome, [])
 
 
-def _check(command: Sequence[str], workers: int, timeout: float | None) -> None:
+def _check(command: Sequence[str], workers: int, timeout: float | None, grace: float) -> None:
     if isinstance(command, str) or not command:
         raise ValueError(
             f"command must be a script and its arguments, got {command!r}: "
@@ -129,6 +164,11 @@ def _check(command: Sequence[str], workers: int, timeout: float | None) -> None:
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "
             "give one, or None for no limit"
+        )
+    if not (math.isfinite(grace) and grace >= 0):
+        raise ValueError(
+            f"grace must be a number of seconds >= 0, got {grace}: give the time that a script "
+            "needs to write a checkpoint, such as 30"
         )
 
 

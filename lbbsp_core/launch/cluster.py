@@ -63,6 +63,7 @@ def job_spec(
     emulated: bool,
     run_dir: Path | None,
     servers: int | None = None,
+    restart: int = 0,
 ) -> JobSpec:
     """Returns the environments of the workers and of the processes beside them.
 
@@ -74,12 +75,15 @@ def job_spec(
         emulated: Whether the workers' speeds are emulated by limiting their CPU time.
         run_dir: Folder of the run's files, passed on as LBBSP_RUN_DIR.
         servers: Number of parameter servers, or None for the framework's default.
+        restart: Number of restarts before this attempt, passed on as LBBSP_RESTART.
 
     Raises:
         ValueError: The framework is unknown, or the number of servers is invalid.
     """
     own = cluster_variables(framework, workers, servers)
-    shared = {"LBBSP_RUN_DIR": str(run_dir.absolute())} if run_dir is not None else {}
+    shared = {"LBBSP_RESTART": str(restart)}
+    if run_dir is not None:
+        shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
     emulation = emulation_defaults() if emulated else {}
     common = {**quiet_defaults(), **emulation, **os.environ, **shared}
     return own._replace(

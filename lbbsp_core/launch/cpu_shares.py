@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from lbbsp_core.types import is_plausible
+
 MAX_SHARE: Final = 0.95  # of one core: a quota of a full core would not limit a worker
 MAX_LOAD: Final = 0.9  # of all cores: the rest is for the launcher and the system
 MIN_QUOTA_US: Final = 1_000  # the kernel rejects smaller quotas
@@ -32,6 +34,15 @@ class Schedule(NamedTuple):
 
     stages: tuple[Stage, ...]
     period_us: int
+
+    def of(self, ranks: Sequence[int]) -> Schedule:
+        """Returns the schedule of these workers alone, whose shares stay the same."""
+        return self._replace(
+            stages=tuple(
+                Stage(seconds, tuple(shares[rank] for rank in ranks))
+                for seconds, shares in self.stages
+            )
+        )
 
 
 def schedule(
@@ -78,9 +89,9 @@ def check_speeds(speeds: Sequence[float], workers: int) -> tuple[float, ...]:
             f"({list(values)}): give {workers} speeds, or start {len(values)} workers"
         )
     for rank, speed in enumerate(values):
-        if not (math.isfinite(speed) and speed > 0):
+        if not is_plausible(speed):
             raise ValueError(
-                f"speeds must be positive and finite, got {speed} for worker {rank}: "
+                f"speeds must be positive, between 1e-12 and 1e12, got {speed} for worker {rank}: "
                 "give each worker's speed relative to the fastest, such as 1,1,0.5"
             )
     return values

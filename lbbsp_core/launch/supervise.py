@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,16 +21,21 @@ import psutil
 from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
+from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
+from lbbsp_core.runtime.marks import read_marks
 
 GRACE_SECONDS: Final = 0.2  # within which workers fail as a consequence of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
 TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 0.05
+MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
+NOTICE_SECONDS: Final = 1.0  # after which a wait for scripts that leave is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
+LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 
 
 class Outcome(NamedTuple):
@@ -39,12 +46,18 @@ class Outcome(NamedTuple):
         failed_index: Index of the process that failed first, or None; a worker's is its rank.
         message: Message to the user, or None.
         failed_name: Name of the process that failed first, in front of its output.
+        signalled: Whether a signal asked the launcher to end the job.
+        leaving: Whether the scripts end by themselves, with a checkpoint, if they get some time.
+        lost_workers: Ranks of the workers that caused the end of the job, as far as known.
     """
 
     status: int
     failed_index: int | None = None
     message: str | None = None
     failed_name: str = ""
+    signalled: bool = False
+    leaving: bool = False
+    lost_workers: tuple[int, ...] = ()
 
 
 class Supervisor:
@@ -66,6 +79,8 @@ class Supervisor:
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
         self._scripts: list[ChildProcess] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
+        self._reaper.watch_job(self._folder)
 
     def start(self, command: Sequence[str], job: JobSpec) -> None:
         """Starts the workers, and the processes beside them, which are not slowed down.
@@ -108,8 +123,18 @@ class Supervisor:
         procs: Path | None,
         output: Output,
     ) -> ChildProcess:
+        marks = self._marks_of(index)
+        marks.mkdir()
+        own = {_reaper.JOB: str(self._folder), "LBBSP_MARKS": str(marks)}
         process = ChildProcess(
-            index, name, command, environment, procs, output, self._events, self._lock
+            index,
+            name,
+            command,
+            {**environment, **own},
+            procs,
+            output,
+            self._events,
+            self._lock,
         )
         self._reaper.watch_group(process.pid)
         return process
@@ -129,16 +154,64 @@ class Supervisor:
         pending = deque(changes)
         while any(script.running for script in self._scripts):
             next_change = started + pending[0].seconds if pending else None
-            event = self._next_event(_earliest(deadline, next_change))
+            next_look = time.monotonic() + MARKS_SECONDS if self._ended_workers() else None
+            event = self._next_event(_earliest(deadline, next_change, next_look))
+            outcome = self._handle_event(event) if event is not None else self._missed_worker()
+            if outcome is not None:
+                return outcome
             if event is not None:
-                outcome = self._handle_event(event)
-                if outcome is not None:
-                    return outcome
-            elif deadline is not None and time.monotonic() >= deadline:
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
                 return Outcome(TIMED_OUT, None, self._timeout_message(timeout))
             elif next_change is not None and time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
+
+    def let_leave(self, outcome: Outcome, seconds: float, notify: Callable[[str], None]) -> Outcome:
+        """Waits until all scripts have ended by themselves, with a checkpoint if they write any.
+
+        After a signal to this process they are asked to. The processes beside them, on which
+        their last step may depend, run on. A Ctrl-C ends the wait.
+
+        Args:
+            outcome: Why they leave.
+            seconds: Maximum duration of the wait.
+            notify: Called with a message if the wait is noticeable.
+
+        Returns:
+            The outcome, whose message now names scripts that fail, or do not end in time.
+        """
+        self._release()
+        started, silent, problems = time.monotonic(), True, []
+        if outcome.signalled:
+            self._ask_scripts_to_leave()
+        while any(script.running for script in self._scripts):
+            wake = started + (NOTICE_SECONDS if silent else seconds)
+            event = self._next_event(min(wake, started + seconds))
+            if isinstance(event, Exited):
+                self._mark_exited(event)
+                if event.code not in (0, LEFT, -signal.SIGTERM):
+                    problems.append(str(event))
+            elif isinstance(event, Signalled):
+                if event.signum == signal.SIGINT and outcome.signalled:
+                    break  # schedulers, unlike users, repeat a SIGTERM without more haste
+                outcome = _signalled(event)  # the scripts know: a second request would end them
+            elif time.monotonic() >= started + seconds:
+                running = self._running_scripts()
+                problems.append(
+                    f"still running after {seconds:g} s, and now killed: {running}; raise --grace "
+                    "if a checkpoint needs more time"
+                )
+                break
+            elif silent:
+                silent = False
+                notify(
+                    f"{outcome.message}; waiting up to {seconds:g} s until the script has ended "
+                    "(Ctrl-C ends it at once)"
+                )
+        lost = () if outcome.signalled else tuple(self._preempted_workers())
+        problem = f" ({'; '.join(problems)})" if problems else ""
+        return outcome._replace(message=f"{outcome.message}{problem}", lost_workers=lost)
 
     def stop(self, *, succeeded: bool) -> None:
         """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
@@ -147,9 +220,7 @@ class Supervisor:
             succeeded: Whether the job succeeded: then processes that the workers have started
                 get a moment to end without a signal.
         """
-        for worker in self._workers:
-            with suppress(OSError):  # a failure here must not prevent the steps below
-                self._throttle.release(worker.index)
+        self._release()
         if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
             self._signal_all(signal.SIGTERM)
             if not self._wait_until_gone(TERM_SECONDS):
@@ -160,6 +231,18 @@ class Supervisor:
         self._throttle.close()
         for process in self._processes():
             process.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _release(self) -> None:
+        """Lifts the limits of all workers, so that they end quickly."""
+        for worker in self._workers:
+            with suppress(OSError):  # a failure here must not prevent the end of the processes
+                self._throttle.release(worker.index)
+
+    def _ask_scripts_to_leave(self) -> None:
+        """Signals the scripts alone: processes that load their data must not end before them."""
+        for script in self._scripts:
+            script.signal_alone(signal.SIGTERM)
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""
@@ -189,13 +272,64 @@ class Supervisor:
         if isinstance(event, OutputFailed):
             raise event.error
         if isinstance(event, Signalled):
-            return Outcome(128 + event.signum, None, f"ended by {signal_name(event.signum)}")
+            return _signalled(event)
         self._mark_exited(event)
         if event.code == 0:
-            return None
+            return self._unfinished(event)
+        if event.code == LEFT and self._processes()[event.process_index] in self._scripts:
+            message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
+            return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(GRACE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
-        return Outcome(event.status, event.process_index, message, _short(event.name))
+        for process in self._processes():
+            lost = read_marks(self._marks_of(process.index)).lost
+            if lost is not None:
+                return self._failed(lost.rank, lost.why, event.status)
+        return self._failed(event.process_index, message, event.status)
+
+    def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
+        """Returns the outcome of a job that ends because of one of its processes."""
+        name = _short(self._processes()[process_index].name)
+        workers = (process_index,) if process_index < len(self._workers) else ()
+        return Outcome(status, process_index, message, name, lost_workers=workers)
+
+    def _unfinished(self, event: Exited) -> Outcome | None:
+        """Returns the outcome if a process with status 0 has not reached the end of its script."""
+        marks = read_marks(self._marks_of(event.process_index))
+        if not marks.begun or marks.finished:
+            return None
+        return self._failed(
+            event.process_index,
+            f"{event.name} ended with status 0 before the end of its script: it has called "
+            "os._exit, or a library that ends processes; let the script return, or use sys.exit",
+        )
+
+    def _missed_worker(self) -> Outcome | None:
+        """Returns the outcome if a worker waits for the start of one that has ended."""
+        for ended in self._ended_workers():
+            for worker in self._workers:
+                if worker.running and read_marks(self._marks_of(worker.index)).waiting:
+                    return self._failed(
+                        ended.index,
+                        f"{ended.name} ended with status 0 before training, and {worker.name} "
+                        "waits for it",
+                    )
+        return None
+
+    def _preempted_workers(self) -> list[int]:
+        """Returns the ranks of the workers that have got SIGTERM themselves."""
+        return [
+            worker.index
+            for worker in self._workers
+            if read_marks(self._marks_of(worker.index)).preempted
+        ]
+
+    def _ended_workers(self) -> list[ChildProcess]:
+        """Returns the workers that have ended while others still run."""
+        return [worker for worker in self._workers if not worker.running]
+
+    def _marks_of(self, process_index: int) -> Path:
+        return self._folder / str(process_index)
 
     def _mark_exited(self, event: Exited) -> None:
         self._processes()[event.process_index].running = False
@@ -212,12 +346,18 @@ class Supervisor:
         return failures
 
     def _timeout_message(self, timeout: float | None) -> str:
-        names = ", ".join(_short(script.name) for script in self._scripts if script.running)
-        return f"timed out after {timeout:g} s; still running: {names}"
+        return f"timed out after {timeout:g} s; still running: {self._running_scripts()}"
+
+    def _running_scripts(self) -> str:
+        return ", ".join(_short(script.name) for script in self._scripts if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
         for process in self._processes():
             process.signal_group(signum)
+            process.signal_group(signal.SIGCONT)  # a stopped process would not end
+        for pid in _reaper.processes_of(str(self._folder)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
 
     def _wait_until_gone(self, seconds: float) -> bool:
         """Returns whether all processes end in time; a second signal ends the wait."""
@@ -229,9 +369,15 @@ class Supervisor:
         return True
 
     def _alive(self) -> bool:
-        """Returns whether any process of the children's groups is alive; zombies are not."""
+        """Returns whether any process of the job is alive; zombies are not."""
         groups = {process.pid for process in self._processes()}
-        return any(_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
+        in_groups = (_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
+        return any(in_groups) or bool(_reaper.processes_of(str(self._folder)))
+
+
+def _signalled(event: Signalled) -> Outcome:
+    message = f"ended by {signal_name(event.signum)}"
+    return Outcome(128 + event.signum, None, message, signalled=True, leaving=True)
 
 
 def _discard_output(_index: int, _line: str) -> None:
@@ -262,29 +408,35 @@ def _earliest(*times: float | None) -> float | None:
 
 
 def _remaining(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())
+    # A queue accepts no wait of centuries; the caller waits again.
+    return None if until is None else min(max(0.0, until - time.monotonic()), 1e6)
 
 
 @contextmanager
-def signal_handlers(events: SimpleQueue[Event]) -> Iterator[None]:
+def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
     """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
     Outside the main thread it does nothing, since Python installs handlers only there. A handler
     may put into a `SimpleQueue` even if it interrupts another put.
+
+    Yields:
+        The signals that have arrived, in order.
     """
+    received: list[int] = []
 
     def handle(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
         events.put(Signalled(signum))
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
     signums = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         signums.append(signal.SIGHUP)
     previous = {signum: signal.signal(signum, handle) for signum in signums}
     try:
-        yield
+        yield received
     finally:
         for signum, handler in previous.items():
             if handler is not None:  # None: not installed by Python, cannot be restored

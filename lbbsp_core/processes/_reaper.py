@@ -1,16 +1,23 @@
-"""Program that cleans up after a killed parent: kills process groups and removes cgroups.
+"""Program that cleans up after a killed parent: kills process groups, removes cgroups and folders.
 
 The kernel kills the parent's children themselves (see ``_exec``), but not the processes that
-these have started. The parent writes the names of process groups and cgroups to this program's
-standard input, one per line. The input ends when the parent dies, even by SIGKILL; then this
-program kills these groups and removes these cgroups. A parent that exits normally kills this
-program first.
+these have started. The parent writes the names of process groups, cgroups and job folders to this
+program's standard input, one per line. The input ends when the parent dies, even by SIGKILL; then
+this program kills these groups and removes these cgroups and folders. A parent that exits normally
+kills this program first.
+
+Every process of a job has the job's folder in its environment, by which it is found even in a
+session of its own.
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
+
+JOB = "LBBSP_JOB"
+"""Environment variable with the folder of a job, in all of its processes."""
 
 
 def main() -> None:
@@ -22,6 +29,10 @@ def main() -> None:
     for kind, name in lines:
         if kind == "cgroup":
             remove_cgroup(name)
+        elif kind == "job":
+            for pid in processes_of(name):
+                kill(pid)
+            shutil.rmtree(name, ignore_errors=True)
 
 
 def kill_group(group: int) -> None:
@@ -30,6 +41,28 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except OSError:
         return
+
+
+def kill(pid: int) -> None:
+    """Kills a process that may have ended already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def processes_of(folder: str) -> list[int]:
+    """Returns the processes of a job; none where there is no ``/proc``, and no zombies."""
+    entry, found = os.fsencode(f"{JOB}={folder}"), []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as stream:
+                    if entry in stream.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:  # it has ended, or belongs to another user
+                continue
+    return found
 
 
 def remove_cgroup(cgroup: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import threading
 from collections import deque
@@ -105,6 +106,11 @@ class ChildProcess:
     def pid(self) -> int:
         """Process ID, which is also the ID of the process group."""
         return self._process.pid
+
+    def signal_alone(self, signum: signal.Signals) -> None:
+        """Signals the process alone, which may have ended but has not been reaped."""
+        if self.running:
+            os.kill(self.pid, signum)
 
     def signal_group(self, signum: signal.Signals) -> None:
         """Signals the process and the processes that it has started."""

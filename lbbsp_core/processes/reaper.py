@@ -11,7 +11,7 @@ from lbbsp_core.processes import _reaper
 
 
 class Reaper:
-    """Helper process that kills process groups and removes cgroups if this process is killed.
+    """Helper process that kills processes and removes cgroups if this process is killed.
 
     It reads their names from a pipe and acts when the pipe closes.
     """
@@ -33,6 +33,10 @@ class Reaper:
     def watch_cgroup(self, path: Path) -> None:
         """Adds a cgroup to remove if this process is killed."""
         self._send(f"cgroup {path}")
+
+    def watch_job(self, folder: Path) -> None:
+        """Adds the folder of a job, to remove if this process is killed, with its processes."""
+        self._send(f"job {folder}")
 
     def close(self) -> None:
         """Kills the helper, so that it does not act on the names that it has received."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
 
@@ -22,13 +23,28 @@ def new_figure(
     Raises:
         ModuleNotFoundError: matplotlib is missing; says how to install it.
     """
+    canvas = _canvas()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained" if constrained else None)
+    canvas(figure)
+    return figure
+
+
+def picture_formats() -> list[str]:
+    """Returns the formats that a picture can have, which are the suffixes of its file.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing; says how to install it.
+    """
+    return sorted(_canvas().get_supported_filetypes())
+
+
+def _canvas() -> type[FigureCanvasAgg]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "a plot needs matplotlib, which is not installed: run pip install 'lbbsp[report]'"
         ) from error
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained" if constrained else None)
-    FigureCanvasAgg(figure)
-    return figure
+    return FigureCanvasAgg

@@ -138,7 +138,8 @@ def _label(
 
 def _batch_sizes(axes: Axes, run: Run, names: Sequence[str]) -> None:
     """Draws the batch size of each worker, step by step, with its name at the end of the line."""
-    full = [line for line in run.steps if not line.short] or run.steps
+    recent = run.with_same_workers()
+    full = [line for line in recent if not line.short] or recent
     steps, sizes = [line.step for line in full], [line.sizes for line in full]
     end = steps[-1] + 0.01 * (steps[-1] - steps[0] + 1)
     heights = _spread([float(size) for size in sizes[-1]], 0.11 * max(map(max, sizes)))

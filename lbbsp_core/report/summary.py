@@ -27,6 +27,9 @@ from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.runtime.record import Run, StepLine
 
+_SHORTEST = 1e-12
+"""Shorter times are no measurements, and speeds computed from them could overflow."""
+
 Floats = npt.NDArray[np.float64]
 Weights = npt.NDArray[np.floating[Any]]
 
@@ -159,6 +162,8 @@ def summarise(run: Run) -> RunSummary:
         raise ValueError("the run must have at least one step, got none: train for longer")
     steady = run.last_half()
     sizes, busy, wall = _columns(steady)
+    if not np.median(wall) > 0:
+        raise ValueError("the steps of the run must have taken some time, got wall_seconds of 0")
     total = run.header.global_batch_size
     return RunSummary(
         workers=run.header.workers,
@@ -199,7 +204,7 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
     """
     costs = []
     for rank in range(sizes.shape[1]):
-        is_valid = (sizes[:, rank] > 0) & (busy[:, rank] > 0)
+        is_valid = (sizes[:, rank] > 0) & (busy[:, rank] > _SHORTEST)
         if not is_valid.any():
             raise ValueError(
                 f"worker {rank} must be measured in at least one steady step, got no measurement: "
@@ -232,8 +237,8 @@ def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
 
 
 def _communication(run: Run) -> float:
-    regular = [line for line in run.steps if line.is_regular]
-    _, busy, wall = _columns(regular or run.steps)
+    steps = run.with_same_workers()
+    _, busy, wall = _columns([line for line in steps if line.is_regular] or steps)
     return float(np.median(wall - busy.max(axis=1)))
 
 

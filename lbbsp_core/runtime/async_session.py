@@ -297,7 +297,7 @@ class AsyncSession:
         """Records the pushes since the last call, on rank 0."""
         if self._record_path is None:
             return
-        if self._log is None and not self._departed:
+        if self._log is None and (self._answer.pushes or not self._departed):
             self._log = PushLog(open_record(self._record_path, self._header()))
         while self._log is not None and self._logged < self._answer.pushes:
             for line in read_log(self.servers.exchange_log(log_request(self._logged))):

@@ -122,6 +122,7 @@ class Balancer:
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
         self.step = 0
         self.stopping = False
+        self.preempted = False
         self.cost_shape = CostShape.from_cost(cost or Proportional(), global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
         self._estimator = SpeedEstimator(used, self.cost_shape, outlier_filter or OutlierFilter())
@@ -141,6 +142,11 @@ class Balancer:
     def workers(self) -> int:
         """Number of workers, N."""
         return self.constraints.workers
+
+    @property
+    def estimator(self) -> SpeedEstimator:
+        """Estimator of this worker's speed."""
+        return self._estimator
 
     def make_order(
         self,
@@ -265,6 +271,7 @@ class Balancer:
         *,
         excluded: bool = False,
         stop: bool = False,
+        preempted: bool = False,
         drivers: tuple[float, ...] = (),
     ) -> StepMessage:
         """Learns from the running step, predicts, and returns this worker's message.
@@ -273,6 +280,7 @@ class Balancer:
             busy_seconds: Busy time of this step; an invalid value is sent as 0 (rule 7).
             excluded: Whether the step is excluded from learning (the first of an epoch, a retrace).
             stop: Whether to ask all workers to stop after this step.
+            preempted: Whether this worker must leave, so that all save a checkpoint.
             drivers: Driving factors known now, before the *next* step starts.
 
         Raises:
@@ -293,7 +301,15 @@ class Balancer:
         slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers, self.lag))
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
         plan = checksum(self._policy_state.sizes)
-        return StepMessage(slope, overhead, busy_ns, plan, stop=stop, excluded=not accepted)
+        return StepMessage(
+            slope,
+            overhead,
+            busy_ns,
+            plan,
+            stop=stop,
+            excluded=not accepted,
+            preempted=preempted,
+        )
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.
@@ -315,6 +331,7 @@ class Balancer:
         self._policy_state = self.policy.update(self._policy_state, self.constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
         self.stopping = any(message.stop for message in messages)
+        self.preempted = any(message.preempted for message in messages)
         self.step += 1
 
     def skip_to(self, step: int) -> None:

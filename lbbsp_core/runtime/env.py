@@ -10,3 +10,15 @@ def run_dir() -> Path | None:
     """Returns ``LBBSP_RUN_DIR``, the folder of the run record set by ``lbbsp launch --run-dir``."""
     folder = os.environ.get("LBBSP_RUN_DIR", "")
     return Path(folder) if folder else None
+
+
+def restart() -> int:
+    """Returns ``LBBSP_RESTART``, the number of restarts before this attempt; 0 without launcher."""
+    text = os.environ.get("LBBSP_RESTART", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def marks() -> Path | None:
+    """Returns ``LBBSP_MARKS``, the folder of this worker's marks for `lbbsp launch`."""
+    folder = os.environ.get("LBBSP_MARKS", "")
+    return Path(folder) if folder else None

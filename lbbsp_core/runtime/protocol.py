@@ -29,6 +29,7 @@ _MILLION = 1e6 * (1 + 1e-12)
 
 _STOP = 1
 _EXCLUDED = 2
+_PREEMPTED = 4
 
 
 class DisagreementError(RuntimeError):
@@ -46,6 +47,7 @@ class StepMessage:
         checksum: 24-bit checksum of the sender's latest plan.
         stop: Whether the sender asks all workers to stop after this step.
         excluded: Whether the measurement of this step is excluded from learning.
+        preempted: Whether the sender must leave: all workers save a checkpoint after this step.
     """
 
     picoseconds_per_sample: int
@@ -54,6 +56,7 @@ class StepMessage:
     checksum: int
     stop: bool = False
     excluded: bool = False
+    preempted: bool = False
 
 
 WIDTH = 10
@@ -93,7 +96,7 @@ def encode(message: StepMessage) -> Row:
             message.overhead_nanoseconds,
             message.busy_nanoseconds,
             message.checksum,
-            _STOP * message.stop + _EXCLUDED * message.excluded,
+            _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted,
         )
     )
 
@@ -102,7 +105,13 @@ def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
     slope, overhead, busy, plan, flags = unpack(row)
     return StepMessage(
-        slope, overhead, busy, plan, stop=bool(flags & _STOP), excluded=bool(flags & _EXCLUDED)
+        slope,
+        overhead,
+        busy,
+        plan,
+        stop=bool(flags & _STOP),
+        excluded=bool(flags & _EXCLUDED),
+        preempted=bool(flags & _PREEMPTED),
     )
 
 

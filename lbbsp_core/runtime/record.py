@@ -1,20 +1,31 @@
 """Run record ``run.jsonl``: a header line, then one JSON line per step or per push.
 
 Rank 0 writes it. Keys are the field names of `RunHeader`, `StepLine` and `PushLine`; a field that
-is empty by default is left out while it is empty. Times are in seconds and always finite.
+is empty by default is left out while it is empty. Times are in seconds and always finite. A run
+that starts again appends another header line and the lines that follow.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
+import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, TextIO, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from lbbsp_core.validate import parse_json, shortened
+
+logger = logging.getLogger("lbbsp.record")
 
 SCHEMA: Final = 2
+
+_LARGEST: Final = 1e15
+"""Sums of smaller numbers are exact, or do not overflow."""
 
 _NANOSECONDS: Final = {"per_second": 10**9}
 _MICROSECONDS: Final = {"per_second": 10**6}
@@ -163,15 +174,24 @@ PUSH_INTEGERS: Final = len(fields(PushLine))
 class RunRecord:
     """Appends lines to ``run.jsonl``; the file is complete after every line.
 
+    An existing record is continued with a new header. A record that cannot be written is reported
+    once, in a warning, and never stops the training.
+
     Args:
-        path: File to write. Its folder is created; an existing record is replaced.
+        path: File to append to. Its folder is created.
         header: Facts of the run.
     """
 
     def __init__(self, path: str | Path, header: RunHeader) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self.path.open("w", encoding="utf-8", buffering=1)
+        self._descriptor: int | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            self._descriptor = os.open(self.path, flags, 0o666)
+            self._end_unfinished_line()
+        except OSError as error:
+            self._give_up(error)
         self._write(header)
 
     def write(self, line: StepLine | PushLine) -> None:
@@ -184,10 +204,41 @@ class RunRecord:
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                os.close(descriptor)
+            except OSError as error:  # a network file system reports some failures only here
+                self._warn(error)
 
     def _write(self, line: RunHeader | StepLine | PushLine) -> None:
-        self._file.write(json.dumps(_to_json(line), allow_nan=False) + "\n")
+        text = json.dumps(_to_json(line), allow_nan=False) + "\n"
+        self._append(text.encode())
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data and self._descriptor is not None:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self._give_up(error)
+
+    def _end_unfinished_line(self) -> None:
+        """Ends the line that an earlier run was still writing when it was stopped."""
+        assert self._descriptor is not None
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._append(b"\n")
+
+    def _give_up(self, error: OSError) -> None:
+        self._warn(error)
+        self.close()
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning(
+            "the run record %s cannot be written (%s): the training goes on without it",
+            self.path,
+            error.strerror or error,
+        )
 
 
 class PushLog:
@@ -235,18 +286,30 @@ class Run:
     """Content of a run record.
 
     Args:
-        header: Facts of the run.
-        steps: Steps in order.
-        pushes: Pushes in order, of a run whose workers need not be in the same step.
+        header: Facts of the run, since its last start.
+        steps: Steps in order. Of a step that was repeated after a restart, the last attempt.
+        pushes: Pushes in order, of a run whose workers need not be in the same step; likewise.
+        starts: Number of times that the run was started.
     """
 
     header: RunHeader
     steps: list[StepLine]
     pushes: list[PushLine] = field(default_factory=list)
+    starts: int = 1
+
+    def with_same_workers(self) -> list[StepLine]:
+        """Returns the steps since the number of workers last changed, in an elastic restart."""
+        kept = []
+        for line in reversed(self.steps):
+            if len(line.sizes) != len(self.steps[-1].sizes):
+                break
+            kept.append(line)
+        return kept[::-1]
 
     def last_half(self) -> list[StepLine]:
         """Returns the regular steps of the last half, on which the steady state is measured."""
-        half = self.steps[len(self.steps) // 2 :]
+        steps = self.with_same_workers()
+        half = steps[len(steps) // 2 :]
         return [line for line in half if line.is_regular] or half
 
 
@@ -324,7 +387,8 @@ def open_record(path: str | Path, header: RunHeader) -> RunRecord:
 def read_run(path: str | Path) -> Run:
     """Reads ``run.jsonl``, or the one in a folder.
 
-    A last line that the run was still writing when it was stopped is ignored.
+    A line that the run was still writing when it was stopped is ignored. After a restart, the last
+    attempt of a step counts.
 
     Raises:
         OSError: The file cannot be read.
@@ -333,33 +397,53 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     path = path / "run.jsonl" if path.is_dir() else path
-    texts = path.read_text(encoding="utf-8").splitlines()
+    texts = path.read_bytes().split(b"\n")
+    if not texts[-1]:
+        texts.pop()
     if not texts:
         raise ValueError(f"{path} is empty: the run has not started, or was not recorded")
-    header: RunHeader | None = None
-    lines: list[StepLine | PushLine] = []
+    headers: list[RunHeader] = []
+    steps: list[StepLine] = []
+    pushes: list[PushLine] = []
+    unfinished: ValueError | None = None
     for number, text in enumerate(texts, start=1):
         where = f"{path} line {number}"
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            if number == len(texts) > 1:
-                break
-            raise ValueError(f"{where} is not JSON: {error}") from None
-        if header is None:
-            header = parse_header(values, where)
+            values = parse_json(text, where)
+        except ValueError as error:
+            if unfinished is not None:
+                raise unfinished from None
+            unfinished = error  # allowed at the end of the file, and before another start
+            continue
+        if is_header(values):
+            unfinished = None
+        if unfinished is not None:
+            raise unfinished
+        if not headers or is_header(values):
+            headers.append(parse_header(values, where))
+            continue
+        line = parse_line(values, where, headers[-1].workers)
+        if isinstance(line, StepLine):
+            while steps and steps[-1].step >= line.step:
+                steps.pop()
+            steps.append(line)
         else:
-            lines.append(parse_line(values, where))
-    assert header is not None
-    return Run(
-        header,
-        [line for line in lines if isinstance(line, StepLine)],
-        [line for line in lines if isinstance(line, PushLine)],
-    )
+            while pushes and pushes[-1].push >= line.push:
+                pushes.pop()
+            pushes.append(line)
+    if not headers:
+        assert unfinished is not None
+        raise unfinished
+    return Run(headers[-1], steps, pushes, len(headers))
+
+
+def is_header(values: object) -> bool:
+    """Returns whether a line, read as JSON, is a header, which every start of a run writes."""
+    return isinstance(values, dict) and "schema" in values
 
 
 def parse_header(values: object, where: str) -> RunHeader:
-    """Converts the first line of a record, read as JSON.
+    """Converts a header, read as JSON.
 
     Args:
         values: Content of the line.
@@ -375,26 +459,43 @@ def parse_header(values: object, where: str) -> RunHeader:
             "read it with that version"
         )
     if not isinstance(values, dict) or schema != SCHEMA or type(schema) is not int:
-        raise ValueError(f"{where}: schema must be {SCHEMA}, got {schema!r}")
-    return _from_json(RunHeader, values, where)
+        raise ValueError(f"{where}: schema must be {SCHEMA}, got {shortened(schema)}")
+    header = _from_json(RunHeader, values, where)
+    if header.workers < 1:
+        raise ValueError(f"{where}: workers must be >= 1, got {header.workers}")
+    return header
 
 
-def parse_line(values: object, where: str) -> StepLine | PushLine:
-    """Converts a line after the first one, read as JSON.
+def parse_line(values: object, where: str, workers: int | None = None) -> StepLine | PushLine:
+    """Converts a line that is not a header, read as JSON.
 
     Args:
         values: Content of the line.
         where: File and line, to name in errors.
+        workers: Number of workers, for each of which a step must have a value; None: any number.
 
     Raises:
-        ValueError: The line is neither a step nor a push, or a key is missing, unknown or of a
-            wrong type.
+        ValueError: The line is neither a step nor a push, or a key is missing, unknown, of a
+            wrong type or out of range.
     """
     if isinstance(values, dict) and "step" in values:
-        return _from_json(StepLine, values, where)
+        line = _from_json(StepLine, values, where)
+        for name in ("sizes", "busy_seconds", "predicted_seconds"):
+            given = getattr(line, name)
+            if len(given) != (len(line.sizes) if workers is None else workers):
+                raise ValueError(
+                    f"{where}: {name} must have a value for each worker, got {len(given)} values: "
+                    "remove the line, or record the run again"
+                )
+            _check_range(where, name, given)
+        _check_range(where, "step", [line.step])
+        _check_range(where, "wall_seconds", [line.wall_seconds])
+        return line
     if isinstance(values, dict) and "push" in values:
         return _from_json(PushLine, values, where)
-    raise ValueError(f"{where} must be an object with the key step or push, got {values!r}")
+    raise ValueError(
+        f"{where} must be an object with the key step or push, got {shortened(values)}"
+    )
 
 
 _Line = TypeVar("_Line", RunHeader, StepLine, PushLine)
@@ -424,11 +525,23 @@ def _field(declared: Field[Any], hint: Any, value: object, where: str) -> Any:
         return _convert(hint, value)
     except TypeError:
         name, expected = declared.name, declared.type
-        raise ValueError(f"{where}: {name} must be of type {expected}, got {value!r}") from None
+        raise ValueError(
+            f"{where}: {name} must be of type {expected}, got {shortened(value)}"
+        ) from None
+    except OverflowError:
+        raise ValueError(
+            f"{where}: {declared.name} must be between -2^63 and 2^63 - 1, and finite, got "
+            f"{shortened(value)}"
+        ) from None
 
 
 def _convert(hint: Any, value: object) -> object:
-    """Returns a JSON value as the type of a field; raises TypeError where that is impossible."""
+    """Returns a JSON value as the type of a field.
+
+    Raises:
+        TypeError: The value is of another type.
+        OverflowError: A number is too large.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is UnionType:
         return None if value is None else _convert(arguments[0], value)
@@ -438,9 +551,19 @@ def _convert(hint: Any, value: object) -> object:
         return {key: _convert(arguments[1], each) for key, each in value.items()}
     if hint is float and type(value) is int:
         return float(value)
-    if type(value) is hint:
-        return value
-    raise TypeError
+    if type(value) is not hint:
+        raise TypeError
+    if (hint is int and not -(2**63) <= value < 2**63) or (  # type: ignore[operator]
+        hint is float and not math.isfinite(value)  # type: ignore[arg-type]
+    ):
+        raise OverflowError
+    return value
+
+
+def _check_range(where: str, name: str, values: Sequence[float | None]) -> None:
+    for value in values:
+        if value is not None and not 0 <= value <= _LARGEST:
+            raise ValueError(f"{where}: {name} must be between 0 and {_LARGEST:g}, got {value!r}")
 
 
 def _text(value: object) -> str | None:

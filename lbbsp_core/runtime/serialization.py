@@ -6,6 +6,8 @@ nothing that is in the file.
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Records: TypeAlias = Mapping[str, type]
 """Classes of records by name, ``module:qualified name``."""
+
+_STATE = "state"
 
 
 def records_of(*states: object) -> dict[str, type]:
@@ -109,6 +113,34 @@ def from_json(value: Json, arrays: Mapping[str, npt.NDArray[Any]], records: Reco
             f"a state cannot be read: {error!r} in an object with the keys {sorted(value)}; it was "
             "saved with another predictor, policy or version of lbbsp"
         ) from None
+
+
+def to_bytes(value: object) -> bytes:
+    """Converts a state to bytes.
+
+    Raises:
+        TypeError: A value cannot be converted, see `to_json`.
+    """
+    arrays: Arrays = {}
+    text = json.dumps(to_json(value, arrays), allow_nan=False).encode()
+    stream = io.BytesIO()
+    np.savez(stream, **{_STATE: np.frombuffer(text, np.uint8), **arrays})
+    return stream.getvalue()
+
+
+def from_bytes(data: bytes, records: Records) -> Any:
+    """Converts bytes back to a state; the inverse of `to_bytes`.
+
+    Raises:
+        ValueError: The bytes were not made by `to_bytes`, or hold a record of another class.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            arrays = dict(archive)
+        text = arrays.pop(_STATE).tobytes()
+    except Exception as error:  # damaged archives raise errors of a dozen types
+        raise ValueError(f"a state cannot be read: {error!r}") from None
+    return from_json(json.loads(text), arrays, records)
 
 
 def _records_in(value: object) -> Iterator[object]:

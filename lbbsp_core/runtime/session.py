@@ -21,7 +21,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.policy import Sizes
@@ -32,6 +34,14 @@ from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import Row, StepMessage, compare_facts, decode, encode
 from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
+from lbbsp_core.runtime.serialization import Arrays, Json
+from lbbsp_core.runtime.session_state import (
+    check_states,
+    gather_state,
+    order_facts,
+    own_state,
+    restored_state,
+)
 from lbbsp_core.runtime.step_meter import StepMeter
 
 logger = logging.getLogger("lbbsp.session")
@@ -43,10 +53,12 @@ class StepFlags(NamedTuple):
     Args:
         excluded: Whether the step is excluded from learning.
         stop: Whether the worker asks all workers to stop after this step.
+        preempted: Whether the worker must leave after this step.
     """
 
     excluded: bool
     stop: bool
+    preempted: bool
 
 
 class WorkerSession:
@@ -101,6 +113,7 @@ class WorkerSession:
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
         self._stop_requested = False
+        self._preemption_requested = False
         self._busy_seconds = 0.0
 
     @property
@@ -297,6 +310,23 @@ class WorkerSession:
         """Request of any worker to stop, true on all workers after the same step."""
         return self.balancer.stopping
 
+    def request_preemption(self) -> None:
+        """Announces that this worker must leave: `preempted` is true on all after the exchange.
+
+        May be called by any thread.
+        """
+        self._preemption_requested = True
+
+    @property
+    def preemption_requested(self) -> bool:
+        """Request of this worker to leave."""
+        return self._preemption_requested
+
+    @property
+    def preempted(self) -> bool:
+        """Request of any worker to leave, true on all workers after the same step."""
+        return self.balancer.preempted
+
     def state(self) -> BalancerState:
         """Returns a state for `restore`, which can be pickled."""
         return self.balancer.state()
@@ -304,6 +334,49 @@ class WorkerSession:
     def restore(self, state: BalancerState) -> None:
         """Continues from `state`; call it before the first step."""
         self._replace_balancer(state, self.balancer.lag)
+
+    def facts(self) -> dict[str, Json]:
+        """Returns what must be the same for another job to continue from a state, by name."""
+        return order_facts(self.order, self._global_batch_size)
+
+    def save_state(self) -> tuple[Json, Arrays]:
+        """Returns the state of all workers after the last step; a collective.
+
+        Returns:
+            JSON and arrays for `load_state`, the same on every worker.
+
+        Raises:
+            TypeError: A state of a predictor or policy cannot be written; see `check_state`.
+        """
+        return gather_state([self.balancer], self.collectives)
+
+    def own_state(self) -> tuple[Json, Arrays]:
+        """Returns the state of this worker for `load_state`; no collective.
+
+        The other workers' speeds are not in it: those who load it learn them again.
+
+        Raises:
+            TypeError: As for `save_state`.
+        """
+        return own_state(self.balancer)
+
+    def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Continues from a saved state, also with another number of workers.
+
+        Call it before the first step, on every worker, with the order of the saved state.
+
+        Raises:
+            ValueError: The state was not saved by `save_state`, or cannot be read.
+        """
+        self.restore(restored_state(self.balancer, state, arrays))
+
+    def check_state(self) -> None:
+        """Raises an error if a state of the user's predictor or policy cannot be saved.
+
+        Raises:
+            TypeError: Names the type of the value, and the remedy.
+        """
+        check_states(self.balancer)
 
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
@@ -343,14 +416,20 @@ class WorkerSession:
             self._meter.open(names if self.workers > 1 else ())
 
     def _take_flags(self) -> StepFlags:
-        return StepFlags(self._meter.take_excluded(), self._stop_requested)
+        return StepFlags(
+            self._meter.take_excluded(), self._stop_requested, self._preemption_requested
+        )
 
     def _report(self, flags: StepFlags) -> Row:
         busy_seconds, drivers = self._meter.reach()
         self.activity.enter(Activity.WAITING, self._balancer.step)
         self._busy_seconds += 0.0 if flags.excluded else busy_seconds
         message = self._balancer.report(
-            busy_seconds, excluded=flags.excluded, stop=flags.stop, drivers=drivers
+            busy_seconds,
+            excluded=flags.excluded,
+            stop=flags.stop,
+            preempted=flags.preempted,
+            drivers=drivers,
         )
         return encode(message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 
 from lbbsp_core.runtime.record import StepLine, read_run
 from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
+from lbbsp_core.types import is_plausible
 
 
 class RecordedRun(NamedTuple):
@@ -49,10 +49,11 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
             f"{path} records pushes, of workers that were not in the same step: record a plain BSP "
             "run"
         )
-    usable = [line for line in run.steps if _is_usable(line)]
+    steps = run.with_same_workers()
+    usable = [line for line in steps if _is_usable(line)]
     if len(usable) < MIN_STEPS:
         raise ValueError(
-            f"{path}: only {len(usable)} of {len(run.steps)} steps are usable, at least "
+            f"{path}: only {len(usable)} of {len(steps)} steps are usable, at least "
             f"{MIN_STEPS} are needed: record a longer run"
         )
     sizes = np.array([line.sizes for line in usable], np.float64)
@@ -63,7 +64,9 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
         )
     walls = np.array([line.wall_seconds for line in usable], np.float64)
     notes = []
-    if omitted := len(run.steps) - len(usable):
+    if before := len(run.steps) - len(steps):
+        notes.append(f"steps left out because they had another number of workers: {before}")
+    if omitted := len(steps) - len(usable):
         notes.append(f"steps left out because they were excluded or short: {omitted}")
     if (sizes != sizes[0]).any():
         notes.append(
@@ -83,4 +86,4 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
 def _is_usable(line: StepLine) -> bool:
     """Returns whether a step is regular, and all workers were measured in it."""
     numbers = [*line.busy_seconds, *line.sizes, line.wall_seconds]
-    return line.is_regular and all(math.isfinite(number) and number > 0 for number in numbers)
+    return line.is_regular and all(map(is_plausible, numbers))

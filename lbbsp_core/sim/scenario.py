@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,7 +27,12 @@ from lbbsp_core.sim.synthetic import (
     synthetic_cluster,
 )
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_known, require_nonnegative, require_positive
+from lbbsp_core.validate import (
+    require_known,
+    require_nonnegative,
+    require_positive,
+    shortened,
+)
 
 T = TypeVar("T")
 
@@ -91,8 +98,13 @@ class Scenario:
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or value != int(value) or value < minimum:
-                raise ValueError(f"{name} must be a whole number >= {minimum}, got {value!r}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and minimum <= value < _LARGEST and value == int(value)):
+                raise ValueError(
+                    f"{name} must be a whole number >= {minimum} below 1e15, got {shortened(value)}"
+                )
+        if not isinstance(self.name, str):
+            raise ValueError(f"name must be a text, got {shortened(self.name)}")
         require_positive("samples_per_second", self.samples_per_second)
         require_nonnegative("overhead_seconds", self.overhead_seconds)
         for name in ("speeds", "cores"):
@@ -103,6 +115,11 @@ class Scenario:
             raise ValueError(
                 f"{' and '.join(lists)} exclude each other: each gives the speeds of all workers; "
                 "keep one"
+            )
+        if self.steps * self.size > _MOST_ITERATIONS:
+            raise ValueError(
+                f"steps times workers must be at most {_MOST_ITERATIONS:,}, got {self.steps:,} "
+                f"times {self.size:,}: lower one of them"
             )
         if self.serial_share and not self.cores:
             raise ValueError("serial_share needs cores, and none are given: add cores = [...]")
@@ -149,8 +166,17 @@ class Scenario:
         return replace(self, workers=workers, global_batch_size=total)
 
     def _profiles(self) -> list[Profile]:
-        return [Profile.load(path) for path in self.profiles]
+        try:
+            return [Profile.load(path) for path in self.profiles]
+        except OSError as error:
+            raise ValueError(f"profiles must be files that can be read: {error}") from None
 
+
+_LARGEST = 1e15
+"""Smaller integers are exact as floats, and so are sums of them."""
+
+_MOST_ITERATIONS = 500_000_000
+"""The times of all iterations of all workers are drawn at once, 8 bytes each."""
 
 _MINIMUM = {"workers": 0, "steps": 1, "seed": 0, "global_batch_size": 0, "steps_per_epoch": 1}
 
@@ -193,10 +219,11 @@ def load_scenario(name_or_path: str) -> Scenario:
     if name_or_path in PRESETS:
         return read_scenario(PRESETS[name_or_path], name_or_path)
     path = Path(name_or_path)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not os.path.exists(path):  # also False for impossible names
         require_known("scenario", name_or_path, PRESETS)
     try:
         table = _toml(path.read_text(encoding="utf-8"))
+        _check_values("", table)
         return read_scenario({"name": path.stem, **table}, path.stem, path.parent)
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ValueError(f"{path}: {error}") from None
@@ -272,8 +299,8 @@ def _build(where: str, build: Callable[..., T], options: Mapping[str, object]) -
         require_known(f"key of {where}", name, known or ["kind"])
     try:
         return build(**options)
-    except TypeError as error:  # a key is missing, or a value is of the wrong type
-        raise ValueError(f"{where}: {error}") from None
+    except TypeError as error:
+        raise ValueError(f"{where}: a key is missing or of a wrong type: {error}") from None
 
 
 def _toml(text: str) -> dict[str, object]:
@@ -286,5 +313,24 @@ def _toml(text: str) -> dict[str, object]:
             raise ValueError(
                 "a TOML file needs tomli with Python 3.10: pip install 'lbbsp[cli]'"
             ) from None
-    table: dict[str, object] = tomllib.loads(text)
+    try:
+        table: dict[str, object] = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("the file is nested too deeply: it must be a scenario") from None
     return table
+
+
+def _check_values(key: str, value: object) -> None:
+    """Checks that a TOML value, with all that it contains, is one of which scenarios consist."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            _check_values(f"{key}.{name}" if key else name, each)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            _check_values(f"{key}[{number}]", each)
+    elif isinstance(value, int | float):
+        never = key == "preemption.mean_down_seconds" and value == math.inf
+        if not (abs(value) < _LARGEST or never):
+            raise ValueError(f"{key} must be a number below 1e15, got {shortened(value)}")
+    elif not isinstance(value, str):
+        raise ValueError(f"{key} must be a number, a text, a list or a table, got {value!r}")

@@ -11,9 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.types import Measurement
+from lbbsp_core.types import Measurement, is_plausible
+from lbbsp_core.validate import shortened
 
 REQUIRED = ("worker", "step", "samples", "busy_seconds")
+
+_LARGEST_INTEGER = 2**53
+_LARGEST_DRIVER = 1e18
+"""Squares and sums of smaller numbers do not overflow."""
 
 
 class TraceError(ValueError):
@@ -89,7 +94,9 @@ def read_trace(path: str | Path) -> Trace:
             reader = csv.reader(file, strict=True)
             names = _header(path, next(reader, []))
             rows = list(_rows(path, names, reader))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except TraceError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # also of an encoding, or of a path
         raise TraceError(f"{path}: cannot be read as a CSV text file: {error}") from error
     if not rows:
         raise TraceError(f"{path}, line 2: no rows after the header: record at least one step")
@@ -141,16 +148,21 @@ def _rows(path: Path, names: list[str], reader: Iterator[list[str]]) -> Iterator
 def _row(path: Path, line: int, cells: dict[str, str]) -> _Row:
     values = {name: _number(path, line, name, text) for name, text in cells.items()}
     for name in ("worker", "step"):
-        if values[name] < 0 or values[name] != int(values[name]):
+        if not (0 <= values[name] < _LARGEST_INTEGER and values[name] == int(values[name])):
             raise TraceError(
-                f"{path}, line {line}, column {name!r}: must be a whole number >= 0, got "
-                f"{cells[name]!r}"
+                f"{path}, line {line}, column {name!r}: must be a whole number >= 0 below 2^53, "
+                f"got {cells[name]!r}: correct or remove the row"
             )
     for name in ("samples", "busy_seconds"):
         if values[name] <= 0:
             raise TraceError(
                 f"{path}, line {line}, column {name!r}: must be > 0, got {cells[name]!r}: remove "
                 "the row (a missing step is allowed)"
+            )
+        if not is_plausible(values[name]):
+            raise TraceError(
+                f"{path}, line {line}, column {name!r}: must be between 1e-12 and 1e12, got "
+                f"{cells[name]!r}: correct the unit, or remove the row"
             )
     drivers = tuple(value for name, value in values.items() if name not in REQUIRED)
     measurement = Measurement(values["samples"], values["busy_seconds"], drivers)
@@ -162,9 +174,10 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not (math.isfinite(value) and abs(value) < _LARGEST_DRIVER):
         raise TraceError(
-            f"{path}, line {line}, column {name!r}: must be a finite number, got {text!r}"
+            f"{path}, line {line}, column {name!r}: must be a finite number below "
+            f"{_LARGEST_DRIVER:g}, got {shortened(text)}: correct or remove the row"
         )
     return value
 

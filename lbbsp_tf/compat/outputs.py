@@ -9,13 +9,13 @@ save to the same path do not mix their writes.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 
 import keras
 
+from lbbsp_core.runtime.marks import scratch_folder
 from lbbsp_tf.compat.values import is_patched, patched
 
 _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
@@ -45,7 +45,7 @@ def write_once_per_job(rank: int) -> None:
             setattr(keras.Model, name, patched(_replacing_file(original, rank)))
     if rank == 0:
         return
-    folder = tempfile.TemporaryDirectory(prefix="lbbsp-")
+    folder = cache(scratch_folder)  # created for the first callback that writes
     for callback, attributes in _PATHS.items():
         if not is_patched(callback.set_model):
             redirected = _redirected(callback.set_model, attributes, folder)
@@ -55,7 +55,7 @@ def write_once_per_job(rank: int) -> None:
 def _redirected(
     set_model: Callable[..., None],
     attributes: tuple[str, ...],
-    folder: tempfile.TemporaryDirectory[str],
+    folder: Callable[[], Path],
 ) -> Callable[..., None]:
     """Wraps a callback's `set_model`, which runs before it reads its paths."""
 
@@ -63,8 +63,8 @@ def _redirected(
     def redirect(self: keras.callbacks.Callback, model: keras.Model) -> None:
         for attribute in attributes:
             path = Path(vars(self)[attribute])
-            if not path.is_relative_to(folder.name):
-                path = Path(folder.name, *path.absolute().parts[1:])
+            if not path.is_relative_to(folder()):
+                path = Path(folder(), *path.absolute().parts[1:])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 setattr(self, attribute, str(path))
         set_model(self, model)

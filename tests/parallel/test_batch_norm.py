@@ -48,6 +48,7 @@ def test_weights_and_moving_statistics_are_those_of_whole_batches(results, worke
     assert all(of_rank[case]["state"] == found["state"] for of_rank in results[workers])
 
 
+@pytest.mark.alone
 def test_the_plan_is_within_ten_percent_of_the_one_by_speeds(tmp_path):
     job = run("batch_norm_balance", workers=3, run_dir=tmp_path)
     assert job.status == 0

@@ -12,6 +12,7 @@ from jobs import SCRIPTS, run
 from lbbsp_core import read_run
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]

@@ -8,7 +8,7 @@ from jobs import run
 
 from lbbsp_core import read_run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(120)]
 LIMIT = 100  # seconds, on a machine that has other things to do
 
 MISUSE = {

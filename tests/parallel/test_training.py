@@ -7,6 +7,8 @@ from jobs import check_unequal, run
 
 from lbbsp_core import read_run
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("mode", "culprit"), [("kill", "SIGKILL"), ("raise", "RuntimeError: the data base is gone")]

@@ -48,7 +48,8 @@ def jobs(monkeypatch):
 def test_launch_hands_everything_on(jobs):
     result = run(
         "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
-        "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9, "train.py",
+        "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9,
+        "--max-restarts", 3, "--elastic", 2, "--grace", 5, "train.py",
     )  # fmt: skip
     assert result.exit_code == 7
     assert jobs == [
@@ -62,6 +63,9 @@ def test_launch_hands_everything_on(jobs):
                 "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
                 "run_dir": Path("here"),
                 "timeout": 9.0,
+                "max_restarts": 3,
+                "elastic": 2,
+                "grace": 5.0,
             },
         )
     ]
@@ -375,3 +379,104 @@ def test_every_command_helps(command):
     done = run(command, "--help")
     assert done.exit_code == 0
     assert "Usage" in done.output
+
+
+# Paths and numbers that cannot be right
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch, step_script):
+    """A folder to be in, with a file, a folder, a trace and a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    rows = [f"{w},{k},32,0.{5 + w}" for k in range(12) for w in range(2)]
+    (tmp_path / "trace.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows))
+    (tmp_path / "slow.toml").write_text("workers = 1000000\nsteps = 1000000\n")
+    (tmp_path / "run.jsonl").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "launch -n 2 --run-dir file x.py",
+        "launch -n 2 --run-dir file/below x.py",
+        "launch -n 2 --speeds 1e300,1e-300 x.py",
+        "launch -n 2 --speeds 1e308,1e308 x.py",
+        "launch -n 2 --speeds 1e-320,1e-320 x.py",
+        "launch -n 2 --speeds inf,1 x.py",
+        "launch -n 2 --speeds 1,1e-9 x.py",
+        "launch -n 2 --speeds 1,1 --speeds-at inf:1,1 x.py",
+        "launch -n 0 x.py",
+        "launch -n 1 --timeout inf x.py",
+        "launch -n 1000000 x.py",
+        "demo --run-dir file",
+        "demo --json folder",
+        "demo --json file/below.json",
+        "demo --speeds 1e300,1,1e-300",
+        "evaluate none.csv",
+        "evaluate folder",
+        "evaluate run.jsonl",
+        "evaluate trace.csv --json folder",
+        "evaluate trace.csv --json file/below.json",
+        "evaluate trace.csv --plot folder",
+        "evaluate trace.csv --plot picture.docx",
+        "simulate --trace none.csv",
+        "simulate --trace trace.csv --json folder",
+        "simulate --trace trace.csv --json file/below.json",
+        "simulate --trace trace.csv --plot picture.docx",
+        "simulate --trace trace.csv --plots file",
+        "simulate --trace trace.csv --global-batch-size 9223372036854775808",
+        "simulate --trace trace.csv --communication inf",
+        "simulate --trace trace.csv --workers 9223372036854775808",
+        "simulate --scenario none.toml",
+        "simulate --scenario folder",
+        "simulate --scenario slow.toml",
+        "simulate --scenario constant --steps 9223372036854775808",
+        "simulate --scenario constant --workers 9223372036854775808",
+        "simulate --from-run none",
+        "simulate --from-run run.jsonl",
+        "profile folder",
+        "profile train.py --out folder",
+        "profile train.py --json file/below.json",
+        "profile train.py --plot picture.docx",
+        "profile train.py --timeout nan",
+    ],
+)
+def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
+    monkeypatch.setattr(comparison, "find_spec", lambda name: 1)
+    if "picture" in arguments:
+        pytest.importorskip("matplotlib")
+    done = run(*arguments.split())
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
+    [line] = [line for line in done.stderr.splitlines() if line.strip()]
+    assert line.startswith(f"lbbsp {arguments.split()[0]}: ")
+    assert len(line) < 500
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_figures(places, tmp_path):
+    (tmp_path / "figures.json").symlink_to("/dev/full")
+    done = run("simulate", "--scenario", "constant", "--steps", 20, "--json", "figures.json")
+    assert done.exit_code == 2
+    assert "efficiency" in done.stdout, "what was computed is shown"
+    assert "No space left on device" in done.stderr
+
+
+def test_figures_go_to_a_new_folder(places, tmp_path):
+    done = run("simulate", "--scenario", "constant", "--steps", 20, "--json", "new/deep/f.json")
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "new" / "deep" / "f.json").read_text())["rows"]
+
+
+def test_the_demo_needs_no_picture(monkeypatch, tmp_path, complete, caplog):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
+    for name in ("summary.json", "demo.png"):
+        (tmp_path / name).symlink_to("/dev/full")
+    done = run("demo", "--workers", 2, "--steps", 20, "--run-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "1.86 x faster" in done.output
+    assert [name for name in ("summary.json", "demo.png") if name in caplog.text] == [
+        "summary.json", "demo.png",
+    ]  # fmt: skip

@@ -212,9 +212,9 @@ GOOD = {"schema": 1, "points": [{"batch": 1, "seconds": 1.0}], "out_of_memory_at
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (json.dumps(GOOD)[:-9], "must be complete JSON .*: create it again"),
-        ("", "must be complete JSON"),
-        (b"\xff\xfe", "must be complete JSON"),
+        (json.dumps(GOOD)[:-9], "the file is not JSON: .*: create it again"),
+        ("", "the file is not JSON"),
+        (b"\xff\xfe", "the file is not JSON"),
         ("[]", "must be a profile with a schema: create it again"),
         ("{}", "must be a profile with a schema"),
         (json.dumps(GOOD | {"schema": 2}), "schema must be 1, got 2: create it again"),
@@ -233,7 +233,10 @@ GOOD = {"schema": 1, "points": [{"batch": 1, "seconds": 1.0}], "out_of_memory_at
             json.dumps(GOOD | {"points": [{"batch": 1, "seconds": True}]}),
             r"points\[0\] must have an integer batch",
         ),
-        (json.dumps(GOOD | {"points": [{"batch": 1, "seconds": math.nan}]}), "got nan at 1"),
+        (
+            json.dumps(GOOD | {"points": [{"batch": 1, "seconds": math.nan}]}),
+            "NaN is not a finite number",
+        ),
         (json.dumps(GOOD | {"out_of_memory_at": 1}), "largest measured batch 1, got 1"),
         (json.dumps(GOOD | {"out_of_memory_at": "9"}), "None or an integer .* got '9'"),
         (

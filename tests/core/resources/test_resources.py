@@ -681,7 +681,6 @@ sampler.close()
 
 @pytest.mark.slow
 @linux
-@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["1", "0"])
 def test_a_forked_child_opens_its_own_sources(budget: str) -> None:
     subprocess.run([sys.executable, "-c", FORK, budget], check=True, timeout=120)
@@ -744,8 +743,8 @@ burner.stdin.close(); burner.wait()
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @linux
-@pytest.mark.slow
 @measured
 def test_a_neighbour_on_our_core_is_seen() -> None:
     """Compares the sampled seconds of others with the burner's and with those of the core."""
@@ -778,8 +777,8 @@ with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as s
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @linux
-@pytest.mark.slow
 @measured
 def test_a_quota_is_seen() -> None:
     """Spins under a quota of 5 % of a core: the process is throttled in each period."""

@@ -1,6 +1,7 @@
 """Asynchronous sessions in one process: threads, and a parameter server that is a list."""
 
 import threading
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -72,7 +73,12 @@ class Servers:
         return nullcontext()
 
 
-def run(sync, options=lambda rank: SessionOptions(), samples=lambda rank: SAMPLES):
+def run(
+    sync,
+    options=lambda rank: SessionOptions(),
+    samples=lambda rank: SAMPLES,
+    before_drawing=lambda rank, drawn: None,
+):
     """Trains; returns the server and what each worker drew."""
     server, drawn, errors = ListServer(SAMPLES), [[] for _ in range(WORKERS)], []
 
@@ -90,6 +96,7 @@ def run(sync, options=lambda rank: SessionOptions(), samples=lambda rank: SAMPLE
             session.use_samples(samples(rank))
             stream = SampleStream(SAMPLES, session.options.seed)
             session.begin_epoch()
+            before_drawing(rank, drawn)
             while True:
                 begin, end = session.claim(EPOCHS * SAMPLES)
                 if begin >= end:
@@ -128,6 +135,16 @@ def test_every_sample_is_drawn_and_enters_the_model_once_an_epoch(sync, policy, 
     for rank in range(WORKERS):
         mine = [line.iteration for line in pushes if line.worker == rank]
         assert mine == list(range(len(mine)))
+
+
+def test_the_record_is_complete_though_the_first_worker_comes_too_late(tmp_path):
+    def come_late(rank, drawn):
+        while rank == 0 and len(drawn[1]) < EPOCHS * SAMPLES:
+            time.sleep(0.001)
+
+    _, drawn = run(ASP(), lambda rank: SessionOptions(record=tmp_path), before_drawing=come_late)
+    assert not drawn[0]
+    assert sum(line.samples for line in read_run(tmp_path).pushes) == EPOCHS * SAMPLES
 
 
 def test_workers_with_other_options_are_named():

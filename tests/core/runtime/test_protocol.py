@@ -37,6 +37,7 @@ messages = st.builds(
     st.integers(0, 2**24 - 1),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import Even, RunRecord, read_run
+from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.record import (
     PUSH_INTEGERS,
     PushLine,
@@ -135,10 +140,141 @@ def test_the_file_is_whole_after_every_line(tmp_path: Path) -> None:
     record.close()
 
 
-def test_a_record_replaces_an_older_one(tmp_path: Path) -> None:
+def test_another_run_in_the_same_folder_counts_from_its_first_step(tmp_path: Path) -> None:
     write(tmp_path / "run.jsonl", steps=5)
     write(tmp_path / "run.jsonl", steps=2)
-    assert [line.step for line in read_run(tmp_path).steps] == [0, 1]
+    run = read_run(tmp_path)
+    assert [line.step for line in run.steps] == [0, 1]
+    assert run.starts == 2
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 2 + 5 + 2
+
+
+def test_after_a_restart_the_last_attempt_of_a_step_counts(tmp_path: Path) -> None:
+    write(tmp_path / "run.jsonl", steps=5)
+    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, lag=2))
+    for step in (3, 4, 5):
+        record.write(replace(STEP, step=step, wall_seconds=9.0))
+    record.close()
+    run = read_run(tmp_path)
+    assert [line.step for line in run.steps] == [0, 1, 2, 3, 4, 5]
+    assert [line.wall_seconds for line in run.steps] == [0.3] * 3 + [9.0] * 3
+    assert run.header.lag == 2
+
+
+def test_repeated_pushes_count_once(tmp_path: Path) -> None:
+    for first in (0, 2):
+        record = RunRecord(tmp_path / "run.jsonl", HEADER)
+        for push in range(first, 4):
+            record.write(replace(PUSH, push=push, lead=first))
+        record.close()
+    assert [(line.push, line.lead) for line in read_run(tmp_path).pushes] == [
+        (0, 0), (1, 0), (2, 2), (3, 2),
+    ]  # fmt: skip
+
+
+def test_a_restart_ends_the_line_that_was_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, steps=3)
+    path.write_bytes(path.read_bytes()[:-9])
+    write(path, steps=0)
+    record = RunRecord(path, HEADER)
+    record.write(replace(STEP, step=2))
+    record.close()
+    assert [line.step for line in read_run(path).steps] == [0, 1, 2]
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[1][:-9], *lines[2:]]))
+    with pytest.raises(ValueError, match=r"line 3 is not JSON"):
+        read_run(path)
+
+
+def test_a_restart_with_other_workers(tmp_path: Path) -> None:
+    write(tmp_path / "run.jsonl", steps=4)
+    record = RunRecord(tmp_path / "run.jsonl", replace(HEADER, workers=1))
+    alone = replace(STEP, sizes=(12,), busy_seconds=(0.2,), predicted_seconds=(None,))
+    for step in (2, 3, 4, 5):
+        record.write(replace(alone, step=step))
+    record.close()
+    run = read_run(tmp_path)
+    assert [len(line.sizes) for line in run.steps] == [2, 2, 1, 1, 1, 1]
+    assert [line.step for line in run.with_same_workers()] == [2, 3, 4, 5]
+    assert [line.step for line in run.last_half()] == [4, 5]
+    assert summarise(run).busy_seconds == (0.2,)
+
+
+# A record that cannot be written
+
+
+def unwritable(folder: Path, how: str) -> Path:
+    path = folder / "deep" / "run.jsonl"
+    if how == "a file in place of the folder":
+        path.parent.write_text("")
+        return path
+    path.parent.mkdir()
+    if how == "full disk":
+        path.symlink_to("/dev/full")
+    elif how == "a folder in place of the file":
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    "how", ["full disk", "a file in place of the folder", "a folder in place of the file"]
+)
+def test_a_record_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    path = unwritable(tmp_path, how)
+    write(path, steps=3)
+    [message] = caplog.messages
+    assert f"the run record {path} cannot be written" in message
+    assert "the training goes on without it" in message
+
+
+def test_a_disk_that_fills_up_leaves_the_lines_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RunRecord(tmp_path / "run.jsonl", HEADER)
+    record.write(STEP)
+    whole, room = os.write, [7]
+
+    def almost_full(descriptor: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(descriptor, data[: room.pop()])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", almost_full)
+        for step in (1, 2):
+            record.write(replace(STEP, step=step))
+    record.write(replace(STEP, step=3))
+    record.close()
+    [message] = caplog.messages
+    assert "No space left on device" in message
+    assert [line.step for line in read_run(tmp_path).steps] == [0]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:5]))
+    write(tmp_path / "run.jsonl", steps=2)
+    assert len(read_run(tmp_path).steps) == 2
+
+
+def test_a_folder_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = RunRecord(tmp_path / "deep" / "run.jsonl", HEADER)
+    shutil.rmtree(tmp_path / "deep")
+    record.write(STEP)
+    record.close()
+    assert not caplog.messages
+
+
+def test_the_umask_is_respected(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "run.jsonl")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "run.jsonl").stat().st_mode) == 0o640
 
 
 @given(cut=st.integers(0, 400))
@@ -208,6 +344,12 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
         (2, {"busy_seconds": [0.1, "0"]}, "line 2: busy_seconds must be of type tuple"),
         (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
         (2, {"step": None}, "line 2 must be an object with the key step or push, got"),
+        (2, {"sizes": [8]}, "line 2: sizes must have a value for each worker, got 1 values"),
+        (2, {"step": -1}, "line 2: step must be between 0 and 1e.15, got -1"),
+        (2, {"step": 2**63}, "line 2: step must be between -2.63 and"),
+        (2, {"wall_seconds": float("inf")}, "line 2 is not JSON: Infinity is not a finite"),
+        (2, {"wall_seconds": 10**400}, "line 2: wall_seconds must be between .*000..."),
+        (1, {"workers": 0}, "line 1: workers must be >= 1, got 0"),
         (3, {"seconds": "3.5"}, "line 3: seconds must be of type float, got '3.5'"),
         (3, {"lead": None}, "line 3: key 'lead' is missing"),
     ],

@@ -196,7 +196,7 @@ def test_a_session_notes_what_its_worker_does():
     assert doing() == (Activity.OUTSIDE, 1)
 
 
-def test_a_pipelined_session_notes_that_its_worker_waits():
+def test_a_pipelined_session_notes_that_its_worker_waits(own_threads):
     def worker(session, collectives):
         doing = lambda: session.activity.read()[:2]  # noqa: E731
         seen = []
@@ -292,6 +292,39 @@ def test_waits_inside_a_step_are_not_busy_time():
         return session.step
 
     assert run(worker) == [2, 2]
+
+
+def test_a_preempted_worker_is_known_to_all_after_the_same_step():
+    def worker(session, collectives):
+        session.use_order(session.make_order(4 * X))
+        session.start({})
+        seen = []
+        for number in range(3):
+            if number == session.rank == 1:
+                session.request_preemption()
+            step(session, collectives)
+            seen.append((session.preempted, session.stopping))
+        return seen
+
+    assert run(worker) == [[(False, False), (True, False), (True, False)]] * 2
+
+
+def test_a_session_continues_from_what_all_workers_have_saved():
+    def worker(session, collectives):
+        session.use_order(session.make_order(6 * X, seed=2))
+        session.start({})
+        session.check_state()
+        for _ in range(3):
+            step(session, collectives)
+        state, arrays = session.save_state()
+        second = WorkerSession(collectives, X, session.options, framework="threads")
+        second.use_order(second.make_order(6 * X, seed=2))
+        second.load_state(state, arrays)
+        second.start({})
+        drawn = [second.local_indices(3).tolist(), session.local_indices(3).tolist()]
+        return second.facts() == session.facts(), drawn[0] == drawn[1]
+
+    assert run(worker, options=fixed) == [(True, True)] * 2
 
 
 def test_a_session_continues_where_another_has_stopped():

@@ -124,9 +124,9 @@ def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path
         ({"cores": "12/x"}, "cores must be a list"),
         ({"speeds": [0.0]}, "speeds must be finite and > 0, got 0.0"),
         ({"serial_share": 0.1}, "serial_share needs cores, and none are given"),
-        ({"steps": 0}, "steps must be a whole number >= 1, got 0"),
-        ({"workers": True}, "workers must be a whole number >= 0, got True"),
-        ({"workers": "x"}, "the scenario|invalid literal"),
+        ({"steps": 0}, "steps must be a whole number >= 1 below 1e15, got 0"),
+        ({"workers": True}, "workers must be a whole number >= 0 below 1e15, got True"),
+        ({"workers": "x"}, "workers must be a whole number"),
         ({"samples_per_second": -1}, "samples_per_second must be finite and > 0"),
     ],
 )

@@ -1,0 +1,197 @@
+"""Restarts of a job that has failed: whether, with which workers, and after which pause.
+
+A restart begins again with a new cluster, after every process of the failed attempt has ended. The
+order of samples does not depend on the number of workers, so that fewer workers, too, can continue
+from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple
+
+from lbbsp_core.launch.supervise import TIMED_OUT, Outcome
+from lbbsp_core.processes.child import Event, Signalled
+
+QUICK_SECONDS: Final = 30.0
+"""Duration of an attempt that has failed at once: no training step is likely within it."""
+
+MAX_PAUSE_SECONDS: Final = 60.0
+
+
+class Limits(NamedTuple):
+    """Limits of the restarts of a job.
+
+    Args:
+        restarts: Maximum number of restarts.
+        elastic: Workers with which the job may continue at least, without those that have failed;
+            None restarts all workers.
+    """
+
+    restarts: int = 0
+    elastic: int | None = None
+
+
+class Attempt(NamedTuple):
+    """One run of the job's processes.
+
+    Args:
+        members: Workers that take part, by their numbers in the first attempt; ranks are places in
+            this list.
+        number: Number of restarts before this attempt.
+        quick_failures: Number of attempts just before this one that have failed at once.
+    """
+
+    members: tuple[int, ...]
+    number: int = 0
+    quick_failures: int = 0
+
+    @property
+    def pause_seconds(self) -> float:
+        """Seconds to wait before this attempt, so that a broken job does not occupy the machine."""
+        if not self.quick_failures:
+            return 0.0
+        return min(2.0 ** (self.quick_failures - 1), MAX_PAUSE_SECONDS)
+
+
+class Result(NamedTuple):
+    """Result of one attempt.
+
+    Args:
+        outcome: Its outcome.
+        output_tail: Last output of the process that failed first.
+    """
+
+    outcome: Outcome
+    output_tail: list[str]
+
+
+def run_attempts(
+    run: Callable[[Attempt], Result],
+    workers: int,
+    limits: Limits,
+    events: SimpleQueue[Event],
+    signals: Sequence[int],
+    notify: Callable[[str], None],
+) -> int:
+    """Runs attempts until one succeeds, no restart is left, or a signal has arrived.
+
+    Args:
+        run: Runs one attempt; all of its processes have ended when it returns.
+        workers: Number of workers of the first attempt.
+        limits: Limits of the restarts.
+        events: Receives signals to this process; the events of an attempt that has ended are
+            dropped.
+        signals: Signals that this process has received.
+        notify: Called with each message to the user.
+
+    Returns:
+        The exit status of the last attempt, or 128 + the signal.
+    """
+    attempt = Attempt(tuple(range(workers)))
+    while True:
+        started = time.monotonic()
+        outcome, output_tail = run(attempt)
+        for line in output_tail:
+            print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
+        if outcome.message is not None:
+            notify(outcome.message)
+        if signals and outcome.status != 0:  # also a signal that came while the attempt was ended
+            return outcome.status if outcome.signalled else 128 + signals[0]
+        following, message = next_attempt(attempt, outcome, limits, time.monotonic() - started)
+        if message is not None:
+            notify(message)
+        if following is None:
+            return outcome.status
+        _drain(events, time.monotonic() + following.pause_seconds)
+        if signals:
+            return 128 + signals[0]
+        attempt = following
+
+
+def _drain(events: SimpleQueue[Event], until: float) -> None:
+    """Drops the events of the attempt that has ended, and waits; a signal ends the wait."""
+    while True:
+        try:
+            event = events.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            return
+        if isinstance(event, Signalled):
+            return
+
+
+def check_limits(limits: Limits, workers: int) -> None:
+    """Raises ValueError if the limits are impossible; names the remedy."""
+    restarts, elastic = limits
+    if restarts != int(restarts) or restarts < 0:
+        raise ValueError(
+            f"max_restarts must be an integer >= 0, got {restarts!r}: give the number of restarts "
+            "after failures, or 0 for none"
+        )
+    if elastic is None:
+        return
+    if elastic != int(elastic) or not 1 <= elastic <= workers:
+        raise ValueError(
+            f"elastic must be an integer from 1 to the number of workers = {workers}, got "
+            f"{elastic!r}: give the number of workers with which the job may continue at least"
+        )
+    if not restarts:
+        raise ValueError(
+            f"elastic = {elastic} needs restarts: give max_restarts >= 1 as well, or omit elastic"
+        )
+
+
+def next_attempt(
+    attempt: Attempt, outcome: Outcome, limits: Limits, seconds: float
+) -> tuple[Attempt | None, str | None]:
+    """Decides what follows an attempt.
+
+    Args:
+        attempt: The attempt that has ended.
+        outcome: Its outcome.
+        limits: Limits of the restarts.
+        seconds: Its duration.
+
+    Returns:
+        The next attempt, or None if the job is over; and a message about it, or None.
+    """
+    if outcome.status in (0, TIMED_OUT) or outcome.signalled or not limits.restarts:
+        return None, None
+    if attempt.number >= limits.restarts:
+        return None, (
+            f"attempt {attempt.number + 1} of {limits.restarts + 1} has failed, and no restart is "
+            "left: fix the cause named above, or raise --max-restarts; the job continues from its "
+            "last checkpoint, if it writes any"
+        )
+    lost = outcome.lost_workers if limits.elastic is not None else ()
+    members = tuple(each for rank, each in enumerate(attempt.members) if rank not in lost)
+    if limits.elastic is not None and len(members) < limits.elastic:
+        return None, (
+            f"not restarted: without {_names(attempt, lost)}, {_count(len(members))} would remain, "
+            f"and --elastic requires {limits.elastic}: fix the cause named above, lower --elastic, "
+            "or omit it to restart all workers"
+        )
+    quick = attempt.quick_failures + 1 if seconds < QUICK_SECONDS else 0
+    following = Attempt(members, attempt.number + 1, quick)
+    without = f", without {_names(attempt, lost)}" if lost else ""
+    pause = f" in {following.pause_seconds:g} s" if following.pause_seconds else ""
+    return following, (
+        f"restart {following.number} of {limits.restarts} with {_count(len(members))}{without}"
+        f"{pause}"
+    )
+
+
+def _names(attempt: Attempt, ranks: Sequence[int]) -> str:
+    """Returns the names of workers, with their first numbers where the ranks have changed."""
+    firsts = [(rank, attempt.members[rank]) for rank in ranks]
+    return " and ".join(
+        f"worker {rank}" + (f" (worker {first} of the first attempt)" if first != rank else "")
+        for rank, first in firsts
+    )
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker" + ("s" if workers != 1 else "")

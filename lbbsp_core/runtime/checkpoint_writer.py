@@ -1,0 +1,69 @@
+"""Writing of checkpoints on a background thread, off the critical path of the training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from lbbsp_core.runtime.checkpoint import Checkpoint, write_checkpoint
+
+logger = logging.getLogger("lbbsp.checkpoint")
+
+
+class CheckpointWriter:
+    """Writer of the checkpoints of a job, at most one at a time.
+
+    A write that fails (disk full, no permission) is reported once and does not end the training;
+    the checkpoints written before stay complete.
+
+    Args:
+        folder: Folder of the checkpoints.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._thread: threading.Thread | None = None
+        self._succeeded = True
+        self._warned = False
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, checkpoint: Checkpoint) -> None:
+        """Starts to write a checkpoint, after the end of the write before.
+
+        Args:
+            checkpoint: What to write; its arrays must not change any more.
+        """
+        self.flush()
+        # No daemon: a process that ends waits for it.
+        self._thread = threading.Thread(
+            target=self._write, args=(checkpoint,), name="lbbsp-checkpoint"
+        )
+        self._thread.start()
+
+    def flush(self) -> bool:
+        """Waits for the end of the write, and returns whether the last one has succeeded."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._succeeded
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        try:
+            write_checkpoint(self.folder, checkpoint)
+            self._succeeded = True
+        except Exception as error:
+            self._succeeded = False
+            log = logger.debug if self._warned else logger.warning
+            log(
+                "the checkpoint of step %d cannot be written to %s (%s): the training continues, "
+                "and further failures are not reported",
+                checkpoint.step,
+                self.folder,
+                error,
+            )
+            self._warned = True

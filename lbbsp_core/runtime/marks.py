@@ -1,0 +1,125 @@
+"""Marks that a worker leaves for the launcher: whether its training is over, whom it has lost.
+
+The exit status of a process does not tell whether its script has reached its end. Marks are small
+files in a folder that the launcher removes with the job.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lbbsp_core.runtime import env
+from lbbsp_core.runtime.exit import before_end, on_exit
+
+BEGUN: Final = "begun"
+FINISHED: Final = "finished"
+WAITING: Final = "waiting"
+LOST: Final = "lost"
+PREEMPTED: Final = "preempted"
+
+
+class LostWorker(NamedTuple):
+    """Worker without which another one could not go on.
+
+    Args:
+        rank: Its number.
+        why: What has happened to it.
+    """
+
+    rank: int
+    why: str
+
+
+class Marks(NamedTuple):
+    """Marks of one worker.
+
+    Args:
+        begun: Whether it has imported a plugin.
+        finished: Whether its script has ended in order.
+        waiting: Whether it waits for a worker that has not started.
+        lost: Worker for which it has ended, or None.
+        preempted: Whether it was asked to leave, by SIGTERM.
+    """
+
+    begun: bool
+    finished: bool
+    waiting: bool
+    lost: LostWorker | None
+    preempted: bool = False
+
+
+def read_marks(folder: Path) -> Marks:
+    """Returns the marks in the folder of a worker."""
+    lost = None
+    with suppress(OSError, ValueError):
+        rank, why = (folder / LOST).read_text(encoding="utf-8").split(" ", 1)
+        lost = LostWorker(int(rank), why)
+    names = (BEGUN, FINISHED, WAITING, PREEMPTED)
+    begun, finished, waiting, preempted = ((folder / name).exists() for name in names)
+    return Marks(begun, finished, waiting, lost, preempted)
+
+
+def begin() -> None:
+    """Notes that this worker takes part in a job, and later that its script has ended in order.
+
+    Only the process that the launcher has started leaves marks, not one that the script starts.
+    """
+    folder = _folder()
+    if folder is not None:
+        _leave(folder, BEGUN)
+        on_exit(lambda: _leave(folder, FINISHED))
+
+
+def note_lost(rank: int, why: str) -> None:
+    """Notes for which worker this one ends, which the launcher then names as the first cause."""
+    folder = _folder()
+    if folder is not None:
+        _leave(folder, LOST, f"{rank} {why}")
+
+
+def note_preempted() -> None:
+    """Notes that this worker was asked to leave: an elastic job continues without it."""
+    folder = _folder()
+    if folder is not None:
+        _leave(folder, PREEMPTED)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Notes that, inside the context, this worker waits for workers that have not started."""
+    folder = _folder()
+    if folder is None:
+        yield
+        return
+    _leave(folder, WAITING)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / WAITING).unlink(missing_ok=True)
+
+
+def scratch_folder() -> Path:
+    """Creates a folder that is removed at the end of this process, or of its job."""
+    folder = Path(tempfile.mkdtemp(prefix="lbbsp-", dir=_folder()))
+    before_end(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+def _folder() -> Path | None:
+    folder = env.marks()
+    return folder if folder is not None and os.getsid(0) == os.getpid() else None
+
+
+def _leave(folder: Path, name: str, text: str = "") -> None:
+    """Creates a mark, complete or not at all; if the folder is gone, this has no effect."""
+    with suppress(OSError):
+        partial = folder / f".{name}"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / name)

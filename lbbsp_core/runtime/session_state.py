@@ -1,0 +1,237 @@
+"""State of a session for a checkpoint: the same on every worker, written by one of them.
+
+What all workers share (step, position in the order, plans, policy) is kept once. The estimates of
+a worker's speed are its own, and are gathered. The order of the samples does not depend on the
+number of workers, so that a job may continue with another number of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.cost import Affine
+from lbbsp_core.order import GlobalOrder
+from lbbsp_core.policy import Observation
+from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.serialization import (
+    Arrays,
+    Json,
+    from_bytes,
+    from_json,
+    records_of,
+    to_bytes,
+    to_json,
+)
+
+_INTEGER = 6
+"""Bytes of each gathered integer, which must be below 2^48."""
+
+
+def order_facts(order: GlobalOrder | None, global_batch_size: int) -> dict[str, Json]:
+    """Returns what must be the same for a job to continue at a step of an order, by name."""
+    if order is None:
+        return {"global_batch_size": global_batch_size}
+    return {
+        "number of samples": order.num_samples,
+        "global_batch_size": global_batch_size,
+        "seed": order.seed,
+        "shuffle": order.shuffle,
+        "steps per epoch": order.steps_per_epoch,
+        "order by batches": order.by_batch,
+        # Depends on the number of workers; see `Balancer.make_order`.
+        "dropped short last step": order.drop_last,
+    }
+
+
+def check_same_job(where: object, saved: Mapping[str, Json], here: Mapping[str, Json]) -> None:
+    """Raises an error if a checkpoint belongs to another job.
+
+    Args:
+        where: Folder or file of the checkpoint, for the error.
+        saved: Facts in the checkpoint, by name.
+        here: Facts of the running job.
+
+    Raises:
+        ValueError: A fact differs; names it, both values and the remedy.
+    """
+    for name in dict.fromkeys((*here, *saved)):
+        old, new = saved.get(name), here.get(name)
+        if old != new:
+            raise ValueError(
+                f"the checkpoint in {where} is of another job: {name} was {old}, and is {new} "
+                "now; start with the same data, model and options, or choose another folder"
+            )
+
+
+def gather_state(balancers: Sequence[Balancer], collectives: Collectives) -> tuple[Json, Arrays]:
+    """Returns the state of all workers' balancers after a step; a collective.
+
+    Args:
+        balancers: Balancers of this process, one for each of its replicas, by rank.
+        collectives: Collectives of the framework.
+
+    Returns:
+        State and arrays for `restore_state`, the same on every worker.
+
+    Raises:
+        TypeError: A state of a predictor or policy cannot be written; names its type.
+    """
+    rows = gather_bytes(collectives, _estimates(balancers))
+    return _state(balancers[0], rows[:: len(balancers)], len(balancers))
+
+
+def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
+    """Returns the state of one worker, which holds no estimates of the others' speeds.
+
+    Raises:
+        TypeError: A state of a predictor or policy cannot be written; names its type.
+    """
+    rows = [to_bytes([("", _array(b""))])] * balancer.workers
+    rows[balancer.rank] = _estimates([balancer])
+    return _state(balancer, rows, 1)
+
+
+def _estimates(balancers: Sequence[Balancer]) -> bytes:
+    """Returns the estimates of the speeds of this process's replicas."""
+    states = [(each, each.state()) for each in balancers]
+    return to_bytes(
+        [
+            (_predictor_text(each), _array(to_bytes((state.estimate, state.drivers))))
+            for each, state in states
+        ]
+    )
+
+
+def _state(balancer: Balancer, rows: Sequence[bytes], replicas: int) -> tuple[Json, Arrays]:
+    """Returns the state of a job; `rows` are the estimates of its processes."""
+    shared = balancer.state()
+    arrays: Arrays = {
+        f"estimates of worker {number * replicas}": _array(row) for number, row in enumerate(rows)
+    }
+    state: Json = {
+        "step": shared.step,
+        "order": to_json(shared.order, arrays),
+        "order_start": shared.order_start,
+        "workers": balancer.workers,
+        "plans": [list(plan) for plan in shared.plans],
+        "policy": _policy_text(balancer),
+        "policy_state": to_json(shared.policy_state, arrays),
+    }
+    return state, arrays
+
+
+def restored_state(
+    balancer: Balancer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+) -> BalancerState:
+    """Returns the state from which a worker continues, for `Balancer.restore`.
+
+    Plans are kept for the same number of workers under the same policy, and estimates of a
+    worker's speed for the same predictor. Otherwise they start as in a new job.
+
+    Args:
+        balancer: Balancer of the worker, with the options of the running job.
+        state: State that `gather_state` has returned.
+        arrays: Its arrays.
+
+    Raises:
+        ValueError: The state was not made by `gather_state`.
+    """
+    try:
+        return _restored(balancer, state, arrays)  # type: ignore[arg-type]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"the state of a session cannot be read: {error!r}") from None
+
+
+def _restored(
+    balancer: Balancer, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
+) -> BalancerState:
+    records = records_of(*_example_states(balancer), balancer.policy, balancer.predictor)
+    found = balancer.state()._replace(
+        step=int(state["step"]),
+        order=from_json(state["order"], arrays, {}),
+        order_start=int(state["order_start"]),
+    )
+    if state["workers"] != balancer.workers:
+        return found._replace(plans=found.plans[:1])
+    if state["policy"] == _policy_text(balancer):
+        found = found._replace(
+            plans=tuple(tuple(map(int, plan)) for plan in state["plans"]),
+            policy_state=from_json(state["policy_state"], arrays, records),
+        )
+    own = [
+        each
+        for rank in range(balancer.workers)
+        if f"estimates of worker {rank}" in arrays
+        for each in from_bytes(arrays[f"estimates of worker {rank}"].tobytes(), {})
+    ]
+    text, learned = own[balancer.rank]
+    if text == _predictor_text(balancer):
+        estimate, drivers = from_bytes(learned.tobytes(), records)
+        found = found._replace(estimate=estimate, drivers=drivers)
+    return found
+
+
+def check_states(balancer: Balancer) -> None:
+    """Raises an error if a state of the predictor or the policy cannot be written.
+
+    Raises:
+        TypeError: Names the type of the value, and the remedy.
+    """
+    states = _example_states(balancer)
+    records = records_of(*states, balancer.policy, balancer.predictor)
+    for state in states:
+        from_bytes(to_bytes(state), records)
+
+
+def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
+    """Returns the bytes of all workers by rank, of any length; a collective."""
+    lengths = [row[0] for row in collectives.all_gather([len(data)])]
+    padded = data.ljust(-(-max(lengths) // _INTEGER) * _INTEGER, b"\0")
+    integers = [
+        int.from_bytes(padded[i : i + _INTEGER], "big") for i in range(0, len(padded), _INTEGER)
+    ]
+    rows = collectives.all_gather(integers)
+    return [
+        b"".join(integer.to_bytes(_INTEGER, "big") for integer in row)[:length]
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def _example_states(balancer: Balancer) -> list[object]:
+    """Returns states of the estimator and the policy before the first step and after one."""
+    estimator, policy = balancer.estimator, balancer.policy
+    first, planned = estimator.init(), policy.init(balancer.constraints)
+    states: list[object] = [first, planned]
+    sizes = planned.sizes
+    # What an update with invented figures raises would not occur in a training.
+    with suppress(Exception):
+        states.append(estimator.learn(first, sizes[balancer.rank], 0.1)[0])
+    with suppress(Exception):
+        costs = (Affine(0.01, 0.001),) * balancer.workers
+        seen = Observation(0, sizes, (0.1,) * balancer.workers, (), costs, last_of_epoch=True)
+        states.append(policy.update(planned, balancer.constraints, seen))
+    return states
+
+
+def _array(data: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _policy_text(balancer: Balancer) -> str:
+    return f"{balancer.constraints} {_described(balancer.policy)}"
+
+
+def _predictor_text(balancer: Balancer) -> str:
+    return f"{_described(balancer.estimator.predictor)} {balancer.cost_shape!r}"
+
+
+def _described(value: object) -> str:
+    """Returns the repr of a dataclass; other reprs contain an address."""
+    return repr(value) if dataclasses.is_dataclass(value) else type(value).__qualname__

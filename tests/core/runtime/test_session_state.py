@@ -1,0 +1,186 @@
+"""State of a session for checkpoints: gathered from all workers, restored by any number of them."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbbsp_core import Balancer, Ema, LastValue
+from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
+from lbbsp_core.runtime.session_state import (
+    check_same_job,
+    check_states,
+    gather_bytes,
+    gather_state,
+    order_facts,
+    restored_state,
+)
+
+X = 24
+
+
+class Threads:
+    """Collectives of workers that are threads."""
+
+    def __init__(self, rank, slots, barrier):
+        self.rank, self.workers, self._slots, self._barrier = rank, len(slots), slots, barrier
+
+    def all_gather(self, values):
+        self._slots[self.rank] = list(values)
+        self._barrier.wait()
+        rows = list(self._slots)
+        self._barrier.wait()
+        return rows
+
+
+def together(work, items):
+    """Calls `work(collectives, item)` in a thread for each worker, and returns the results."""
+    slots, barrier = [None] * len(items), threading.Barrier(len(items), timeout=30)
+    with ThreadPoolExecutor(len(items)) as pool:
+        calls = [
+            pool.submit(work, Threads(rank, slots, barrier), item)
+            for rank, item in enumerate(items)
+        ]
+    return [call.result() for call in calls]
+
+
+def gathered(balancers):
+    """State that all workers gather, as it is read from a file."""
+    states = together(lambda collectives, one: gather_state([one], collectives), balancers)
+    texts = [json.dumps(state) for state, _ in states]
+    assert len(set(texts)) == 1
+    return json.loads(texts[0]), states[-1][1]
+
+
+def job(workers=2, **options):
+    balancers = [
+        Balancer(rank=rank, workers=workers, global_batch_size=X, **options)
+        for rank in range(workers)
+    ]
+    for one in balancers:
+        one.use_order(one.make_order(10 * X, seed=3))
+    return balancers
+
+
+def run(balancers, steps):
+    sizes = []
+    for _ in range(steps):
+        step = balancers[0].step
+        sizes.append([one.sizes(step) for one in balancers])
+        messages = [
+            one.report(0.001 * (2 + one.rank) * (10 + one.sizes(step)[one.rank]))
+            for one in balancers
+        ]
+        for one in balancers:
+            one.receive(messages, 0.3)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"predictor": predictor(name)} for name in sorted(PREDICTORS)]
+    + [{"policy": policy(name, shares=(2.0, 1.0))} for name in sorted(POLICIES)]
+    + [{"lag": 3}],
+    ids=str,
+)
+def test_a_job_continues_from_a_saved_state_as_if_unbroken(options):
+    whole, second = job(**options), job(**options)
+    run(whole, 7)
+    state, arrays = gathered(whole)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+    assert run(second, 8) == run(whole, 8)
+
+
+def test_another_number_of_workers_continues_at_the_step_with_even_plans():
+    first, second = job(3), job(2)
+    run(first, 7)
+    state, arrays = gathered(first)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+    assert [(one.step, one.sizes(7)) for one in second] == [(7, (12, 12))] * 2
+    assert (
+        second[0].local_indices(7).tolist()
+        == first[0].make_order(10 * X, 3).indices(7)[:12].tolist()
+    )
+    run(second, 4)
+
+
+@pytest.mark.parametrize("changed", ["predictor", "policy"])
+def test_what_another_predictor_or_policy_has_learned_is_not_used(changed):
+    first = job(predictor=Ema(0.3))
+    run(first, 7)
+    options = {"predictor": LastValue()} if changed == "predictor" else {
+        "predictor": Ema(0.3), "policy": policy("lbbsp:min_gain=0.5")}  # fmt: skip
+    second = job(**options)
+    for one in second:
+        one.restore(restored_state(one, *gathered(first)))
+    assert second[0].sizes(7) == (first[0].sizes(7) if changed == "predictor" else (12, 12))
+    assert bool(second[0].report(float("nan")).picoseconds_per_sample) == (changed == "policy")
+
+
+def test_a_damaged_state_is_a_value_error():
+    state, arrays = gathered(job())
+    for damaged in (None, [], {**state, "step": "x"}, {**state, "plans": [1]}):
+        with pytest.raises(ValueError, match=r"cannot be read|invalid literal"):
+            restored_state(job()[0], damaged, arrays)
+    for other in ({}, {"estimates of worker 0": np.zeros(3, np.uint8)}):
+        with pytest.raises(ValueError, match="cannot be read"):
+            restored_state(job()[0], state, other)
+
+
+def test_a_foreign_job_is_refused_by_name():
+    here = order_facts(job()[0].make_order(10 * X, 3), X)
+    check_same_job("folder", dict(here), here)
+    other = order_facts(job()[0].make_order(10 * X, 4), X)
+    with pytest.raises(ValueError, match=r"in folder is of another job: seed was 3, and is 4 now"):
+        check_same_job("folder", here, other)
+    with pytest.raises(ValueError, match=r"model was None, and is 5 now"):
+        check_same_job("folder", here, {**here, "model": 5})
+
+
+class Held(NamedTuple):
+    speed: float
+    extra: object
+
+
+@dataclass(frozen=True)
+class Own:
+    """Predictor of a user, whose state gets an object in its first update."""
+
+    extra: object = None
+
+    def init(self):
+        return None
+
+    def update(self, state, measurement):
+        return Held(measurement.samples_per_second, self.extra)
+
+    def predict(self, state, drivers=(), horizon=1):
+        return state.speed if state else float("nan")
+
+
+def test_a_state_that_cannot_be_written_is_an_error_before_the_training():
+    check_states(job(predictor=Own())[0])
+    with pytest.raises(TypeError, match="cannot hold object objects"):
+        check_states(job(predictor=Own(object()))[0])
+
+
+def test_records_that_appear_in_the_first_update_are_read():
+    whole, second = job(predictor=Own()), job(predictor=Own())
+    run(whole, 3)
+    for one in second:
+        one.restore(restored_state(one, *gathered(whole)))
+    assert run(second, 2) == run(whole, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.binary(max_size=30), min_size=1, max_size=4))
+def test_bytes_of_any_length_are_gathered(rows):
+    assert together(gather_bytes, rows) == [rows] * len(rows)
