@@ -162,10 +162,10 @@ class NodesWatch:
             else:
                 self._quiet[node] = 0.0
                 late = self._since_ready > _REGISTERED_SECONDS
-                self._workers_beat = self._workers_beat or (late and _is_worker(node))
-        return self._lost(silent) if silent else None
+                self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
+        return self._find_lost(silent) if silent else None
 
-    def _lost(self, silent: list[int]) -> str | None:
+    def _find_lost(self, silent: list[int]) -> str | None:
         """Returns which of the silent nodes are lost, or None.
 
         Workers that run without this library send no heartbeats: if no worker ever sends one, only
@@ -177,7 +177,7 @@ class NodesWatch:
             names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
-        beating = [node for node in silent if self._workers_beat or not _is_worker(node)]
+        beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
         lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
         if not lost:
             return None
@@ -211,10 +211,6 @@ class NodesWatch:
         return None
 
 
-def _is_worker(node: int) -> bool:
-    return bool(node % 2)
-
-
 def _hosts(peers: Iterable[Address]) -> str:
     return ", ".join(sorted({host for host, _ in peers}))
 
@@ -224,7 +220,7 @@ class LookingThread:
 
     Args:
         name: Name of this process, for the message.
-        look: Takes the seconds since the last look, and returns why the process must end, or "".
+        look: Takes the seconds since the last look, and returns why the process must end, or None.
         end: Ends the process with a status.
     """
 
@@ -252,7 +248,7 @@ class LookingThread:
         while not self._stopped.wait(LOOK_SECONDS):
             now = time.monotonic()
             why, before = self._look(now - before), now
-            if why:
+            if why is not None:
                 _say(f"{why}; {self._name()} ends")
                 self._end(1)
                 return

@@ -1,4 +1,4 @@
-"""Trains until a fault: ``mx_liveness.py sync|async FAULT RANK``; the fault is that worker's own."""
+"""Trains until a fault of one worker: ``mx_liveness.py sync|async FAULT RANK``."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from report import result
 from lbbsp_core import SSP
 
 mode, fault, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
-X, STEPS, AT, PAUSE = 8, 80, 20, 0.05
+X, STEPS, AT, PAUSE = 8, 100, 20, 0.05
 
 net = gluon.nn.Dense(1, in_units=3)
 net.initialize()
