@@ -6,12 +6,14 @@ Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy r
 error or hangs if it is wrong.
 """
 
+from lbbsp_tf import compat
 from lbbsp_tf.batchnorm import synchronize_batch_norm
 from lbbsp_tf.callback import LoadBalancer
 from lbbsp_tf.cluster import check_tf_config
 from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy
 
 check_tf_config()
+compat.compare_variables()
 
 __all__ = [
     "LoadBalancer",

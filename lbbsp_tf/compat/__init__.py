@@ -27,6 +27,7 @@ from lbbsp_tf.compat.random import (
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
+from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
 
 __all__ = [
     "STRATEGIES",
@@ -38,7 +39,9 @@ __all__ = [
     "allow_conditional_updates",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "compare_variables",
     "current_graph",
+    "explained_by_variables",
     "forget_global_seed",
     "fresh_traces",
     "has_global_seed",

@@ -28,13 +28,22 @@ EXPECTED = {
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
+    "different_layers": "disagree on layers: worker 0 has InputLayer, Dense, Activation, worker 1 "
+    "has InputLayer, Dense, ReLU",
+    "different_schedule": "decay_steps: 10",
+    "different_loss": "disagree on loss: worker 0 has SparseCategoricalCrossentropy(",
+    "different_order": "disagree on the data: samples of worker 1 differ from those of worker 0",
+    "different_labels": "disagree on the data: samples of worker 1 differ from those of worker 0",
+    "different_types": "disagree on shapes and types of the data: worker 0 has",
+    "different_weights": "workers have different weights at step 3, where they are compared every "
+    "3 steps",
 }
 
 
 @pytest.fixture(scope="module")
 def said():
     """What each rank answered to each misuse."""
-    job = run("misuse", *EXPECTED, workers=2)
+    job = run("misuse", *EXPECTED, "equal_but_rounded", workers=2, timeout=300)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -44,3 +53,7 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
     for rank in range(2):
         assert EXPECTED[misuse] in said[rank][misuse]
         assert "Error: " in said[rank][misuse]
+
+
+def test_data_that_differ_in_the_last_bits_are_the_same(said):
+    assert [each["equal_but_rounded"] for each in said] == ["no error"] * 2
