@@ -57,8 +57,7 @@ def _described(value: object) -> str:
     options = (
         f"{name}={each!r}"
         for name, each in sorted(vars(value).items())
-        if isinstance(each, bool | int | float | str | tuple | list | None)
-        and name not in _COUNTERS
+        if isinstance(each, bool | int | float | str | tuple | list) and name not in _COUNTERS
     )
     scheduler = getattr(value, "lr_scheduler", None)
     scheduled = "" if scheduler is None else f" scheduled by {_described(scheduler)}"

@@ -16,7 +16,7 @@ Facts = Mapping[str, "int | str"]
 """Facts by name: integers in [0, 2^48), or texts of any length."""
 
 _LONGEST = 40_000
-_BEFORE, _AFTER = 30, 150
+_BEFORE, _AFTER = 60, 150
 """Bytes of a text that are shown before and after the place where it differs from another one."""
 
 

@@ -65,11 +65,13 @@ class StepFlags(NamedTuple):
         excluded: Whether the step is excluded from learning.
         stop: Whether the worker asks all workers to stop after this step.
         preempted: Whether the worker must leave after this step.
+        digest: Digest of the weights with which the step began; 0 if they are not compared.
     """
 
     excluded: bool
     stop: bool
     preempted: bool
+    digest: int
 
 
 class WorkerSession:
@@ -234,8 +236,6 @@ class WorkerSession:
         Raises:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
-        self._digest = self._offers = 0
-        self._divergence = None
         peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
         self._open_meter()
         self._busy_seconds = 0.0
@@ -433,6 +433,8 @@ class WorkerSession:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
         self._stop_requested = False
+        self._digest = self._offers = 0
+        self._divergence = None
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
     def _make_balancer(self, lag: int) -> Balancer:
@@ -467,8 +469,9 @@ class WorkerSession:
             self._meter.open(names if self.workers > 1 else ())
 
     def _take_flags(self) -> StepFlags:
+        digest, self._digest = self._digest, 0
         return StepFlags(
-            self._meter.take_excluded(), self._stop_requested, self._preemption_requested
+            self._meter.take_excluded(), self._stop_requested, self._preemption_requested, digest
         )
 
     def _report(self, flags: StepFlags) -> Row:
@@ -482,8 +485,7 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        digest, self._digest = self._digest, 0
-        return encode(replace(message, digest=digest))
+        return encode(replace(message, digest=flags.digest))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""

@@ -113,8 +113,8 @@ EXPECTED = {
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
     "different_layer": "disagree on parameters: worker 0 has (2, 4) float32, (2,) float32, worker "
     "1 has (3, 4) float32, (3,) float32",
-    "different_rate": "disagree on optimizer: worker 0 has SGD(",
-    "different_schedule": "FactorScheduler(",
+    "different_rate": "lr=0.2, momentum=0.0",
+    "different_schedule": "step=11, ",
     "different_weights": "workers have different weights at step 6, where they are compared every "
     "6 steps",
     "different_loss": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",

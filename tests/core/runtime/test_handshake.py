@@ -155,14 +155,11 @@ class Texts:
         if not self.said:
             self.said.append(values)
             return [list(values), [fingerprint(self.other)]]
-        (theirs,) = (row for row in [_numbers(self.other)])
+        theirs = _numbers(self.other)
         if len(values) == 1:
             return [list(values), [len(theirs)]]
         longest = max(len(values), len(theirs))
-        return [
-            list(values) + [0] * (longest - len(values)),
-            theirs + [0] * (longest - len(theirs)),
-        ]
+        return [[*row, *[0] * (longest - len(row))] for row in (values, theirs)]
 
 
 def _numbers(text):

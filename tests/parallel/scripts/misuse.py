@@ -124,9 +124,7 @@ CASES = {
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=not rank)
     ),
     "different_order": lambda: different_data(SAMPLES[:: 1 - 2 * rank], y),
-    "different_labels": lambda: different_data(
-        SAMPLES, np.arange(64, dtype="i4") % 2 if rank else y
-    ),
+    "different_labels": lambda: different_data(SAMPLES, rank * np.arange(64, dtype="i4") % 2),
     "different_types": lambda: different_data(SAMPLES.astype("f8" if rank else "f4"), y),
     "equal_but_rounded": lambda: different_data(SAMPLES * np.float32(1 + 1e-6 * rank), y),
     "different_weights": different_weights,
