@@ -138,7 +138,7 @@ def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
         DisagreementError: They differ; names the values.
     """
     rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in _optimizers(model))
-    text = ", ".join(f"{float(rate):.9g}" for rate in rates)
+    text = ", ".join(f"{float(rate):.7g}" for rate in rates)
     handshake.compare(collectives, {"learning rate": text})
 
 

@@ -109,7 +109,7 @@ def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
     shape = tuple(tf.convert_to_tensor(tensor, dtype).shape)
     text = f"{tf.convert_to_tensor(tensor, dtype).dtype.name} {shape}"
     if name == "learning_rate" and not shape:
-        text += f" = {float(keras.ops.convert_to_numpy(tensor)):.9g} (the learning rate)"
+        text += f" = {float(keras.ops.convert_to_numpy(tensor)):.7g} (the learning rate)"
     number = len(_created)
     _created.append(text)
     with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed

@@ -1,7 +1,14 @@
 """Bad input on a cluster: every worker says what is wrong, with the value and the cure."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
-from jobs import run
+from jobs import SCRIPTS, run
+
+from lbbsp_core.launch.cluster import cluster_variables
 
 EXPECTED = {
     "no_data_of_ours": "fit needs the data of the balancer",
@@ -57,3 +64,34 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
 
 def test_data_that_differ_in_the_last_bits_are_the_same(said):
     assert [each["equal_but_rounded"] for each in said] == ["no error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("different", "words"),
+    [
+        ("layer", "variable 4, counted in the order of creation: worker 0 has int64 (), worker 1 "
+         "has float32 (2, 5); build the same model"),
+        ("rate", "worker 0 has float32 () = 0.1 (the learning rate), worker 1 has float32 () = 1.1 "
+         "(the learning rate); build the same model, with the same optimizer"),
+    ],
+)  # fmt: skip
+def test_workers_that_build_different_models_say_so_by_hand(different, words):
+    """Before any collective of these variables, and on all workers, which no launcher ends."""
+    began = time.monotonic()
+    command = [sys.executable, str(SCRIPTS / "other_model.py"), different]
+    workers = [
+        subprocess.Popen(
+            command, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True
+        )
+        for variables in cluster_variables("tensorflow", 2).workers
+    ]
+    try:
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    for worker, text in zip(workers, said, strict=True):
+        assert worker.returncode
+        assert "DisagreementError: workers disagree on variable " in text
+        assert words in text
