@@ -62,6 +62,12 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
         assert "Error: " in said[rank][misuse]
 
 
+def test_tensorflow_listens_on_all_interfaces_and_nothing_else_does(said):
+    """As docs/security.md says; if this changes for the better, so must the page."""
+    for each in said:
+        assert set(each["addresses"]) == {"::"}, each["addresses"]
+
+
 def test_data_that_differ_in_the_last_bits_are_the_same(said):
     assert [each["equal_but_rounded"] for each in said] == ["no error"] * 2
 

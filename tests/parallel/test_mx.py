@@ -136,6 +136,12 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
         assert "Error: " in said[rank][misuse]
 
 
+def test_mxnet_listens_on_the_loopback_interface_under_the_launcher(said):
+    """As docs/security.md says: workers, servers and scheduler."""
+    for each in said:
+        assert set(each["addresses"]) == {"127.0.0.1"}, each["addresses"]
+
+
 # --- starting -------------------------------------------------------------------------------------
 
 

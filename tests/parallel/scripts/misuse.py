@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from report import answer_all
+from report import answer_all, listening, result
 
 import lbbsp_tf
 from lbbsp_core import Limits
@@ -132,4 +132,5 @@ CASES = {
 }
 
 
+result("addresses", listening())
 answer_all(CASES)
