@@ -26,24 +26,21 @@ def train(folder: Path) -> None:
     trainer = lbbsp_mx.Trainer(
         net.collect_params(), "adam", {"learning_rate": 0.01}, global_batch_size=X, seed=0
     )
-    rank, folder_of_job = trainer.kvstore.rank, folder / "checkpoints"
+    rank = trainer.kvstore.rank
     injector = Injector(rank)
     samples = ReadSamples(folder, injector.attempt, rank)
     loader = gluon.data.DataLoader(samples, batch_sampler=trainer.batch_sampler(len(samples)))
-    trainer.load(folder_of_job)
+    trainer.resume(folder / "checkpoints", every=EVERY)
     loss_of = gluon.loss.L2Loss()
-    steps = len(loader)
-    while trainer.steps < EPOCHS * steps:
-        samples.begin_step(trainer.steps)
+    for _ in range(trainer.epoch, EPOCHS):
+        samples.begin_step(trainer.optimizer.num_update)
         for x, y in loader:
             with autograd.record():
                 loss = loss_of(net(x), y)
             loss.backward()
             trainer.step(len(x))
-            injector.at("step", trainer.steps - 1)
-            if trainer.steps % EVERY == 0:
-                trainer.save(folder_of_job)
-            samples.begin_step(trainer.steps)
+            injector.at("step", trainer.optimizer.num_update - 1)
+            samples.begin_step(trainer.optimizer.num_update)
     injector.at("end")
     if rank == 0:
         weights = [each.data().asnumpy() for each in net.collect_params().values()]

@@ -91,7 +91,7 @@ class ReadSamples:
         self._x = random.normal(size=(SAMPLES, 8)).astype("f4")
         self._y = self._x.sum(axis=1, keepdims=True)
         self._log = (folder / f"samples-{attempt}-{rank}.txt").open("w", buffering=1)
-        self._step = 0
+        self._step: int | None = None
 
     def begin_step(self, step: int) -> None:
         """Notes that what is read from now on belongs to this step."""
@@ -101,7 +101,8 @@ class ReadSamples:
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        print(self._step, index, file=self._log)
+        if self._step is not None:  # what is read before the first step is only looked at
+            print(self._step, index, file=self._log)
         return self._x[index], self._y[index]
 
 

@@ -1,14 +1,26 @@
 """LB-BSP for MXNet: a KVStore and a gluon Trainer that balance unequal workers.
 
 Import it before `mxnet`: the import restores names that MXNet needs in NumPy, and checks the
-``DMLC_*`` variables, because MXNet aborts or waits indefinitely if they are wrong.
+``DMLC_*`` variables, because MXNet aborts or waits indefinitely if they are wrong. If these make
+the process a server or the scheduler, it serves within the import, and exits when the job ends.
 """
 
-from lbbsp_mx.cluster import check_cluster
+from lbbsp_core.runtime.exit import fail_fast
+from lbbsp_mx import env
+from lbbsp_mx.cluster import check_cluster, in_cluster
 from lbbsp_mx.compat import import_mxnet
 
 check_cluster()
+env.enable_heartbeats()
 import_mxnet()
+
+if env.role() != "worker":
+    from lbbsp_mx.server import serve
+
+    serve()
+
+if in_cluster():
+    fail_fast()
 
 from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402

@@ -88,6 +88,7 @@ class AsyncTrainer(gluon.Trainer):
                 "a process can have only one AsyncTrainer in a cluster, because the servers run "
                 "one optimizer: use one trainer for all parameters, or a separate job"
             )
+        runtime().use_options(chosen)
         runtime().serves_optimizer = True
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._servers = servers = _Servers(params, wait_seconds)

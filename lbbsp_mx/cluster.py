@@ -43,10 +43,19 @@ def in_cluster() -> bool:
     return bool(env.cluster())
 
 
-def describe() -> str:
-    """Describes the cluster, for an error message."""
+def counts() -> tuple[int, int]:
+    """Returns the numbers of workers and servers; only in a cluster."""
     given = env.cluster()
-    return (
-        f"{given['DMLC_NUM_WORKER']} workers and {given['DMLC_NUM_SERVER']} servers at "
-        f"{given['DMLC_PS_ROOT_URI']}:{given['DMLC_PS_ROOT_PORT']}"
-    )
+    return int(given["DMLC_NUM_WORKER"]), int(given["DMLC_NUM_SERVER"])
+
+
+def root() -> str:
+    """Returns the address of the scheduler, for a message."""
+    host, port = env.scheduler_address()
+    return f"{host}:{port}"
+
+
+def describe() -> str:
+    """Describes the cluster, for a message."""
+    workers, servers = counts()
+    return f"{workers} workers and {servers} servers at {root()}"

@@ -12,12 +12,16 @@ from types import ModuleType
 
 import numpy as np
 
+from lbbsp_mx import env
+
+_SERVER_MODULE = "mxnet.kvstore.kvstore_server"
+
 
 def import_mxnet() -> ModuleType:
     """Imports MXNet, after restoring the names that it needs in NumPy.
 
-    If ``DMLC_ROLE`` is server or scheduler, MXNet serves within the import until the job has
-    ended, and then exits the process.
+    If ``DMLC_ROLE`` is server or scheduler, MXNet would serve within the import, where nothing can
+    watch over the job: its module that does so is left out, and `lbbsp_mx.server` serves instead.
 
     Raises:
         ImportError: MXNet is not installed, an earlier import has failed halfway, or a system
@@ -29,6 +33,8 @@ def import_mxnet() -> ModuleType:
             "an earlier `import mxnet` has failed in this process and left a partial module: "
             "restart Python, with `import lbbsp_mx` before `import mxnet`"
         )
+    if env.role() in ("server", "scheduler"):
+        sys.modules.setdefault(_SERVER_MODULE, ModuleType(_SERVER_MODULE))
     try:
         import mxnet
     except ModuleNotFoundError as error:

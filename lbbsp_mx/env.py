@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
+
 NAMES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
@@ -16,3 +18,38 @@ NAMES = (
 def cluster() -> dict[str, str]:
     """Returns the ``DMLC_*`` variables that are set, by the launcher or manually."""
     return {name: os.environ[name] for name in NAMES if os.environ.get(name, "").strip()}
+
+
+def role() -> str:
+    """Returns ``DMLC_ROLE``; "worker" without a cluster."""
+    return cluster().get("DMLC_ROLE", "worker")
+
+
+def scheduler_address() -> tuple[str, int]:
+    """Returns where the scheduler listens; only in a cluster."""
+    given = cluster()
+    return given["DMLC_PS_ROOT_URI"], int(given["DMLC_PS_ROOT_PORT"])
+
+
+def silence_seconds() -> float:
+    """Returns ``LBBSP_SILENCE_SECONDS``: time without a sign of life after which a process is lost.
+
+    Raises:
+        ValueError: It is not a number >= 5.
+    """
+    text = os.environ.get("LBBSP_SILENCE_SECONDS", "").strip()
+    try:
+        seconds = float(text) if text else SILENCE_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 5 <= seconds < float("inf"):
+        raise ValueError(
+            f"LBBSP_SILENCE_SECONDS must be a number of seconds >= 5, got {text!r}: set it for all "
+            "processes of the job, or leave it out"
+        )
+    return seconds
+
+
+def enable_heartbeats() -> None:
+    """Makes the transport of this process send a sign of life to the scheduler every second."""
+    os.environ["PS_HEARTBEAT_INTERVAL"] = "1"

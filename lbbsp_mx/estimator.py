@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mxnet.gluon.contrib.estimator import (
@@ -10,6 +11,7 @@ from mxnet.gluon.contrib.estimator import (
     TrainBegin,
 )
 
+from lbbsp_mx.checkpoint import Every
 from lbbsp_mx.trainer import Trainer
 
 
@@ -20,19 +22,36 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
     trainer's batch sampler. A handler that ends the training on one worker must call
     `lbbsp_mx.Trainer.request_stop`; all workers then stop at the same step.
 
+    With a `checkpoint` folder the first `fit` continues where the last job has ended, and makes the
+    epochs or batches that are left; see `lbbsp_mx.Trainer.resume`. Metrics of an epoch that is
+    continued are those of its rest.
+
     Args:
         priority: Order among the handlers, as for gluon's GradientUpdateHandler.
+        checkpoint: Folder of the checkpoints, which all workers share; None writes none.
+        every: Steps between two checkpoints, or "epoch".
 
     Example::
 
-        estimator.fit(loader, epochs=5, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
+        handler = lbbsp_mx.LoadBalancingHandler(checkpoint="checkpoints", every=100)
+        estimator.fit(loader, epochs=5, event_handlers=[handler])
     """
 
+    def __init__(
+        self,
+        priority: int = -2000,
+        *,
+        checkpoint: str | Path | None = None,
+        every: Every = "epoch",
+    ) -> None:
+        super().__init__(priority)
+        self._checkpoint, self._every = checkpoint, every
+
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Checks that the estimator has an `lbbsp_mx.Trainer`.
+        """Checks the estimator's trainer, and continues from the newest checkpoint.
 
         Raises:
-            ValueError: It has another trainer.
+            ValueError: The trainer is no `lbbsp_mx.Trainer`, or the checkpoint is of another job.
         """
         if not isinstance(estimator.trainer, Trainer):
             raise ValueError(
@@ -40,6 +59,10 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
                 f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
                 "Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
+        checkpoints = estimator.trainer._checkpoints
+        first = self._checkpoint is not None and not checkpoints.regular
+        if first and checkpoints.resume(self._checkpoint, self._every):
+            _leave_out_what_is_done(estimator)
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
@@ -61,6 +84,20 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
             )
         estimator.trainer.step(samples)
         return bool(estimator.trainer.stopping)
+
+
+def _leave_out_what_is_done(estimator: Any) -> None:
+    """Lowers the numbers of epochs and batches, which the handler that ends the fit reads later."""
+    session = estimator.trainer._session
+    steps = session.step_of_order(session.step)
+    done = {"max_epoch": estimator.trainer.epoch, "max_batch": steps}
+    for name, count in done.items():
+        total = getattr(estimator, name)
+        if total is not None and total > count:
+            setattr(estimator, name, total - count)
+        elif total is not None:
+            estimator.max_epoch = 1
+            session.skip_epoch()
 
 
 def _listed(value: Any) -> list[Any]:

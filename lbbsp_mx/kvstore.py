@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.pipelined import Rows
 from lbbsp_core.runtime.protocol import Row, pack, unpack
 from lbbsp_mx import cluster
@@ -24,6 +25,9 @@ NAME = "dist_lbbsp"
 
 _LARGEST_KEY = (2**31 - 1) // 9973
 """Largest key for which ``key * 9973`` fits in 32 bits: beyond it MXNet reads invalid memory."""
+
+_FEW = 64
+"""Width up to which gathered rows are not padded to a power of two."""
 
 
 class KVStore(KVStoreBase):
@@ -67,6 +71,7 @@ class KVStore(KVStoreBase):
                 "with `lbbsp launch --framework mxnet`, or use the store 'local'"
             )
         self._native = runtime().native(kind, start_seconds)
+        self._lock = runtime().lock
         self._numbers = runtime().numbers
         self._keys: dict[Hashable, int] = {}
         self._rank, self._workers = self._native.rank, self._native.num_workers
@@ -111,8 +116,10 @@ class KVStore(KVStoreBase):
 
     def broadcast(self, key: int, value: Arrays, out: Arrays, priority: int = 0) -> None:
         """Sends the value of worker 0 to all workers, and waits for it; a collective."""
-        with self.waiting("for the parameters of worker 0"):
-            self._native.broadcast(self._key(key), value, out, priority)
+        self.barrier()  # the lock must not be held for long
+        with self._meeting("for the parameters of worker 0"):
+            with self._lock:
+                self._native.broadcast(self._key(key), value, out, priority)
             # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
             for each in _each(out):
                 each.wait_to_read()
@@ -124,13 +131,17 @@ class KVStore(KVStoreBase):
         if self.weight != 1.0:
             for each in _each(value):
                 each *= self.weight
-        self._native.pushpull(self._key(key), value, out=out, priority=priority)
+        with self._lock:
+            self._native.pushpull(self._key(key), value, out=out, priority=priority)
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
-        rows = self.begin_gather(pack(values), slot=0)
-        with self.waiting("for the other workers"):
-            return [unpack(row) for row in rows()]
+        packed = pack(values)
+        # Every width occupies a key of its own on the servers, for good.
+        width = len(packed) if len(packed) <= _FEW else 1 << (len(packed) - 1).bit_length()
+        rows = self.begin_gather(np.pad(packed, (0, width - len(packed))), slot=0)
+        with self._meeting("for the other workers"):
+            return [unpack(row[: len(packed)]) for row in rows()]
 
     def begin_gather(
         self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0
@@ -152,7 +163,8 @@ class KVStore(KVStoreBase):
             return lambda: slots
         array = mx.nd.from_numpy(slots)  # shares the memory: `array` would copy, which takes 0.1 ms
         key = self._gather_key(slot, len(row))
-        self._native.pushpull(key, array, priority=priority)
+        with self._lock:
+            self._native.pushpull(key, array, priority=priority)
         return array.asnumpy
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
@@ -162,8 +174,14 @@ class KVStore(KVStoreBase):
     def barrier(self) -> None:
         """Waits until all workers have reached this call."""
         if self.distributed:
-            with self.waiting("at a barrier"):
+            with self._meeting("at a barrier"):
                 self._native._barrier()
+
+    @contextmanager
+    def _meeting(self, what: str) -> Iterator[None]:
+        """Bounds the time inside the context, and notes that this worker waits for the others."""
+        with self.waiting(what), runtime().activity.during(Activity.MEETING):
+            yield
 
     def _key(self, key: Hashable) -> int:
         """Returns the native key, numbered by first use, in the same order on all workers."""
@@ -181,7 +199,8 @@ class KVStore(KVStoreBase):
         """Returns the native key of a gather; its first use initialises it on the servers."""
         key = ("gather", slot, width)
         if key not in self._keys:
-            with self.waiting("for the other workers"):
+            self.barrier()  # the lock must not be held for long
+            with self._meeting("for the other workers"), self._lock:
                 self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
         return self._keys[key]
 

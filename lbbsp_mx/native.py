@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import mxnet as mx
 
-from lbbsp_core.runtime.exit import fail_fast, on_exit
+from lbbsp_core.runtime.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.exit import on_exit
+from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
 from lbbsp_core.runtime.liveness import Watchdog
-from lbbsp_mx import cluster
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_mx import cluster, env, nodes
+from lbbsp_mx.board import KeyBoard
+from lbbsp_mx.liveness import LookingThread, SchedulerWatch
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
 IN_ONE_PROCESS = ("local", "device")
@@ -19,17 +26,26 @@ IN_ONE_PROCESS = ("local", "device")
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
 
+_SHUTDOWN_SECONDS = 30.0  # for which the servers may need to end, when all workers have finished
+
 
 class Runtime:
     """State that all stores of a process share."""
 
     def __init__(self) -> None:
         self.watchdog = Watchdog()
+        self.activity = CurrentActivity()
+        self.lock = threading.Lock()
+        """Lock for calls of the distributed store, which keeps tables without one."""
         self.numbers = itertools.count()
         self.distributed: mx.kv.KVStore | None = None
         self.endings: list[Callable[[], None]] = []
         """Work that must be done before this process leaves the cluster."""
         self.serves_optimizer = False
+        self._transport: nodes.Nodes | None = None
+        self._watching: LookingThread | None = None
+        self._board: KeyBoard | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
         """Returns a native store; a process has only one distributed store.
@@ -42,8 +58,9 @@ class Runtime:
             ValueError: The process has a distributed store of another kind.
         """
         if not isinstance(kind, str):
-            if kind.type.startswith("dist"):
+            if kind.type.startswith("dist") and self.distributed is None:
                 self._adopt(kind)
+                self._begin_heartbeat()
             return kind
         if kind in IN_ONE_PROCESS:
             return mx.kv.create(kind)
@@ -53,9 +70,11 @@ class Runtime:
                 "start the scheduler, all servers and all workers, and check that they can connect "
                 "to each other"
             )
+            self._watch()
             with self.watchdog.deadline(start_seconds, message):
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
+                self._begin_heartbeat()
         if self.distributed.type != kind:
             raise ValueError(
                 f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
@@ -80,11 +99,63 @@ class Runtime:
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
 
+    def use_options(self, options: SessionOptions) -> None:
+        """Uses the options that concern lost workers.
+
+        Raises:
+            ValueError: `silence_seconds` is given; names the remedy.
+        """
+        if options.silence_seconds not in (SILENCE_SECONDS, env.silence_seconds()):
+            raise ValueError(
+                f"silence_seconds = {options.silence_seconds!r} is no option of MXNet's workers, "
+                "because its scheduler watches over them: set LBBSP_SILENCE_SECONDS in the "
+                "environment of all processes"
+            )
+        if options.limit_seconds is not None and self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._start_heartbeat(options.limit_seconds)
+
     def _adopt(self, native: mx.kv.KVStore) -> None:
-        if self.distributed is None:
-            self.distributed = native
-            fail_fast()
-            on_exit(self._leave)
+        self.distributed = native
+        self._transport = nodes.Nodes(native.handle)
+        on_exit(self._leave)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Starts to watch over the scheduler, which in turn watches over all other processes."""
+        if self._watching is None:
+            watch = SchedulerWatch(
+                lambda: self._transport,
+                nodes.scheduler_answers,
+                env.silence_seconds(),
+                lambda: self._board.explain() if self._board is not None else "",
+            )
+            self._watching = LookingThread(self._name, watch.look)
+            self._watching.start()
+
+    def _begin_heartbeat(self) -> None:
+        """Starts to exchange with the other workers what each of them does; a collective."""
+        native = self.distributed
+        if native is None or native.type not in DISTRIBUTED or native.num_workers == 1:
+            return
+        keys = [next(self.numbers) for _ in range(native.num_workers)]
+        self._board = KeyBoard(native, keys, self.lock)
+        self._start_heartbeat(None)
+
+    def _start_heartbeat(self, limit_seconds: float | None) -> None:
+        native = self.distributed
+        self._heartbeat = Heartbeat(
+            self._board,
+            native.rank,
+            native.num_workers,
+            self.activity,
+            silence_seconds=math.inf,  # the scheduler knows better
+            limit_seconds=limit_seconds,
+        )
+        self._heartbeat.start()
+
+    def _name(self) -> str:
+        return "this worker" if self.distributed is None else f"worker {self.distributed.rank}"
 
     def _leave(self) -> None:
         """Leaves the cluster together with all workers.
@@ -96,7 +167,15 @@ class Runtime:
             ending()
         message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
         with self.watchdog.deadline(LEAVE_SECONDS, message):
-            mx.nd.waitall()
+            mx.nd.waitall()  # the others do not need this worker any more, unless they go on
+            self.activity.enter(Activity.LEAVING)
+            self.distributed._barrier()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._board.close()
+        self._watching.stop()
+        message = f"the servers have not ended within {_SHUTDOWN_SECONDS:g} s: exiting"
+        with self.watchdog.deadline(_SHUTDOWN_SECONDS, message):
             self.distributed.__del__()
             self.distributed.handle = None  # freed: Python must not free it again
 

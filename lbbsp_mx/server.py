@@ -1,14 +1,84 @@
 """Program that runs a parameter server or the scheduler: ``python -m lbbsp_mx.server``.
 
 Use it on clusters without ``lbbsp launch``. ``DMLC_ROLE`` selects the role. The process serves
-within the import of MXNet, and exits when the job ends.
+within the import of `lbbsp_mx`, and exits when the job ends: with status 0 if all processes have
+left it in order, else with 1.
 """
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 import sys
+import traceback
+from typing import Any, NoReturn
 
-from lbbsp_mx import env
+import mxnet as mx
+from mxnet.base import _LIB, check_call
+
+from lbbsp_core.runtime.exit import end_now
+from lbbsp_mx import cluster, env, nodes
+from lbbsp_mx.liveness import LookingThread, NodesWatch, SchedulerWatch
+
+_OPTIMIZER = 0  # the only command that workers send
+
+
+def serve() -> NoReturn:
+    """Runs the server or scheduler until the job ends, and exits."""
+    store = mx.kv.create("dist")
+    process = _Process(store)
+    watching = LookingThread(process.name, process.watch().look)
+    watching.start()
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+    @prototype
+    def control(command: int, body: bytes, _: object) -> None:
+        try:
+            _obey(store, command, body)
+        except BaseException:  # MXNet would ignore it, and the workers would keep waiting
+            traceback.print_exc()
+            end_now(1)
+
+    check_call(_LIB.MXKVStoreRunServer(store.handle, control, None))
+    watching.stop()
+    end_now(0)
+
+
+class _Process:
+    """This process, which is the scheduler or a server."""
+
+    def __init__(self, store: mx.kv.KVStore) -> None:
+        self._store = store
+        self._transport = nodes.Nodes(store.handle)
+        self._runs = False
+
+    def watch(self) -> NodesWatch | SchedulerWatch:
+        silence_seconds = env.silence_seconds()
+        if env.role() == "scheduler":
+            names = nodes.node_names(*cluster.counts())
+            return NodesWatch(self.transport, nodes.peers, names, silence_seconds)
+        return SchedulerWatch(self.transport, nodes.scheduler_answers, silence_seconds)
+
+    def transport(self) -> nodes.Nodes | None:
+        """Returns the transport, or None before it runs, when it aborts if it is asked."""
+        self._runs = self._runs or nodes.is_listening()
+        return self._transport if self._runs else None
+
+    def name(self) -> str:
+        if env.role() == "scheduler":
+            return "the scheduler"
+        numbered = self._runs and self._transport.is_ready()
+        return f"server {self._store.rank}" if numbered else "this server"
+
+
+def _obey(store: mx.kv.KVStore, command: int, body: bytes) -> None:
+    """Obeys a command of a worker, as MXNet's own server does."""
+    if command == _OPTIMIZER:
+        optimizer: Any = pickle.loads(body)
+        store.set_optimizer(optimizer)
+    else:
+        print(f"server {store.rank}: unknown command ({command}, {body!r})", file=sys.stderr)
+
 
 if __name__ == "__main__":  # reached only if the role is neither server nor scheduler
     role = env.cluster().get("DMLC_ROLE")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
+from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.kvstore import NAME, KVStore, make_store
 from lbbsp_mx.native import DISTRIBUTED, runtime
@@ -96,10 +95,13 @@ class Trainer(gluon.Trainer):
             chosen,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
+            activity=runtime().activity,
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
         )
+        self._checkpoints = Checkpoints(self, self._session)
         # Peers wait for the message of the last barrier.
         runtime().endings.append(self._session.finish_barrier)
+        runtime().use_options(chosen)
         self._init_kvstore()
         if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
             handshake.compare(self.kvstore, facts_of(self._params, self._optimizer))
@@ -135,6 +137,7 @@ class Trainer(gluon.Trainer):
         """
         order = self._session.make_order(num_samples, seed)
         self._session.use_order(order)
+        self._checkpoints.check_order()
         return BatchSampler(self._session, order)
 
     # Methods for training loops
@@ -150,6 +153,12 @@ class Trainer(gluon.Trainer):
             ValueError: The batch size differs from that of the plan.
         """
         self._check_size(batch_size)
+        self._checkpoints.begin_step()
+        step = self._session.step
+        self._step(ignore_stale_grad)
+        self._checkpoints.end_step(step)
+
+    def _step(self, ignore_stale_grad: bool) -> None:
         if getattr(self, "_amp_loss_scaler", None) is not None:  # the update reads the sums first
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
@@ -164,6 +173,7 @@ class Trainer(gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Sums gradients over workers and decides the next plan; call `update` afterwards."""
         self._check_size(None)
+        self._checkpoints.begin_step()
         self._allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -181,29 +191,97 @@ class Trainer(gluon.Trainer):
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
         self._update_by_mean(ignore_stale_grad)
+        self._checkpoints.end_step(self._session.step - 1)
+
+    # Checkpoints
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the batch sampler that is running or comes next, from 0."""
+        order = self._session.order
+        if order is None:
+            return 0
+        return self._session.step_of_order(self._session.step) // order.steps_per_epoch
+
+    def resume(self, folder: str | Path, every: Every = "epoch") -> bool:
+        """Continues from the newest checkpoint in a folder, and writes one regularly from now on.
+
+        All workers must call it, after `batch_sampler` and before the first step. After a SIGTERM
+        to any worker, all write a checkpoint after the same step and leave, with exit status 143.
+        Checkpoints are written in the background, as if by `save`.
+
+        Args:
+            folder: Folder that all workers share. Worker 0 writes to it; it need not exist.
+            every: Steps between two checkpoints, or "epoch".
+
+        Returns:
+            Whether there was a checkpoint. The loader's next iteration then yields the rest of the
+            epoch `epoch`.
+
+        Raises:
+            ValueError: The newest checkpoint is of other data, another order or network.
+
+        Example::
+
+            trainer.resume("checkpoints", every=100)
+            for epoch in range(trainer.epoch, epochs):
+                for x, y in loader:
+                    ...
+                    trainer.step(x.shape[0])
+        """
+        return self._checkpoints.resume(folder, every)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a checkpoint: weights, optimizer, balancer, and the position in the data.
+
+        All workers must call it after the same step, and worker 0 writes. The two newest
+        checkpoints in the folder are kept; an interrupted write leaves them complete. If the disk
+        is full, a warning is logged and the training continues.
+
+        Args:
+            folder: Folder that all workers share; it is created.
+        """
+        self._checkpoints.save(folder)
+
+    def load(self, folder: str | Path) -> bool:
+        """Continues from the newest complete checkpoint of `save`, exactly after its step.
+
+        All workers must call it at the same time, and may be more or fewer than those that have
+        saved. Parameters, optimizer (with its learning rate) and order then have the saved state.
+
+        Args:
+            folder: Folder that all workers share.
+
+        Returns:
+            Whether there was a checkpoint.
+
+        Raises:
+            ValueError: The checkpoint is of other data, another order or network; nothing changes.
+        """
+        return self._checkpoints.load(folder)
 
     def save_states(self, fname: str) -> None:
         """Saves the states of the optimizer and of the balancer; each worker to its own file.
 
-        All workers may load the file of one worker; the others then learn their speeds again.
+        All workers may load the file of one worker; the others then learn their speeds again. The
+        file is complete or stays as it was, and is not that of gluon, which would be pickled.
+
+        Raises:
+            ValueError: The optimizer has state that cannot be saved.
         """
-        super().save_states(fname)
-        with open(fname, "ab") as stream:
-            pickle.dump(tuple(self._session.state()), stream)
-        self.exclude_step()
+        self._checkpoints.save_file(fname)
 
     def load_states(self, fname: str) -> None:
-        """Loads a file of `save_states` (or of gluon's own); all workers must, at the same time.
+        """Loads a file of `save_states`; all workers must, at the same time.
 
         The epoch continues where the state was saved: create the loader, or start to iterate over
-        it, afterwards.
+        it, afterwards. Nothing in the file is executed.
+
+        Raises:
+            ValueError: The file is damaged, of gluon's own trainer, or of other data or another
+                order.
         """
-        super().load_states(fname)
-        with open(fname, "rb") as stream:
-            pickle.load(stream)  # the optimizer's state, which gluon has read
-            rest = io.BytesIO(stream.read())
-        if rest.getbuffer().nbytes:
-            self._session.restore(BalancerState(*pickle.load(rest)))
+        self._checkpoints.load_file(fname)
 
     # Methods that gluon's Trainer calls
 

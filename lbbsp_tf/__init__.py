@@ -3,16 +3,21 @@
 For comparison, `fit_asynchronously` trains by ASP, through parameter servers.
 
 Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy raises an unrelated
-error or hangs if it is wrong.
+error or hangs if it is wrong. In a worker of several, a script that fails anywhere after the
+import ends at once.
 """
 
-from lbbsp_tf import compat
-from lbbsp_tf.batchnorm import synchronize_batch_norm
-from lbbsp_tf.callback import LoadBalancer
 from lbbsp_tf.cluster import check_tf_config
-from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy
+from lbbsp_tf.liveness import watch_from_import
 
 check_tf_config()
+watch_from_import()
+
+from lbbsp_tf import compat  # noqa: E402
+from lbbsp_tf.batchnorm import synchronize_batch_norm  # noqa: E402
+from lbbsp_tf.callback import LoadBalancer  # noqa: E402
+from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy  # noqa: E402
+
 compat.compare_variables()
 
 __all__ = [

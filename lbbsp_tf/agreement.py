@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.collectives import Collectives
@@ -121,13 +120,13 @@ def facts_of(model: keras.Model) -> dict[str, str]:
         "layers": ", ".join(layers),
         "loss": _described(getattr(model, "loss", None))
         + (f" with weights {_described(weights)}" if weights is not None else ""),
-        "optimizer": ", ".join(map(_described, _optimizers(model))),
+        "optimizer": ", ".join(map(_described, optimizers_of(model))),
     }
 
 
 def weights_of(model: keras.Model) -> Iterator[np.ndarray]:
     """Yields the weights that must be equal on all workers."""
-    for variable in filter(_is_mirrored, model.trainable_variables):
+    for variable in filter(compat.is_mirrored, model.trainable_variables):
         yield keras.ops.convert_to_numpy(variable)
 
 
@@ -137,7 +136,7 @@ def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
     Raises:
         DisagreementError: They differ; names the values.
     """
-    rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in _optimizers(model))
+    rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in optimizers_of(model))
     text = ", ".join(f"{float(rate):.7g}" for rate in rates)
     handshake.compare(collectives, {"learning rate": text})
 
@@ -168,11 +167,11 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
 
 def model_facts(model: keras.Model) -> dict[str, int]:
     """Returns what must be equal on all workers after a step, as integers by name."""
-    optimizers = list(_optimizers(model))
+    optimizers = list(optimizers_of(model))
     return {
         "learning rate": _crc32(optimizer.learning_rate for optimizer in optimizers),
         "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
-        "trainable weights": _crc32(filter(_is_mirrored, model.trainable_variables)),
+        "trainable weights": _crc32(filter(compat.is_mirrored, model.trainable_variables)),
     }
 
 
@@ -215,7 +214,7 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
     return results
 
 
-def _optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
+def optimizers_of(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
@@ -230,11 +229,6 @@ def _crc32(arrays: Iterable[object]) -> int:
     for array in arrays:
         value = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(array)), value)
     return value
-
-
-def _is_mirrored(variable: keras.Variable) -> bool:
-    synchronization = getattr(variable.value, "synchronization", None)
-    return synchronization != tf.VariableSynchronization.ON_READ
 
 
 def _is_number(value: object) -> bool:

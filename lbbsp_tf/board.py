@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 _READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker replaces it
+_FIRST_READ_MILLISECONDS = 20  # many workers may have no row yet
 
 
 class CoordinationBoard:
@@ -19,8 +20,11 @@ class CoordinationBoard:
         rank: Number of this worker.
     """
 
+    holder = 0
+
     def __init__(self, rank: int) -> None:
         self._key = _key(rank)
+        self._seen: set[int] = set()
 
     @staticmethod
     def is_available() -> bool:
@@ -38,10 +42,12 @@ class CoordinationBoard:
 
     def read(self, rank: int) -> Sequence[int] | None:
         """Returns the row of a worker, or None if there is none, or the service is gone."""
+        patience = _READ_MILLISECONDS if rank in self._seen else _FIRST_READ_MILLISECONDS
         try:
-            text = context.context().get_config_key_value(_key(rank), _READ_MILLISECONDS)
+            text = context.context().get_config_key_value(_key(rank), patience)
         except tf.errors.OpError:
             return None
+        self._seen.add(rank)
         return [int(value) for value in text.split()]
 
 

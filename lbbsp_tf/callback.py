@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -13,11 +14,13 @@ from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
-from lbbsp_tf.cluster import check_devices, check_tf_config, rank_and_workers
+from lbbsp_tf.checkpoints import Checkpoints
+from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.leaving import leave_together
+from lbbsp_tf.liveness import current_activity, start_heartbeat
 from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
 from lbbsp_tf.train_step import TrainStep
@@ -50,6 +53,11 @@ class LoadBalancer(keras.callbacks.Callback):
             ``"samples"`` and ``"sum"`` treat the loss as a mean or a sum without a proof.
         verify: Whether to compare, before a fit, one weighted step on all workers with the whole
             batch in one process, and to print the difference; see `verified_error`.
+        checkpoint: Folder of checkpoints from which the same script, started again, continues at
+            the same step: weights, optimizers, metrics, random states, plans and position in the
+            data. The chief writes and reads it. Also on SIGTERM to any worker: all save one after
+            the same step, and leave with status 143. None writes none.
+        every: Steps between two checkpoints, or "epoch" for one after each epoch.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -79,6 +87,8 @@ class LoadBalancer(keras.callbacks.Callback):
         *,
         weight_by: str = "auto",
         verify: bool = False,
+        checkpoint: str | Path | None = None,
+        every: int | str = "epoch",
         **options: object,
     ) -> None:
         super().__init__()
@@ -89,22 +99,30 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.check_strategy(strategy, self.workers)
         self.replicas = strategy.num_replicas_in_sync
         local = self.replicas // self.workers
+        given = SessionOptions.of(options)
         if self.workers > 1:
+            heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
+            leave_together(self.rank, self.workers, heartbeat)
             check_devices(self.rank, self.workers, local)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
-            SessionOptions.of(options),
+            given,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
+            activity=current_activity(),
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
+        self._checkpoints = checkpoint and Checkpoints(
+            checkpoint, every, strategy=strategy, sessions=sessions, processes=self.workers
+        )
         self._input = self._training.input
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
         self._in_fit = self._in_step = False
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
+        compat.patch_epochs()
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
@@ -113,8 +131,7 @@ class LoadBalancer(keras.callbacks.Callback):
         compat.patch_evaluation(agreement.global_logs)
         if self.workers > 1:
             compat.write_once_per_job(self.rank)
-            fail_fast()
-            leave_together(self.rank)
+            fail_fast()  # for a cluster that is not described by TF_CONFIG
 
     @property
     def active(self) -> bool:
@@ -254,7 +271,7 @@ class LoadBalancer(keras.callbacks.Callback):
             data: What `dataset` has returned.
 
         Raises:
-            ValueError: The data did not come from the balancer.
+            ValueError: The data did not come from the balancer, or it has ``checkpoint=``.
 
         Example::
 
@@ -263,6 +280,11 @@ class LoadBalancer(keras.callbacks.Callback):
                     for loss in loop.epoch():
                         ...
         """
+        if self._checkpoints:
+            raise ValueError(
+                "checkpoint= is for fit: a custom loop must save and restore its own state, which "
+                "the balancer does not know; leave checkpoint= out"
+            )
         return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
 
     # Hooks of Keras, in the order in which it calls them
@@ -270,7 +292,10 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
+        checks.check_callbacks(compat.running_callbacks())
         if not self.active and self._input.order is None:
+            if self._checkpoints:
+                raise checks.not_fed_by_balancer()
             return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
@@ -281,19 +306,27 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
+        elif self._checkpoints:
+            compat.build(self.model, self._input.example())
+        if self.active or self._checkpoints:
             self._run_after_history()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        if self._in_fit:
-            if self.active:
-                self._training.begin_epoch()
-            return
-        self._in_fit = True
+        if not self._in_fit:
+            self._in_fit = True
+            self._begin_first_epoch(epoch)
+        elif self.active:
+            self._training.begin_epoch()
+        if self._checkpoints:
+            self._checkpoints.begin_epoch(epoch)
+
+    def _begin_first_epoch(self, epoch: int) -> None:
+        resumes = bool(self._checkpoints) and self._checkpoints.resumes
         if self.active:
-            self._training.begin_first_epoch(epoch)
+            self._training.begin_first_epoch(epoch, resumes=resumes)
             self._replace_train_function()
-        else:
+        elif not resumes:
             self._sessions.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -318,6 +351,7 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
         self._sessions.exclude_step()
+        self._training.leave_steps()
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Ends the session, and restores the model and its history."""
@@ -325,6 +359,7 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             self._training.end()
             self.model.train_function = None
+        if self.active or self._checkpoints:
             for hook in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
@@ -366,11 +401,15 @@ class LoadBalancer(keras.callbacks.Callback):
         hooks therefore sees every request to stop, and can delay it until it has been exchanged.
         """
         model, history, session = self.model, self.model.history, self._session
+        checkpoints = self._checkpoints
 
         def last_at_train_begin(logs: Logs = None) -> None:
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
                 agreement.share_restored_model(model, mirrored_collectives(self.strategy))
+            if checkpoints:
+                checkpoints.begin_fit(model, self.params["epochs"])
+            if self.workers > 1:
                 agreement.check_learning_rates(model, mirrored_collectives(self.strategy))
 
         def check_models() -> None:
@@ -379,18 +418,26 @@ class LoadBalancer(keras.callbacks.Callback):
 
         def last_at_batch_end(batch: int, logs: Logs = None) -> None:
             type(history).on_train_batch_end(history, batch, logs)
-            if model.stop_training:
-                session.request_stop()
-            model.stop_training = session.stopping
+            if self.active:
+                if model.stop_training:
+                    session.request_stop()
+                model.stop_training = session.stopping
+            if checkpoints:
+                is_last = model.stop_training or batch + 1 == self.params["steps"]
+                checkpoints.end_step(batch, is_last=is_last)
 
         def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
             type(history).on_epoch_end(history, epoch, logs)
             model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
             check_models()
+            if checkpoints:
+                checkpoints.end_epoch(epoch, stops=model.stop_training)
 
         def last_at_train_end(logs: Logs = None) -> None:
             vars(history).pop("on_train_end", None)
             check_models()
+            if checkpoints:
+                checkpoints.end_fit()
 
         history.on_train_begin = last_at_train_begin
         history.on_train_batch_end = last_at_batch_end

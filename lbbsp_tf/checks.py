@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import keras
 import tensorflow as tf
@@ -57,6 +57,23 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
             f"strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, got "
             f"{type(strategy).__name__}: LoadBalancer supports no other one on several devices"
         )
+
+
+def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Raises an error for a callback that would continue a training with doubled samples.
+
+    Raises:
+        ValueError: Names the callback and the remedy.
+    """
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            frequency = callback.save_freq
+            if frequency != "epoch":
+                raise ValueError(
+                    f"BackupAndRestore(save_freq={frequency}) would restart an epoch at its first "
+                    "batch with weights of its middle: pass LoadBalancer(..., checkpoint=folder, "
+                    f'every={frequency}), which continues at the same batch, or save_freq="epoch"'
+                )
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:

@@ -90,6 +90,12 @@ def rank_and_workers(
     return offset + int(resolver.task_id), chiefs + workers
 
 
+def addresses(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> list[str]:
+    """Returns the addresses of the workers by rank, chief first."""
+    spec = resolver.cluster_spec().as_dict()
+    return [*spec.get("chief", ()), *spec.get("worker", ())]
+
+
 @functools.cache
 def check_devices(rank: int, workers: int, devices: int) -> None:
     """Raises an error unless all workers have the same number of devices.

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.protocol import pack, unpack
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.liveness import current_activity
 
 
 @functools.cache
@@ -46,7 +48,7 @@ class MirroredCollectives:
         """
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
         slots[self.rank : self.rank + self._local] = pack(values)
-        with compat.explained_by_variables():
+        with compat.explained_by_variables(), current_activity().during(Activity.MEETING):
             rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
         return [unpack(row) for row in rows.numpy()]
 
@@ -55,7 +57,8 @@ class MirroredCollectives:
         data = array.tobytes()
         halves = np.frombuffer(data + b"\0" * (len(data) % 2), np.uint16)
         slots = (halves if self.rank == 0 else np.zeros_like(halves)).astype(np.float32)
-        total = compat.local(self._strategy, self._sum(tf.constant(slots[None])))
+        with current_activity().during(Activity.MEETING):
+            total = compat.local(self._strategy, self._sum(tf.constant(slots[None])))
         received = total.numpy().astype(np.uint16).tobytes()[: len(data)]
         return np.frombuffer(received, array.dtype).reshape(array.shape)
 

@@ -69,6 +69,10 @@ class TrainingInput:
         """Iterators from which the replicas draw; the same for data sets of one structure."""
         return self._iterators
 
+    def example(self) -> Nest:
+        """Returns a batch of one sample of the latest data set."""
+        return self._latest.example
+
     @property
     def validation_data(self) -> Nest:
         """Samples that the latest data set keeps for validation; None without any."""

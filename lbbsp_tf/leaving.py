@@ -14,37 +14,73 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.exit import on_exit
+from lbbsp_core.runtime.heartbeat import Heartbeat
+from lbbsp_tf.liveness import current_activity
 
 EXIT_SECONDS = 120
-"""Longest wait for other workers. A worker that has died ends the wait at once."""
+"""Longest wait for other workers without heartbeats. A worker that has died ends it at once."""
 
 _LEADER_SECONDS = 1.0
 """Time in which the other processes end before the leader, which serves the coordination."""
 
+_POLL_MILLISECONDS = 1000
+
 
 @functools.cache
-def leave_together(rank: int) -> None:
+def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
     """Makes this process wait at its end until all workers have reached theirs.
 
     A process that fails does not wait, see `on_exit`.
 
     Args:
         rank: Number of this worker; 0 is the leader of the coordination service.
+        workers: Number of workers.
+        heartbeat: Heartbeat of this process, which ends the wait if a worker is lost.
     """
-    on_exit(functools.partial(_leave, rank))
+    on_exit(functools.partial(_leave, rank, workers, heartbeat))
 
 
-def _leave(rank: int) -> None:
-    # The main thread can be interrupted only while it does not wait inside TensorFlow.
-    waiting = threading.Thread(target=_wait_for_all, daemon=True)
-    waiting.start()
-    waiting.join(EXIT_SECONDS + 10)
+def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
+    current_activity().enter(Activity.LEAVING)
+    # The service is gone, or reports an error, if a worker has died.
+    with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
+        if heartbeat is not None:
+            _wait_for_all(rank, workers)
+            heartbeat.stop()
+        else:
+            _wait_at_barrier()
     if rank == 0:
         time.sleep(_LEADER_SECONDS)
 
 
-def _wait_for_all() -> None:
-    # The barrier fails if a worker has died or takes too long.
-    with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
-        context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
+def _wait_for_all(rank: int, workers: int) -> None:
+    """Waits as `wait_at_barrier` of TensorFlow does, which would keep heartbeats from running."""
+    service = context.context()
+    service.set_config_key_value(f"lbbsp/left/{rank}", "")
+    if rank > 0:
+        _wait_for("lbbsp/left/all")
+        return
+    for each in range(workers):
+        _wait_for(f"lbbsp/left/{each}")
+    service.set_config_key_value("lbbsp/left/all", "")
+
+
+def _wait_for(key: str) -> None:
+    while True:
+        try:
+            context.context().get_config_key_value(key, _POLL_MILLISECONDS)
+            return
+        except tf.errors.DeadlineExceededError:  # noqa: PERF203
+            continue
+
+
+def _wait_at_barrier() -> None:
+    # The main thread can be interrupted only while it does not wait inside TensorFlow.
+    arguments = ("lbbsp/exit", EXIT_SECONDS * 1000)
+    waiting = threading.Thread(
+        target=context.context().wait_at_barrier, args=arguments, daemon=True
+    )
+    waiting.start()
+    waiting.join(EXIT_SECONDS + 10)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
+from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.serialization import Arrays, Json
@@ -45,6 +46,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         global_batch_size: X, samples per step over all replicas.
         options: Options of the user.
         versions: Versions of the framework's packages, for the run record.
+        activity: Takes what the process does, as its leader notes it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         global_batch_size: int,
         options: SessionOptions,
         versions: Mapping[str, str],
+        activity: CurrentActivity | None = None,
     ) -> None:
         self._recording = _Recording(collectives)
         self._repeating = [
@@ -61,7 +64,12 @@ class ReplicaSessions(Sequence[WorkerSession]):
         ]
         self._sessions = [
             WorkerSession(
-                each, global_batch_size, options, framework="tensorflow", versions=versions
+                each,
+                global_batch_size,
+                options,
+                framework="tensorflow",
+                versions=versions,
+                activity=activity if each is self._recording else None,
             )
             for each in (self._recording, *self._repeating)
         ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.handshake import Facts
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
@@ -63,9 +64,15 @@ class Training:
         self.sessions.start({"shapes and types of the data": self.input.spec, **facts})
         self.input.compare_samples()
 
-    def begin_first_epoch(self, epoch: int) -> None:
-        """Moves to the epoch at which the training begins, and starts to draw; a collective."""
-        self.sessions.begin_epoch(epoch)
+    def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
+        """Moves to the epoch at which the training begins, and starts to draw; a collective.
+
+        Args:
+            epoch: Number of the epoch.
+            resumes: Whether the sessions are at a step of it already.
+        """
+        if not resumes:
+            self.sessions.begin_epoch(epoch)
         self.sessions.leader.check_same("first epoch", epoch)
         self.input.begin_epochs()
 
@@ -91,6 +98,12 @@ class Training:
         self.input.end_step()
         self._preparation.end_step()
         self.sessions.leader.check_weights()
+        self.leave_steps()
+
+    def leave_steps(self) -> None:
+        """Notes that this worker is outside of steps, in a callback or an evaluation."""
+        leader = self.sessions.leader
+        leader.activity.enter(Activity.OUTSIDE, leader.step)
 
     def end(self) -> None:
         """Releases the data, and ends the sessions."""

@@ -143,6 +143,7 @@ def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
         "DMLC_NODE_HOST": HOST,
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
+        "PS_HEARTBEAT_INTERVAL": "1",  # also for scripts without lbbsp_mx
     }
     roles = [("scheduler", "scheduler"), *((f"server {i}", "server") for i in range(servers))]
     command = ("-m", "lbbsp_mx.server")

@@ -71,13 +71,18 @@ class CurrentActivity:
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """Notes an activity inside the context, and afterwards what this worker did before."""
+        """Notes an activity inside the context, and afterwards what this worker did before.
+
+        What another thread has noted meanwhile is kept.
+        """
         before = self._doing
         self.enter(activity)
+        entered = self._doing
         try:
             yield
         finally:
-            self.enter(before.activity, before.step)
+            if self._doing is entered:
+                self.enter(before.activity, before.step)
 
     def read(self) -> tuple[Activity, int, int]:
         """Returns the activity, the step, and the whole seconds for which it has lasted."""

@@ -72,7 +72,22 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:09d}.npz"
-    unfinished = path.with_suffix(_UNFINISHED)
+    write_file(path, checkpoint)
+    for old in [*_paths(folder)[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
+        with suppress(OSError):
+            old.unlink()
+    return path
+
+
+def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint to a file of any name, which is complete or stays as it was.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: An array holds objects.
+    """
+    path = Path(path)
+    unfinished = path.with_name(path.name + _UNFINISHED)
     arrays = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
@@ -94,11 +109,7 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
         with suppress(OSError):
             unfinished.unlink()
         raise
-    _flush_names(folder)
-    for old in [*_paths(folder)[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
-        with suppress(OSError):
-            old.unlink()
-    return path
+    _flush_names(path.parent)
 
 
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:

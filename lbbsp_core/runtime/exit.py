@@ -13,8 +13,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-_FLUSH_SECONDS = 2.0  # no reader of our output may delay an end for longer
+_PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
 _endings: list[Callable[[], None]] = []
+_messengers: list[Callable[[], None]] = []
 
 
 def fail_fast() -> None:
@@ -39,12 +40,12 @@ def on_exit(leave: Callable[[], None]) -> None:
 
     def at_exit() -> None:
         if status():
-            end_now(status())
+            _fail(status())
         try:
             leave()
         except BaseException:  # Python would only print it, and exit with status 0
             traceback.print_exc()
-            end_now(1)
+            _fail(1)
 
     atexit.register(at_exit)
 
@@ -66,21 +67,35 @@ def _requested_status() -> Callable[[], int]:
     return lambda: requested[0]
 
 
+def on_failure(tell: Callable[[], None]) -> None:
+    """Calls `tell`, for a moment at most, when the script has failed, before the process ends."""
+    _messengers.append(tell)
+
+
 def before_end(clean: Callable[[], None]) -> None:
     """Calls `clean` at the end of this process, also by `end_now`."""
     atexit.register(clean)
     _endings.append(clean)
 
 
-def end_now(status: int) -> None:
+def end_now(status: int) -> NoReturn:
     """Ends the process at once, without the framework's exit barrier, after flushing the output."""
+    _end_after([*_endings, sys.stdout.flush, sys.stderr.flush], status)
+
+
+def _fail(status: int) -> NoReturn:
+    _end_after([*_messengers, *_endings, sys.stdout.flush, sys.stderr.flush], status)
+
+
+def _end_after(calls: list[Callable[[], object]], status: int) -> NoReturn:
+    """Ends the process after calls, which do not delay it for long even if they block."""
     with suppress(RuntimeError):  # at the end of the interpreter no thread can be started
-        timer = threading.Timer(_FLUSH_SECONDS, os._exit, [status])
+        timer = threading.Timer(_PATIENCE_SECONDS, os._exit, [status])
         timer.daemon = True
         timer.start()
-    for end in (*_endings, sys.stdout.flush, sys.stderr.flush):
+    for call in calls:
         with suppress(Exception):
-            end()
+            call()
     os._exit(status)
 
 
@@ -88,4 +103,4 @@ def _print_and_exit(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     traceback.print_exception(kind, error, trace)
-    end_now(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    _fail(130 if issubclass(kind, KeyboardInterrupt) else 1)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
 
 logger = logging.getLogger("lbbsp.liveness")
 
@@ -32,6 +33,7 @@ REPORT_SECONDS: Final = 60.0
 """Time for which others wait for a worker before it is reported."""
 
 _LEFT_SECONDS: Final = 3.0  # time in which a message may still arrive from a worker that leaves
+_WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _COUNTED_SECONDS: Final = 4 * BEAT_SECONDS  # at most, of the time between two looks at the clock
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
 
@@ -100,8 +102,8 @@ class Board(Protocol):
     """
 
     @property
-    def holder(self) -> str:
-        """Name of what keeps the rows, for messages, such as "the parameter servers"."""
+    def holder(self) -> int | str:
+        """Worker that keeps the rows, or a name of what keeps them: "the parameter servers"."""
         ...
 
     def post(self, row: Sequence[int]) -> None:
@@ -131,6 +133,10 @@ class Watch:
         self._quiet = dict.fromkeys(self.ranks, 0.0)
         self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
 
+    def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
+        """Changes times, see the arguments of the class."""
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+
     def see(self, rank: int, beat: Beat) -> None:
         """Notes the latest beat of a worker; the same beat as before is no sign of life."""
         if beat != self.beats.get(rank):
@@ -145,30 +151,35 @@ class Watch:
         """Returns a worker that is lost, or None."""
         for rank, seconds in self._quiet.items():
             if seconds > self._silence_seconds:
-                return self._lost(rank, Reason.SILENT)
-        waited = self.waited_seconds()
+                return self.lost(rank, Reason.SILENT)
+        waited = self.waited_seconds(*_WAITS)
         if waited >= _LEFT_SECONDS:
             for rank in self._doing(Activity.LEAVING):
-                return self._lost(rank, Reason.LEFT)
+                return self.lost(rank, Reason.LEFT)
         if self._limit_seconds is not None and waited >= self._limit_seconds:
             for rank in self.late():
-                return self._lost(rank, Reason.LATE)
+                return self.lost(rank, Reason.LATE)
         return None
 
-    def waited_seconds(self) -> int:
-        """Returns for how long a worker has been waiting for others; 0 if none is."""
-        waiting = self._doing(Activity.WAITING, Activity.MEETING)
-        return max((self.beats[rank].seconds for rank in waiting), default=0)
+    def waited_seconds(self, *activities: Activity) -> int:
+        """Returns for how long a worker has been waiting for others; 0 if none is.
+
+        Args:
+            activities: Activities that are waits.
+        """
+        return max((self.beats[rank].seconds for rank in self._doing(*activities)), default=0)
 
     def late(self) -> list[int]:
         """Returns the workers that do not wait for others, so that others may wait for them."""
-        return self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE)
+        unseen = [rank for rank in self.ranks if rank not in self.beats]
+        return [*self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE), *unseen]
 
     def _doing(self, *activities: Activity) -> list[int]:
         return [rank for rank, beat in self.beats.items() if beat.activity in activities]
 
-    def _lost(self, rank: int, reason: Reason) -> Loss:
-        beat = self.beats[rank]
+    def lost(self, rank: int, reason: Reason) -> Loss:
+        """Returns the loss of a worker, with what it did last."""
+        beat = self.beats.get(rank, Beat())
         return Loss(reason, rank, beat.activity, beat.step)
 
 
@@ -208,13 +219,22 @@ class Heartbeat:
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._end = end
         self._watch = Watch(range(workers) if rank == 0 else [0], silence_seconds, limit_seconds)
-        self._beat = Beat()
+        self._beat, self._loss = Beat(), Loss()
         self._reports = 0
         self._unanswered = 0.0
         self._stopped = threading.Event()
+        self._started = False
+
+    def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
+        """Changes times, see the arguments of the class."""
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+        self._watch.use_times(silence_seconds, limit_seconds)
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the threads, once."""
+        if self._started:
+            return
+        self._started = True
         for target in (self._post_and_read, self._look):
             threading.Thread(target=target, name="lbbsp-heartbeat", daemon=True).start()
 
@@ -224,8 +244,7 @@ class Heartbeat:
 
     def exchange(self) -> None:
         """Posts a beat, and reads those of other workers."""
-        number, _, _, _, loss = self._beat
-        self._beat = Beat(number + 1, *self._activity.read(), loss)
+        self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
         self._board.post(self._beat.row())
         for rank in self._watch.ranks:
             row = self._beat.row() if rank == self._rank else self._board.read(rank)
@@ -244,17 +263,27 @@ class Heartbeat:
         """
         self._unanswered += min(seconds, _COUNTED_SECONDS)
         self._watch.wait(seconds)
-        if self._unanswered > self._silence_seconds:
-            return f"{self._board.holder} has not responded for {self._silence_seconds:g} s"
-        loss = self._watch.loss()
         if self._rank == 0:
             self._report()
-            if loss is not None:
-                self._beat = self._beat._replace(loss=loss)  # the next beat tells it the others
-        elif loss is None and 0 in self._watch.beats:
+        loss = self._find_loss()
+        if loss is not None:
+            self._loss = loss  # the next beat of rank 0 tells it the others
+            why = self._describe(loss)
+            note_lost(loss.rank, why)
+            return why
+        if self._unanswered > self._silence_seconds:
+            return f"{self._board.holder} did not respond for {self._silence_seconds:g} s"
+        return None
+
+    def _find_loss(self) -> Loss | None:
+        holder = self._board.holder
+        if self._unanswered > self._silence_seconds:
+            return self._watch.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
+        loss = self._watch.loss()
+        if loss is None and self._rank != 0 and 0 in self._watch.beats:
             told = self._watch.beats[0].loss
-            loss = told if told.reason else None
-        return None if loss is None else self._describe(loss)
+            return told if told.reason else None
+        return loss
 
     def _post_and_read(self) -> None:
         while not self._stopped.is_set():
@@ -277,11 +306,11 @@ class Heartbeat:
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
-        waited = self._watch.waited_seconds()
+        waited = self._watch.waited_seconds(*_WAITS, Activity.LEAVING)
         reports = int(waited // self._report_seconds)
         if reports > self._reports:
             for rank in self._watch.late():
-                beat = self._watch.beats[rank]
+                beat = self._watch.beats.get(rank, Beat())
                 doing = f"{self._names[rank]} is {describe(beat.activity, beat.step)}"
                 print(
                     f"lbbsp: {doing}; others have waited for it for {waited} s",
@@ -296,4 +325,5 @@ class Heartbeat:
             return f"{name} has left ({last}), and others wait for it"
         if loss.reason == Reason.LATE:
             return f"others have waited for {name}, which is {last}, for {self._limit_seconds:g} s"
-        return f"{name} has given no sign of life for {self._silence_seconds:g} s; it was {last}"
+        silent = f"{name} has given no sign of life for {self._silence_seconds:g} s"
+        return f"{silent}; with its last one it was {last}"

@@ -105,6 +105,7 @@ class PipelinedSession(WorkerSession):
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
         self._resumes = False
+        self._skips = False
         self._iteration = 0
 
     @property
@@ -128,6 +129,9 @@ class PipelinedSession(WorkerSession):
             RuntimeError: Another epoch was started, or a state restored, so that the batch
                 belongs to no step.
         """
+        if self._skips:
+            self._skips = False
+            return
         self.use_order(order)
         if self._resumes:
             self._resumes = False
@@ -141,9 +145,13 @@ class PipelinedSession(WorkerSession):
                 raise RuntimeError(
                     f"the loader draws the batch of step {step}, but the training is at step "
                     f"{self.balancer.step} of another epoch or of a restored state: iterate the "
-                    "loader again, and create it after load_states"
+                    "loader again, and create it after load or load_states"
                 )
             yield step
+
+    def skip_epoch(self) -> None:
+        """Lets the next epoch have no steps, because the training is already complete."""
+        self._skips = True
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of `step`; raises the lag if the step lies ahead.

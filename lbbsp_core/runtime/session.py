@@ -51,6 +51,7 @@ from lbbsp_core.runtime.session_state import (
     check_states,
     gather_state,
     order_facts,
+    own_state,
     restored_state,
 )
 from lbbsp_core.runtime.step_meter import StepMeter
@@ -410,6 +411,16 @@ class WorkerSession:
             TypeError: A state of a predictor or policy cannot be written; see `check_state`.
         """
         return gather_state([self.balancer], self.collectives)
+
+    def own_state(self) -> tuple[Json, Arrays]:
+        """Returns the state of this worker for `load_state`; no collective.
+
+        The other workers' speeds are not in it: those who load it learn them again.
+
+        Raises:
+            TypeError: As for `save_state`.
+        """
+        return own_state(self.balancer)
 
     def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continues from a saved state, also with another number of workers.

@@ -83,16 +83,37 @@ def gather_state(balancers: Sequence[Balancer], collectives: Collectives) -> tup
     Raises:
         TypeError: A state of a predictor or policy cannot be written; names its type.
     """
-    balancer = balancers[0]
+    rows = gather_bytes(collectives, _estimates(balancers))
+    return _state(balancers[0], rows[:: len(balancers)], len(balancers))
+
+
+def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
+    """Returns the state of one worker, which holds no estimates of the others' speeds.
+
+    Raises:
+        TypeError: A state of a predictor or policy cannot be written; names its type.
+    """
+    rows = [to_bytes([("", _array(b""))])] * balancer.workers
+    rows[balancer.rank] = _estimates([balancer])
+    return _state(balancer, rows, 1)
+
+
+def _estimates(balancers: Sequence[Balancer]) -> bytes:
+    """Returns the estimates of the speeds of this process's replicas."""
+    states = [(each, each.state()) for each in balancers]
+    return to_bytes(
+        [
+            (_predictor_text(each), _array(to_bytes((state.estimate, state.drivers))))
+            for each, state in states
+        ]
+    )
+
+
+def _state(balancer: Balancer, rows: Sequence[bytes], replicas: int) -> tuple[Json, Arrays]:
+    """Returns the state of a job; `rows` are the estimates of its processes."""
     shared = balancer.state()
-    own = [
-        (_predictor_text(each), _array(to_bytes((each.state().estimate, each.state().drivers))))
-        for each in balancers
-    ]
-    rows = gather_bytes(collectives, to_bytes(own))
     arrays: Arrays = {
-        f"estimates of worker {rank}": _array(rows[rank])
-        for rank in range(0, balancer.workers, len(balancers))
+        f"estimates of worker {number * replicas}": _array(row) for number, row in enumerate(rows)
     }
     state: Json = {
         "step": shared.step,

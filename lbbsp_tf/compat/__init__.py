@@ -3,12 +3,13 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
+from lbbsp_tf.compat.coordination import be_patient, tell_of_failure
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
     set_last_rows,
 )
-from lbbsp_tf.compat.fitting import patch_keras
+from lbbsp_tf.compat.fitting import build, patch_keras
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import intercepted_scalars
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
@@ -25,6 +26,18 @@ from lbbsp_tf.compat.random import (
     shared_global_seed,
 )
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.state import (
+    Callbacks,
+    assign_total,
+    callback_states,
+    global_random_state,
+    is_mirrored,
+    latest_epochs,
+    patch_epochs,
+    restore_callbacks,
+    running_callbacks,
+    start_at_batch,
+)
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
@@ -32,35 +45,48 @@ from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
 __all__ = [
     "STRATEGIES",
     "Apply",
+    "Callbacks",
     "Gradient",
     "Gradients",
     "Nest",
     "added_vectors_scaled",
     "allow_conditional_updates",
+    "assign_total",
     "atomic_iterations",
     "batch_norm_in_inference",
+    "be_patient",
+    "build",
+    "callback_states",
     "compare_variables",
     "current_graph",
     "explained_by_variables",
     "forget_global_seed",
     "fresh_traces",
+    "global_random_state",
     "has_global_seed",
     "intercepted_apply",
     "intercepted_scalars",
+    "is_mirrored",
     "last_rows",
+    "latest_epochs",
     "local",
     "mean_over_replicas",
     "noise_alike_for_all_samples",
     "noise_of_replica",
     "one_replica_view",
+    "patch_epochs",
     "patch_evaluation",
     "patch_keras",
     "plain_variable",
     "replaced",
+    "restore_callbacks",
+    "running_callbacks",
     "scaled_gradients",
     "set_last_rows",
     "shared_global_seed",
+    "start_at_batch",
     "synchronize_moments",
+    "tell_of_failure",
     "token_means_scaled",
     "without_metrics",
     "write_once_per_job",

@@ -18,11 +18,13 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import scalars_weighted
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
+from lbbsp_tf.liveness import current_activity
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
@@ -275,9 +277,12 @@ def _agree_on_logs(
 
     @wraps(original)
     def _get_metrics_result_or_logs(self: keras_trainer.TensorFlowTrainer, logs: Logs) -> Logs:
-        result = original(self, logs)
-        if result is not logs or not _has_replicas(self.distribute_strategy):
-            return result  # results of metrics are global
+        if not _has_replicas(self.distribute_strategy):
+            return original(self, logs)
+        with current_activity().during(Activity.MEETING):  # results of metrics are global
+            result = original(self, logs)
+        if result is not logs:
+            return result
         return global_logs(self, logs)
 
     return _get_metrics_result_or_logs

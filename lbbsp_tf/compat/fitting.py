@@ -74,6 +74,17 @@ def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
+def build(model: keras.Model, batch: Nest) -> None:
+    """Builds what is not built yet of a model, its optimizer and its metrics.
+
+    Args:
+        model: Model.
+        batch: Batch of one sample.
+    """
+    with model.distribute_strategy.scope():
+        _build(model, batch)
+
+
 def _reduce_locally(reduce: Callable[..., Nest]) -> Callable[..., Nest]:
     """Wraps `reduce_per_replica`, which averages scalars over an axis that they do not have."""
 

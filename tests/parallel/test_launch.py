@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -82,7 +84,7 @@ def driver(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": root},
+            env={**os.environ, "PYTHONPATH": root, "TMPDIR": str(tmp_path)},
         )
         started.append(process)
         greetings = set()
@@ -106,17 +108,18 @@ def cgroups() -> set[Path]:
 
 
 def left_over(tmp_path: Path) -> list[str]:
-    """Returns processes that run a file of this test, and cgroups of launches that have ended."""
+    """Returns processes that run a file of this test; cgroups, folders of launches that ended."""
     found = [
         f"{process.pid}: {process.info['cmdline']}"
         for process in psutil.process_iter(["cmdline"])
         if any(str(tmp_path) in word for word in process.info["cmdline"] or [])
     ]
-    return found + sorted(map(str, cgroups()))
+    return found + sorted(map(str, [*cgroups(), *tmp_path.glob("lbbsp-launch-*")]))
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path):
+def nothing_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     threads = set(threading.enumerate())
     for _, base in cgroup._parent_cgroups():
@@ -243,6 +246,70 @@ def test_exit_status_of_the_first_failure(script, capfd):
     assert "worker 1 failed with exit status 7" in capfd.readouterr().err
 
 
+MARKS = "from lbbsp_core.runtime import marks\n"
+
+
+@ENDS_WITHIN_10_SECONDS
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("pass", 0), ("sys.exit(0)", 0), ("os._exit(0)", 1), ("sys.exit(3)", 3), ("1 / 0", 1)],
+)
+def test_a_worker_must_end_its_script_in_order(script, capfd, end, status):
+    body = MARKS + f"marks.begin()\nif rank == 1: {end}\ntime.sleep(60 * {status})"
+    assert launch([script(body)], workers=2) == status
+    error = capfd.readouterr().err
+    assert "worker 1" in error.splitlines()[-1] if status else not error
+    assert ("before the end of its script: it has called os._exit" in error) == ("_exit" in end)
+
+
+def test_a_script_without_a_plugin_may_end_as_it_likes(script):
+    assert launch([script("os._exit(0)")], workers=2) == 0
+
+
+def test_a_process_that_a_worker_starts_says_nothing_about_its_end(script, capfd):
+    tool = "from lbbsp_core.runtime import marks; marks.begin()"
+    body = MARKS + f"marks.begin()\nsubprocess.run([sys.executable, '-c', {tool!r}])\nos._exit(0)"
+    assert launch([script(body)], workers=1) == 1
+    assert "worker 0 ended with status 0 before the end" in capfd.readouterr().err
+
+
+@ENDS_WITHIN_10_SECONDS
+def test_a_worker_that_ends_before_others_have_started_is_named(script, capfd):
+    body = MARKS + "marks.begin()\nif rank == 1: sys.exit(0)\n"
+    body += "with marks.waiting(): time.sleep(60)"
+    assert launch([script(body)], workers=2) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "lbbsp launch: worker 1 ended with status 0 before training, and worker 0 waits for it"
+    )
+
+
+@ENDS_WITHIN_10_SECONDS
+def test_the_worker_that_others_have_lost_is_named_as_the_first_cause(script, capfd):
+    body = MARKS + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    body += "print('here')\nmarks.note_lost(1, 'worker 1 was silent')\nsys.exit(4)"
+    assert launch([script(body)], workers=2) == 4
+    assert capfd.readouterr().err == "lbbsp launch: worker 1 was silent\n"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_processes_in_a_session_of_their_own_are_ended_too(script, sleeper, tmp_path, fails):
+    body = (
+        f"subprocess.Popen([sys.executable, sys.argv[1]], start_new_session=True)\n1 / {not fails}"
+    )
+    assert launch([script(body), sleeper], workers=2) == int(fails)
+    assert not left_over(tmp_path)
+
+
+def test_a_folder_for_scratch_is_removed_however_a_worker_ends(script, tmp_path):
+    body = MARKS + "from lbbsp_core.runtime import exit\nfolder = marks.scratch_folder()\n"
+    body += "open(folder / 'file', 'w').close()\nprint(folder)\n"
+    for end in ("", "exit.end_now(1)", "os.kill(os.getpid(), signal.SIGKILL)"):
+        lines = {}
+        launch([script(body + end)], workers=1, output=lines.__setitem__)
+        assert Path(lines[0]).is_relative_to(tmp_path)
+        assert not Path(lines[0]).exists()
+
+
 @ENDS_WITHIN_8_SECONDS
 def test_timeout_ends_all_and_names_who_still_ran(script, capfd):
     assert launch([script("")], workers=3, timeout=50) == 0
@@ -337,7 +404,8 @@ def test_the_output_tail_and_the_timeout_of_a_chief_are_under_its_name(script, c
 # --- end of the launcher itself -----------------------------------------------------------------
 
 HELLO = """
-subprocess.Popen([sys.executable, os.path.dirname(__file__) + '/sleeper.py'])
+command = [sys.executable, os.path.dirname(__file__) + '/sleeper.py']
+subprocess.Popen(command, start_new_session=rank == 1)
 print('hello', rank)
 time.sleep(60)
 """
@@ -377,6 +445,8 @@ def test_killing_the_launcher_after_its_reaper(script, driver, tmp_path):
     process.wait()
     assert wait_until(lambda: not any("worker.py" in line for line in left_over(tmp_path)), 5)
     need_cgroups()  # the next launch removes the cgroups
+    for folder in tmp_path.glob("lbbsp-launch-*"):
+        shutil.rmtree(folder)
 
 
 # --- emulated slowness ----------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_every_sample_once_an_epoch_however_far_loaders_fetch_ahead(seen, loader
     assert everywhere(seen, f"lag_{loader}") == lag
 
 
-@pytest.mark.parametrize("case", ["after_leaving", "over_a_restart"])
+@pytest.mark.parametrize("case", ["after_leaving", "over_a_restart", "over_a_checkpoint"])
 def test_no_sample_is_lost_or_doubled(seen, case):
     drawn = Counter(sample for rank in seen for sample in rank[f"drawn_{case}"])
     assert drawn == dict.fromkeys(range(EPOCH * X), 1)
@@ -198,7 +198,26 @@ def test_no_sample_is_lost_or_doubled(seen, case):
 
 def test_a_restart_learns_what_an_unbroken_run_learns(seen):
     assert all(rank["restart"] <= TOLERANCE for rank in seen)
-    assert everywhere(seen, "plain_reads") == 0.1  # stock gluon reads the same file
+    assert all(rank["over_a_checkpoint"] <= TOLERANCE for rank in seen)
+    assert everywhere(seen, "no_checkpoint") is False
+    assert everywhere(seen, "checkpoint") == [True, 0, 0.1]
+    assert everywhere(seen, "checkpoint_at_end") == 1
+    assert everywhere(seen, "generations") == ["step-000000004.npz", "step-000000006.npz"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("other_data", "number of samples was 192, and is 160 now"),
+        ("other_seed", "seed was 3, and is 4 now"),
+        ("other_seed_states", "seed was 3, and is 4 now"),
+        ("other_network", "had the shape (2, 4) and type float32, and has (3, 4)"),
+        ("other_optimizer", "is of the optimizer SGD, and the trainer has Adam"),
+        ("own_folders", "(worker 0 that of step 4, worker 1 none, worker 2 none): use a folder"),
+    ],
+)
+def test_checkpoints_of_other_jobs_are_refused_with_the_reason(seen, case, reason):
+    assert all(reason in rank[case] for rank in seen)
 
 
 def test_batches_that_belong_to_no_step_are_refused(seen):
@@ -219,6 +238,16 @@ def test_the_estimator_learns_the_same_and_stops_together(seen):
     assert all(rank["estimator"] <= TOLERANCE for rank in seen)
     assert everywhere(seen, "estimator_stops") == 4  # the wish of step 3 rides on step 4
     assert everywhere(seen, "estimator_goes_on") == EPOCH
+
+
+def test_the_estimator_continues_from_its_checkpoint_and_makes_what_is_left(seen):
+    for rank in seen:
+        broken, rest, complete, complete_in_batches = rank["estimated"]
+        assert broken[0] == 5
+        assert rest[0] == 2 * EPOCH - 4, "the checkpoint was that of step 4"
+        assert (complete[0], complete_in_batches[0]) == (0, 0)
+        for _, difference in (rest, complete, complete_in_batches):
+            assert difference <= TOLERANCE
 
 
 # --- unequal workers ------------------------------------------------------------------------------

@@ -47,6 +47,31 @@ def test_a_script_that_fails_ends_at_once(end, status, said):
     assert said in errors
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("pass", []), ("end_now(3)", []), ("sys.exit(3)", ["told"]), ("1 / 0", ["told"])],
+)
+def test_what_must_be_cleaned_and_who_must_be_told(end, told):
+    script = (
+        "import sys\nfrom lbbsp_core.runtime.exit import *\nfail_fast()\non_exit(lambda: None)\n"
+        "on_failure(lambda: 1 / 0)\non_failure(lambda: print('told'))\n"
+        f"before_end(lambda: print('cleaned', flush=True))\n{end}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert [word for word in done.stdout.split() if word == "told"] == told
+    assert "cleaned" in done.stdout
+
+
+def test_what_blocks_does_not_keep_a_process_from_its_end():
+    script = (
+        "import time\nfrom lbbsp_core.runtime.exit import *\n"
+        "before_end(lambda: time.sleep(100))\nend_now(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 3
+
+
 def test_a_failure_while_leaving_is_one_of_the_script():
     status, printed, errors = ended("pass", "raise OSError('gone')")
     assert (status, printed) == (1, ["left"])

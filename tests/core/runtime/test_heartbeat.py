@@ -96,7 +96,8 @@ def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost)
     said = job.run(3)
     assert set(said) == job.alive
     for why in said.values():
-        assert why == f"worker {lost} has given no sign of life for 10 s; it was in step 41"
+        silent = f"worker {lost} has given no sign of life for 10 s"
+        assert why == f"{silent}; with its last one it was in step 41"
 
 
 def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
@@ -109,6 +110,13 @@ def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
 def test_a_worker_that_has_never_beaten_is_not_suspected(job):
     job.alive.remove(2)
     assert job.run(60) == {}
+
+
+def test_others_that_wait_for_a_worker_that_has_never_beaten_say_so(job, capsys):
+    job.alive.remove(2)
+    job.activities[0].enter(Activity.MEETING, 0)
+    assert job.run(65) == {}
+    assert "worker 2 is before its first step; others have" in capsys.readouterr().err
 
 
 def test_a_worker_that_leaves_while_others_wait_is_named(job):
@@ -131,7 +139,7 @@ def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
 def test_a_board_that_does_not_respond_ends_the_wait(job):
     job.run(5)
     assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4
-    assert job.workers[1].look(2.0) == "the store has not responded for 10 s"
+    assert job.workers[1].look(2.0) == "the store did not respond for 10 s"
 
 
 def test_workers_that_evaluate_may_take_their_time_after_the_others_have_left(job):
@@ -176,6 +184,6 @@ def test_the_thread_ends_the_process_and_says_why(monkeypatch, capsys):
     assert ended.wait(10)
     assert statuses == [1]
     assert capsys.readouterr().err == (
-        "lbbsp: c:1 has given no sign of life for 10 s; it was between steps, before step 9; "
-        "b:1 ends\n"
+        "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was "
+        "between steps, before step 9; b:1 ends\n"
     )

@@ -123,9 +123,67 @@ try:
     result("stale", "no error")
 except RuntimeError as error:
     result("stale", str(error))
-plain = gluon.Trainer(network().collect_params(), "sgd", {"momentum": 0.9}, kvstore=None)
-plain.load_states(mine)
-result("plain_reads", plain.learning_rate)
+
+# The same by a checkpoint of all, with batches drawn ahead, at the step and at an epoch's end.
+folder = shared / "checkpoints"
+parts, again, drawn = network(), network(), []
+first = trainer(parts)
+data = loader(first, num_workers=1, thread_pool=True)
+result("no_checkpoint", first.load(folder))
+epoch(first, parts, data, steps=4, drawn=drawn)
+first.save(folder)
+epoch(first, parts, data, steps=2)  # lost: the job is killed here
+second = trainer(again)
+data = loader(second, num_workers=1, thread_pool=True)
+result("checkpoint", [second.load(folder), second.epoch, second.learning_rate])
+epoch(second, again, data, drawn=drawn)
+second.save(folder)
+third, last = trainer(network()), network()
+third = trainer(last)
+third.load(folder)
+data = loader(third)  # created after the load
+result("checkpoint_at_end", third.epoch)
+epoch(third, last, data)
+result("drawn_over_a_checkpoint", drawn)
+result("over_a_checkpoint", largest(weights(whole), weights(last)))
+result("generations", sorted(path.name for path in folder.iterdir()))
+
+# Checkpoints and files of other jobs are refused.
+
+
+def refusal(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+other = trainer(network())
+other.load(folder)
+result("other_data", refusal(lambda: other.batch_sampler(SAMPLES - X)))
+other = trainer(network())
+other.batch_sampler(SAMPLES, seed=4)
+result("other_seed", refusal(lambda: other.load(folder)))
+result("other_seed_states", refusal(lambda: other.load_states(mine)))
+wide = gluon.nn.Dense(3, in_units=4)
+wide.initialize()
+other = trainer(wide)
+other.batch_sampler(SAMPLES)
+result("other_network", refusal(lambda: other.load(folder)))
+adam = lbbsp_mx.Trainer(network().collect_params(), "adam", global_batch_size=X, seed=3)
+adam.batch_sampler(SAMPLES)
+result("other_optimizer", refusal(lambda: adam.load(folder)))
+own = shared / f"own-{it.kvstore.rank}"
+own.mkdir()
+first.kvstore.barrier()
+if it.kvstore.rank == 0:
+    (own / "step-000000004.npz").write_bytes((folder / "step-000000004.npz").read_bytes())
+try:
+    trainer(network()).load(own)
+    result("own_folders", "no error")
+except Exception as error:
+    result("own_folders", f"{type(error).__name__}: {error}")
 
 # A learning rate set in the middle.
 net = network()
@@ -168,3 +226,27 @@ stops = Stops()
 stops.steps = 10  # no wish any more: the old one is fulfilled
 estimator.fit(data, epochs=1, event_handlers=[lbbsp_mx.LoadBalancingHandler(), stops])
 result("estimator_goes_on", stops.steps - 10)
+
+
+# The estimator with checkpoints: the second one continues the first one's epoch, the third is done.
+class Counts(Stops):
+    def batch_end(self, estimator, *args, **kwargs):
+        self.steps += 1
+        return self.steps == self.limit
+
+
+def estimate(limit, amount):
+    net = network()
+    it = trainer(net)
+    data = gluon.data.DataLoader(pairs, batch_sampler=it.batch_sampler(SAMPLES))
+    estimator, counts = Estimator(net, loss_of, trainer=it), Counts()
+    estimator.logger.handlers.clear()
+    counts.limit = limit
+    handlers = [lbbsp_mx.LoadBalancingHandler(checkpoint=shared / "estimator", every=4), counts]
+    estimator.fit(data, event_handlers=handlers, **amount)
+    return counts.steps, largest(weights(whole), weights(net))
+
+
+amounts = [{"batches": 5}, {"epochs": 2}, {"epochs": 2}, {"batches": 12}]
+limits = [5, None, None, None]
+result("estimated", [estimate(*each) for each in zip(limits, amounts, strict=True)])

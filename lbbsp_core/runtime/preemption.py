@@ -1,0 +1,79 @@
+"""Preemption: SIGTERM asks a worker to leave, and all workers save a checkpoint first.
+
+Schedulers send it before they take a machine away, and wait (Slurm's KillWait and Kubernetes'
+terminationGracePeriodSeconds are 30 s) before they kill. The request travels with the exchange of
+a step, so that all workers leave after the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_preempted
+
+logger = logging.getLogger("lbbsp.checkpoint")
+
+STATUS: Final = 128 + signal.SIGTERM
+"""Exit status of workers that have left on request: 143, as after SIGTERM itself."""
+
+_REPEAT_SECONDS: Final = 1.0
+"""Time within which several signals are one request: of the scheduler and of the launcher."""
+
+
+class PreemptionHandler:
+    """Handler of SIGTERM while a training can save its state; it is opened and closed.
+
+    A second signal, later, ends the process at once. Several trainings of a process each have one.
+
+    Args:
+        request: Called at the first signal, on the main thread between two instructions of Python.
+    """
+
+    def __init__(self, request: Callable[[], None]) -> None:
+        self._request = request
+
+    def open(self) -> None:
+        """Handles SIGTERM from now on, unless the script has a handler of its own."""
+        if self in _open or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _handle):
+            logger.debug("SIGTERM has a handler already: it does not save a checkpoint")
+            return
+        _open.append(self)
+        signal.signal(signal.SIGTERM, _handle)
+        if _first_signal:
+            self.request()
+
+    def close(self) -> None:
+        """Restores the default: SIGTERM ends the process."""
+        if self in _open:
+            _open.remove(self)
+            if not _open:
+                _first_signal.clear()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def request(self) -> None:
+        """Passes the request on to the training."""
+        self._request()
+
+
+_open: list[PreemptionHandler] = []
+_first_signal: list[float] = []  # time of it, if it has arrived
+
+
+def _handle(_signum: int, _frame: FrameType | None) -> None:
+    now = time.monotonic()
+    if not _first_signal:
+        _first_signal.append(now)
+        note_preempted()
+        for handler in _open:
+            handler.request()
+    elif now > _first_signal[0] + _REPEAT_SECONDS:
+        end_now(STATUS)

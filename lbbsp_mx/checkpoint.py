@@ -1,0 +1,229 @@
+"""Checkpoints of a gluon training: written regularly and before a preempted worker leaves."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
+from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.serialization import Json
+from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_mx.states import (
+    check_parameters,
+    optimizer_state,
+    parameter_arrays,
+    restore_optimizer,
+    restore_parameters,
+)
+
+if TYPE_CHECKING:
+    from lbbsp_core.runtime.pipelined import PipelinedSession
+    from lbbsp_mx.trainer import Trainer
+
+logger = logging.getLogger("lbbsp.mx")
+
+Every: TypeAlias = 'int | Literal["epoch"]'
+"""Steps between two checkpoints, or "epoch"."""
+
+_SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
+
+
+class Checkpoints:
+    """Checkpoints of one trainer.
+
+    Args:
+        trainer: The trainer.
+        session: Its session.
+    """
+
+    def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
+        self._trainer, self._session = trainer, session
+        self._preemption = PreemptionHandler(session.request_preemption)
+        self._writer: CheckpointWriter | None = None
+        self._every: Every | None = None
+        self._step = -1  # of the last checkpoint that was written or loaded
+        self._unchecked: Checkpoint | None = None
+        self._where: object = None
+
+    @property
+    def regular(self) -> bool:
+        """True if checkpoints are written regularly."""
+        return self._every is not None
+
+    # Folder with the checkpoints of all workers
+
+    def save(self, folder: str | Path) -> bool:
+        """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
+        self._begin_save(folder)
+        return self._writer_to(folder).flush()
+
+    def _begin_save(self, folder: str | Path) -> None:
+        """Starts to write a checkpoint in the background; a collective."""
+        state, session_arrays = self._session.save_state()
+        self._session.exclude_step()
+        if self._session.rank == 0:
+            saved = self._checkpoint(state, session_arrays, with_parameters=True)
+            self._writer_to(folder).start(saved)
+        self._step = self._session.step
+
+    def load(self, folder: str | Path) -> bool:
+        """Continues from the newest complete checkpoint, if there is any; a collective."""
+        if self._writer is not None:
+            self._writer.flush()
+        self._session.any_worker(False)  # the others read after the file is complete
+        found = newest_checkpoint(folder)
+        self._check_same_file(folder, found)
+        if found is None:
+            return False
+        self._restore(folder, found)
+        logger.info("continuing after step %d, from the checkpoint in %s", found.step, folder)
+        return True
+
+    def resume(self, folder: str | Path, every: Every) -> bool:
+        """Loads the newest checkpoint, then writes one regularly, and before this worker leaves."""
+        if every != "epoch" and (not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
+            )
+        self._session.check_state()
+        found = self.load(folder)
+        self._writer_to(folder)
+        self._preemption.open()
+        self._every = every
+        return found
+
+    def begin_step(self) -> None:
+        """Leaves, with a checkpoint, if a worker was asked to before the end of the last step.
+
+        Raises:
+            SystemExit: The workers leave, with `STATUS`.
+        """
+        if self._writer is None or self._every is None or not self._session.preempted:
+            return
+        session, folder = self._session, self._writer.folder
+        if self._step != session.step:
+            self._begin_save(folder)
+        # No worker leaves before the file is complete: its absence would be noticed.
+        failed = session.any_worker(not self._writer.flush())
+        print(
+            f"lbbsp: worker {session.rank} leaves before step {session.step}, because a worker got "
+            f"SIGTERM: start the job again to continue from the checkpoint in {folder}"
+            + (", which is of an earlier step because none could be written" if failed else ""),
+            file=sys.stderr,
+        )
+        sys.exit(STATUS)
+
+    def end_step(self, step: int) -> None:
+        """Writes a checkpoint if one is due after `step`."""
+        if self._writer is not None and self._every is not None and self._is_due(step + 1):
+            self._begin_save(self._writer.folder)
+
+    def _is_due(self, done: int) -> bool:
+        if self._every == "epoch":
+            order = self._session.order
+            in_order = self._session.step_of_order(done)
+            return order is not None and in_order % order.steps_per_epoch == 0
+        return done % int(self._every or 1) == 0
+
+    # File with the states of one worker
+
+    def save_file(self, path: str | Path) -> None:
+        """Writes the states of the optimizer and of this worker's balancer, without weights."""
+        state, arrays = self._session.own_state()
+        write_file(path, self._checkpoint(state, arrays, with_parameters=False))
+        self._session.exclude_step()
+
+    def load_file(self, path: str | Path) -> None:
+        """Continues from the states of `save_file`."""
+        with Path(path).open("rb") as stream:
+            if stream.read(1) == b"\x80":
+                raise ValueError(
+                    f"{path} was written by gluon's own trainer, as a pickle, which can execute "
+                    "anything when it is read: continue from the weights alone, or save the states "
+                    "with lbbsp_mx.Trainer"
+                )
+        self._restore(path, read_checkpoint(path))
+
+    # Both
+
+    def check_order(self) -> None:
+        """Checks that the order, which is new, is that of the state that was loaded before it.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        if self._unchecked is not None and self._unchecked.step == self._session.step:
+            check_same_job(self._where, self._unchecked.facts, self._facts())
+        self._unchecked = None
+
+    def _writer_to(self, folder: str | Path) -> CheckpointWriter:
+        if self._writer is None or self._writer.folder != Path(folder):
+            if self._writer is not None:
+                self._writer.flush()
+            self._writer = CheckpointWriter(folder)
+        return self._writer
+
+    def _facts(self) -> dict[str, Json]:
+        return {**self._session.facts(), "mean_loss": self._trainer.mean_loss}
+
+    def _checkpoint(
+        self, session_state: Json, session_arrays: Any, *, with_parameters: bool
+    ) -> Checkpoint:
+        optimizer, optimizer_arrays = optimizer_state(self._trainer)
+        arrays = {
+            **{_SESSION + name: each for name, each in session_arrays.items()},
+            **{_OPTIMIZER + name: each for name, each in optimizer_arrays.items()},
+            **(parameter_arrays(self._trainer._params) if with_parameters else {}),
+        }
+        state: Json = {"session": session_state, "optimizer": optimizer}
+        return Checkpoint(self._session.step, self._facts(), state, arrays)
+
+    def _restore(self, where: str | Path, found: Checkpoint) -> None:
+        """Continues from a checkpoint; nothing changes if it is of another job."""
+        state, arrays = found.state, found.arrays
+        if not isinstance(state, dict) or not {"session", "optimizer"} <= set(state):
+            raise ValueError(f"{where} is no checkpoint of lbbsp_mx: choose another folder or file")
+        here = self._facts()
+        known = found.facts if self._session.order is not None else _common(found.facts, here)
+        check_same_job(where, known, here)
+        weights = {name: each for name, each in arrays.items() if name.startswith("parameter ")}
+        params = self._trainer._params
+        if weights:
+            check_parameters(where, params, weights)
+        restore_optimizer(self._trainer, state["optimizer"], _named(arrays, _OPTIMIZER))
+        if weights:
+            restore_parameters(params, weights)
+            self._trainer._init_params()
+        self._session.load_state(state["session"], _named(arrays, _SESSION))
+        self._unchecked = found if self._session.order is None else None
+        self._where = where
+        self._step = found.step
+
+    def _check_same_file(self, folder: str | Path, found: Checkpoint | None) -> None:
+        """Checks that all workers have read the same checkpoint; a collective."""
+        step = -1 if found is None else found.step
+        content = fingerprint(repr(found and (found.facts, found.state)))
+        rows = self._session.collectives.all_gather([step + 1, content])
+        if any(row != rows[0] for row in rows):
+            steps = ", ".join(
+                f"worker {rank} {f'that of step {after - 1}' if after else 'none'}"
+                for rank, (after, _) in enumerate(rows)
+            )
+            raise DisagreementError(
+                f"the workers find different checkpoints in {folder} ({steps}): use a folder that "
+                "all workers share"
+            )
+
+
+def _named(arrays: Any, prefix: str) -> dict[str, Any]:
+    """Returns the arrays with a prefix, without it."""
+    return {n.removeprefix(prefix): each for n, each in arrays.items() if n.startswith(prefix)}
+
+
+def _common(facts: Any, here: Any) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name in here}

@@ -1,0 +1,258 @@
+"""Watches over the processes of a cluster, so that none of them waits for one that has ended.
+
+The scheduler receives signs of life from all workers and servers, names one that is lost, and
+ends. Workers and servers end when the scheduler has ended or is lost.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
+from lbbsp_mx import cluster
+from lbbsp_mx.nodes import worker_rank
+
+LOOK_SECONDS: Final = 0.5
+"""Time between two looks."""
+
+WAITING_SECONDS: Final = 15.0
+"""Time between two messages about processes that have not started."""
+
+_COUNTED_SECONDS: Final = 2.0  # at most, of the time between two looks: this process may be stopped
+_RECENT_SECONDS: Final = 2  # signs come every second; the transport's clock has whole seconds
+_CLOSED_SECONDS: Final = 3.0  # of silence, if a connection is closed as well
+_REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
+
+_LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
+
+Address = tuple[str, int]
+
+
+class Transport(Protocol):
+    """What a process knows from its transport, see `lbbsp_mx.nodes.Nodes`."""
+
+    def is_ready(self) -> bool:
+        """Returns whether all processes of the cluster are connected."""
+
+    def is_silent(self, node: int, seconds: int) -> bool:
+        """Returns whether a node or group has given no sign in the last seconds."""
+
+
+class SchedulerWatch:
+    """Watch of a worker or server over the scheduler.
+
+    Args:
+        transport: Returns the transport, or None before it runs.
+        answers: Returns whether the scheduler's port accepts connections, None if unknown.
+        silence_seconds: Time without a sign of life after which the scheduler is lost.
+        explain: Returns what is known about the cause if the scheduler has ended, or nothing.
+    """
+
+    def __init__(
+        self,
+        transport: Callable[[], Transport | None],
+        answers: Callable[[], bool | None],
+        silence_seconds: float,
+        explain: Callable[[], str] = str,
+    ) -> None:
+        self._transport, self._answers = transport, answers
+        self._silence_seconds, self._explain = silence_seconds, explain
+        self._quiet = self._waited = self._refused = 0.0
+        self._has_answered = False
+        self._ready = False
+
+    def look(self, seconds: float) -> str | None:
+        """Returns why this process must end, or None.
+
+        Args:
+            seconds: Seconds since the last look.
+        """
+        transport = self._transport()
+        self._ready = self._ready or (transport is not None and transport.is_ready())
+        if transport is None or not self._ready:
+            return self._look_before_start(seconds)
+        if not transport.is_silent(1, 1):
+            self._quiet = self._refused = 0.0
+            return None
+        self._quiet += min(seconds, _COUNTED_SECONDS)
+        if self._answers() is False:
+            self._refused += 1
+            if self._refused >= 2:
+                return self._ended()
+        if self._quiet > self._silence_seconds - _RECENT_SECONDS:
+            silent = f"has given no sign of life for {self._silence_seconds:g} s"
+            return f"the scheduler at {cluster.root()} {silent}"
+        return None
+
+    def _look_before_start(self, seconds: float) -> str | None:
+        answers = self._answers()
+        self._has_answered = self._has_answered or bool(answers)
+        gone = self._has_answered and answers is False
+        self._refused = self._refused + min(seconds, _COUNTED_SECONDS) if gone else 0.0
+        if self._refused > _CLOSED_SECONDS:
+            return self._ended()
+        before, self._waited = self._waited, self._waited + seconds
+        if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
+            state = (
+                "it answers, and other processes have not connected to it yet"
+                if answers
+                else "it does not answer"
+            )
+            _say(
+                f"waiting for {cluster.describe()} for {self._waited:.0f} s; the scheduler is to "
+                f"listen at {cluster.root()}: {state}"
+            )
+        return None
+
+    def _ended(self) -> str:
+        cause = self._explain()
+        return f"the scheduler at {cluster.root()} has ended" + (f"; {cause}" if cause else "")
+
+
+class NodesWatch:
+    """Watch of the scheduler over all workers and servers.
+
+    Args:
+        transport: Returns the transport, or None before it runs.
+        peers: Returns the other ends of the open connections to the scheduler.
+        names: Names of the workers and servers by their numbers in the transport.
+        silence_seconds: Time without a sign of life after which a process is lost.
+    """
+
+    def __init__(
+        self,
+        transport: Callable[[], Transport | None],
+        peers: Callable[[], set[Address]],
+        names: Mapping[int, str],
+        silence_seconds: float,
+    ) -> None:
+        self._transport, self._peers, self._names = transport, peers, names
+        self._silence_seconds = silence_seconds
+        self._quiet = dict.fromkeys(names, 0.0)
+        self._beating: set[int] = set()
+        self._looks: dict[Address, int] = {}
+        self._connected: set[Address] = set()
+        self._ready = False
+        self._since_ready = self._waited = self._short = 0.0
+
+    def look(self, seconds: float) -> str | None:
+        """Returns why the scheduler must end, or None.
+
+        Args:
+            seconds: Seconds since the last look.
+        """
+        transport = self._transport()
+        seconds = min(seconds, _COUNTED_SECONDS)
+        self._ready = self._ready or (transport is not None and transport.is_ready())
+        if transport is None or not self._ready:
+            return self._look_before_start(seconds)
+        self._since_ready += seconds
+        if self._since_ready < _REGISTERED_SECONDS:
+            self._connected = max(self._connected, self._peers(), key=len)
+        silent = []
+        for node in self._names:
+            if transport.is_silent(node, _RECENT_SECONDS):
+                self._quiet[node] += seconds
+                silent.append(node)
+            else:
+                self._quiet[node] = 0.0
+                if self._since_ready > _REGISTERED_SECONDS:
+                    self._beating.add(node)
+        return self._lost(silent) if silent else None
+
+    def _lost(self, silent: list[int]) -> str | None:
+        """Returns which of the silent nodes are lost, or None.
+
+        One that has never sent a heartbeat, because it runs without this library, is lost only if
+        its connection is closed.
+        """
+        peers = self._peers()
+        closed = self._longer(silent, _CLOSED_SECONDS)
+        if closed and len(peers) < len(self._names):
+            names = ", ".join(self._names[node] for node in closed)
+            hosts = _hosts(self._connected - peers) or "it"
+            return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
+        beating = [node for node in silent if node in self._beating]
+        lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
+        if not lost:
+            return None
+        names = ", ".join(self._names[node] for node in lost)
+        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        for rank in map(worker_rank, lost):
+            if rank is not None:
+                note_lost(rank, why)  # which the launcher names, and may leave out
+        return why
+
+    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+        return [node for node in nodes if self._quiet[node] > seconds]
+
+    def _look_before_start(self, seconds: float) -> str | None:
+        peers = self._peers()
+        self._looks = {peer: self._looks.get(peer, 0) + 1 for peer in peers}
+        lasting = {peer for peer, looks in self._looks.items() if looks >= _LASTING_LOOKS}
+        if len(lasting) > len(self._connected):
+            self._connected = lasting
+        self._short = self._short + seconds if len(peers) < len(self._connected) else 0.0
+        if self._short > _CLOSED_SECONDS:
+            hosts = _hosts(self._connected - peers)
+            return f"a worker or server at {hosts} has ended before {cluster.describe()} started"
+        before, self._waited = self._waited, self._waited + seconds
+        if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
+            count, hosts = len(lasting), _hosts(lasting)
+            _say(
+                f"the scheduler has waited {self._waited:.0f} s for {cluster.describe()}: {count} "
+                f"of {len(self._names)} processes have connected" + (f" ({hosts})" if count else "")
+            )
+        return None
+
+
+def _hosts(peers: Iterable[Address]) -> str:
+    return ", ".join(sorted({host for host, _ in peers}))
+
+
+class LookingThread:
+    """Thread that looks regularly, and ends the process when the look tells a reason.
+
+    Args:
+        name: Name of this process, for the message.
+        look: Takes the seconds since the last look, and returns why the process must end, or "".
+        end: Ends the process with a status.
+    """
+
+    def __init__(
+        self,
+        name: Callable[[], str],
+        look: Callable[[float], str | None],
+        end: Callable[[int], None] = end_now,
+    ) -> None:
+        self._name, self._look, self._end = name, look, end
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lbbsp-liveness", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the looks, and waits until none is running."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            why, before = self._look(now - before), now
+            if why:
+                _say(f"{why}; {self._name()} ends")
+                self._end(1)
+                return
+
+
+def _say(message: str) -> None:
+    print(f"lbbsp: {message}", file=sys.stderr, flush=True)

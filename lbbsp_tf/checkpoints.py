@@ -1,0 +1,257 @@
+"""Checkpoints of `fit`: written at the same step on all workers, exact at the step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
+from lbbsp_core.runtime.serialization import Arrays, Json, from_json, to_json
+from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_core.validate import require_integer
+from lbbsp_tf import compat
+from lbbsp_tf.collectives import mirrored_collectives
+from lbbsp_tf.model_state import ModelState
+from lbbsp_tf.replicas import ReplicaSessions
+from lbbsp_tf.sharing import share_checkpoint
+
+
+class Place(NamedTuple):
+    """Place of a checkpoint in a script.
+
+    Args:
+        fit: Number of the fit, counted by the balancer from 0.
+        epoch: Number of completed epochs.
+        batch: Number of completed batches of the running epoch; 0 between epochs.
+        finished: Whether the fit has ended before its last epoch, because a callback stopped it.
+    """
+
+    fit: int
+    epoch: int
+    batch: int
+    finished: bool = False
+
+
+class Checkpoints:
+    """Checkpoints of one balancer: those that it writes, and the one from which it continues.
+
+    Args:
+        folder: Folder of the checkpoints.
+        every: Steps between two checkpoints, or "epoch".
+        strategy: Strategy of the user.
+        sessions: Sessions of this process's replicas.
+        processes: Number of processes of the job.
+
+    Raises:
+        ValueError: `every` is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every: int | str,
+        *,
+        strategy: tf.distribute.Strategy,
+        sessions: ReplicaSessions,
+        processes: int,
+    ) -> None:
+        if every != "epoch":
+            require_integer("every", every, 1)
+        self._every = every
+        self._strategy = strategy
+        self._sessions = sessions
+        self._session = sessions.leader
+        self._collectives = mirrored_collectives(strategy) if processes > 1 else None
+        self._is_chief = self._session.rank == 0
+        self._writer = CheckpointWriter(folder)
+        self._preemption = PreemptionHandler(self._session.request_preemption)
+        self._has_read = False
+        self._found: Checkpoint | None = None
+        self._resumed: Checkpoint | None = None
+        self._place = Place(-1, 0, 0)
+        self._initial_epoch: int | None = None
+
+    # A fit, in the order of its events
+
+    def begin_fit(self, model: keras.Model, epochs: int) -> None:
+        """Continues from the newest checkpoint, if it was written in this fit; a collective.
+
+        A fit that had ended before trains nothing more.
+
+        Args:
+            model: Built model; its first epoch is set.
+            epochs: Number of epochs of the fit.
+
+        Raises:
+            TypeError: A state of the user's predictor or policy cannot be saved.
+            ValueError: The checkpoint is of another job, or cannot be read.
+        """
+        self._model = model
+        self._state = ModelState(model, self._strategy, self._session.rank)
+        self._callbacks = compat.running_callbacks()
+        self._epochs = compat.latest_epochs()
+        self._facts = {**self._session.facts(), **self._state.facts()}
+        self._place = Place(self._place.fit + 1, 0, 0)
+        self._resumed, self._initial_epoch = None, model._initial_epoch
+        self._session.check_state()
+        if not self._has_read:
+            self._has_read = True
+            self._found = share_checkpoint(self._read, self._collectives)
+        self._preemption.open()
+        if self._found is None:
+            return
+        place = _place_in(self._found)
+        if place.fit > self._place.fit:
+            self._state.restore_weights(self._found.arrays)
+            model._initial_epoch = epochs
+            return
+        found, self._found = self._found, None
+        self._resume(found, place, epochs)
+
+    @property
+    def resumes(self) -> bool:
+        """True if the fit that begins continues from a checkpoint."""
+        return self._resumed is not None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes the number of an epoch; the first one may continue in its middle."""
+        self._place = self._place._replace(epoch=epoch, batch=0)
+        self._model._initial_epoch = self._initial_epoch
+        if self._resumed is None:
+            return
+        found, self._resumed = self._resumed, None
+        place = _place_in(found)
+        if place.batch:
+            self._state.restore_in_epoch(found.arrays)
+            compat.start_at_batch(self._epochs, place.batch)
+        else:
+            self._state.restore_random(found.arrays)
+
+    def end_step(self, batch: int, *, is_last: bool) -> None:
+        """Writes a checkpoint if one is due, or if a worker must leave; a collective.
+
+        Args:
+            batch: Number of the batch in its epoch.
+            is_last: Whether the epoch ends with it; a checkpoint is then written after its end.
+        """
+        self._place = self._place._replace(batch=batch + 1)
+        if is_last:
+            return
+        if self._session.preempted or (self._is_alone and self._session.preemption_requested):
+            self._leave()
+        if self._every != "epoch" and self._session.step % self._every == 0:
+            self._save()
+
+    def end_epoch(self, epoch: int, *, stops: bool) -> None:
+        """Writes a checkpoint if one is due, or if a worker must leave; a collective.
+
+        Args:
+            epoch: Number of the epoch.
+            stops: Whether the fit ends with it on the request of a callback.
+        """
+        self._place = self._place._replace(epoch=epoch + 1, batch=0, finished=stops)
+        if stops:
+            return  # the end of the fit follows
+        if self._session.any_worker(self._session.preemption_requested):
+            self._leave()
+        if self._every == "epoch" or self._session.step % self._every == 0:
+            self._save()
+
+    def end_fit(self) -> None:
+        """Writes the last checkpoint of a fit, and waits for it; a collective."""
+        self._preemption.close()
+        self._model._initial_epoch = self._initial_epoch
+        if self._resumed is not None:  # nothing was left to train
+            self._state.restore_random(self._resumed.arrays)
+        if self._found is None:  # else the fit was skipped
+            if self._session.any_worker(self._session.preemption_requested):
+                self._leave()
+            self._writer.flush()
+            self._save()
+            self._writer.flush()
+        self._callbacks = []
+
+    # Helpers
+
+    @property
+    def _is_alone(self) -> bool:
+        """True for a single replica, which has no exchange."""
+        return self._session.workers == 1
+
+    def _read(self) -> Checkpoint | None:
+        """Reads the newest checkpoint; one that was written in this fit must fit to it."""
+        found = newest_checkpoint(self._writer.folder)
+        if found is not None and _place_in(found).fit == self._place.fit:
+            check_same_job(self._writer.folder, found.facts, self._facts)
+        return found
+
+    def _resume(self, found: Checkpoint, place: Place, epochs: int) -> None:
+        """Restores all that Keras does not reset before the first epoch."""
+        self._state.restore(found.state["model"], found.arrays)
+        self._sessions.load_state(found.state["session"], found.arrays)
+        self._sessions.exclude_step()
+        seen = from_json(found.state["callbacks"], found.arrays, {})
+        compat.restore_callbacks(self._callbacks, seen)
+        self._model._initial_epoch = epochs if place.finished else place.epoch
+        self._place, self._resumed = place, found
+        if self._is_chief:
+            print(
+                f"lbbsp: continues after step {found.step} from {self._writer.folder} "
+                f"(epoch {place.epoch}, batch {place.batch})",
+                flush=True,
+            )
+
+    def _save(self) -> None:
+        """Copies the state, and starts to write it unless the last write is still running."""
+        for session in self._sessions:
+            session.begin_wait()
+        session_state, arrays = self._sessions.save_state()
+        writes = self._is_chief and not self._writer.is_busy
+        model_state, model_arrays = self._state.read(copy=writes)
+        if writes:
+            state: Json = {
+                "place": to_json(tuple(self._place), arrays),
+                "session": session_state,
+                "callbacks": _seen_by(self._callbacks, arrays),
+                "model": model_state,
+            }
+            arrays |= model_arrays
+            self._writer.start(Checkpoint(self._session.step, self._facts, state, arrays))
+        for session in self._sessions:
+            session.end_wait()
+
+    def _leave(self) -> None:
+        """Writes a checkpoint, waits for it, and ends this process, as all others do.
+
+        Raises:
+            SystemExit: Always.
+        """
+        self._writer.flush()
+        self._save()
+        failed = self._session.any_worker(not self._writer.flush())
+        if self._is_chief:
+            outcome = "could not be written" if failed else f"is in {self._writer.folder}"
+            print(
+                f"lbbsp: leaves after step {self._session.step}, because a worker got SIGTERM; "
+                f"the checkpoint {outcome}",
+                flush=True,
+            )
+        sys.exit(STATUS)
+
+
+def _place_in(found: Checkpoint) -> Place:
+    return Place(*from_json(found.state["place"], {}, {}))
+
+
+def _seen_by(callbacks: compat.Callbacks, arrays: Arrays) -> Json:
+    """Returns what Keras's callbacks have seen; without values that are no numbers."""
+    try:
+        return to_json(compat.callback_states(callbacks), arrays)
+    except TypeError:  # of a subclass
+        return to_json([], arrays)

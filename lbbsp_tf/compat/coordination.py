@@ -1,0 +1,42 @@
+"""TensorFlow's coordination service: patience with silent workers, and news of a failure."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import wraps
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from lbbsp_tf.compat.values import is_patched, patched
+
+HEARTBEAT_MILLISECONDS = 24_000
+"""Time after which TensorFlow itself ends a job whose worker is silent.
+
+With its default of 10 s it does so 5 to 10 s after a worker was suspended. That is before our own
+heartbeats can, and without a word about what that worker did.
+"""
+
+
+def be_patient() -> None:
+    """Makes strategies that are created from now on leave silent workers to our heartbeats."""
+    original = context.Context.configure_coordination_service
+    if is_patched(original):
+        return
+
+    @wraps(original)
+    def configure(self: context.Context, *args: object, **options: object) -> None:
+        if len(args) < 5:  # as a positional argument, the time is the fifth
+            options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
+        original(self, *args, **options)
+
+    context.Context.configure_coordination_service = patched(configure)
+
+
+def tell_of_failure(who: str) -> None:
+    """Ends the collectives of all other workers with an error, if this one has met them."""
+    service = context.context()
+    if not service._initialized or service.coordination_service is None:
+        return
+    with contextlib.suppress(tf.errors.OpError):
+        service.report_error_to_cluster(tf.errors.ABORTED, f"{who} has failed: see its output")

@@ -1,0 +1,149 @@
+"""State of a fit in Keras that has no public interface: callbacks, epoch iterator, variables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+
+_CALLBACK_STATE: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: (
+        "wait", "stopped_epoch", "best", "best_epoch", "best_weights",
+    ),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.ModelCheckpoint: (
+        "best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch",
+    ),
+}  # fmt: skip
+"""Attributes in which Keras's callbacks keep what they have seen."""
+
+Callbacks: TypeAlias = "list[keras.callbacks.Callback]"
+
+_iterator = PerThread()
+_callbacks = PerThread()
+_FIRST = "_lbbsp_first_batch"
+
+
+def patch_epochs() -> None:
+    """Makes the iterator over epochs and the callbacks of a fit known to the balancer."""
+    if not is_patched(EpochIterator._enumerate_iterator):
+        EpochIterator._enumerate_iterator = patched(
+            _from_first_batch(EpochIterator._enumerate_iterator)
+        )
+        EpochIterator.__init__ = _noting(EpochIterator.__init__)
+        lists = keras.callbacks.CallbackList
+        lists.on_train_begin = _noting_callbacks(lists.on_train_begin)
+
+
+def latest_epochs() -> EpochIterator | None:
+    """Returns the iterator that was created last in this thread: that of a fit that begins."""
+    return _iterator.value and _iterator.value()
+
+
+def start_at_batch(epochs: EpochIterator, batch: int) -> None:
+    """Makes the next epoch of an iterator begin at a batch other than its first one."""
+    setattr(epochs, _FIRST, batch)
+
+
+def running_callbacks() -> Callbacks:
+    """Returns all callbacks of the fit whose `on_train_begin` is running in this thread."""
+    return _callbacks.value or []
+
+
+def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]:
+    """Returns what Keras's own callbacks have seen, with the names of their classes."""
+    return [
+        (kind.__name__, {name: getattr(callback, name) for name in names})
+        for callback, kind, names in _stateful(callbacks)
+    ]
+
+
+def restore_callbacks(
+    callbacks: Callbacks, states: Sequence[tuple[str, Mapping[str, object]]]
+) -> None:
+    """Restores what `callback_states` has returned, to the same callbacks in the same order."""
+    stateful = list(_stateful(callbacks))
+    if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
+        for (callback, _, names), (_, values) in zip(stateful, states, strict=True):
+            for name in names:
+                setattr(callback, name, values[name])
+
+
+def is_mirrored(variable: keras.Variable) -> bool:
+    """Returns whether the strategy keeps a variable equal on all replicas."""
+    synchronization = getattr(variable.value, "synchronization", None)
+    return synchronization != tf.VariableSynchronization.ON_READ
+
+
+def assign_total(
+    strategy: tf.distribute.Strategy, variable: keras.Variable, value: np.ndarray, *, sends: bool
+) -> None:
+    """Assigns a value that was read over all replicas.
+
+    Args:
+        strategy: Strategy of the variable.
+        variable: Variable of a metric.
+        value: Its value over all replicas.
+        sends: Whether the value counts here, if the variable is a sum over processes.
+    """
+    is_sum = getattr(variable.value, "aggregation", None) == tf.VariableAggregation.SUM
+    if is_mirrored(variable) or not is_sum:
+        variable.assign(value)
+        return
+    parts = strategy.experimental_local_results(variable.value)
+    for part, total in zip(parts, [sends, *[False] * len(parts)], strict=False):
+        part.assign(value if total else np.zeros_like(value))
+
+
+def global_random_state() -> keras.Variable:
+    """Returns the state of Keras's global random generator."""
+    return global_seed_generator().state
+
+
+def _stateful(
+    callbacks: Callbacks,
+) -> Iterator[tuple[keras.callbacks.Callback, type, tuple[str, ...]]]:
+    for callback in callbacks:
+        for kind, names in _CALLBACK_STATE.items():
+            if isinstance(callback, kind) and all(hasattr(callback, name) for name in names):
+                yield callback, kind, names
+
+
+def _from_first_batch(original: Callable[..., Nest]) -> Callable[..., Nest]:
+    """Wraps the generator of an epoch, which always counts from batch 0."""
+
+    @wraps(original)
+    def enumerate_iterator(self: EpochIterator) -> Nest:
+        batches = original(self)
+        for _ in range(vars(self).pop(_FIRST, 0)):
+            next(batches)  # draws nothing: the step does
+        yield from batches
+
+    return enumerate_iterator
+
+
+def _noting(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def initialise(self: EpochIterator, *args: object, **options: object) -> None:
+        original(self, *args, **options)
+        _iterator.value = weakref.ref(self)
+
+    return initialise
+
+
+def _noting_callbacks(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def on_train_begin(self: keras.callbacks.CallbackList, logs: Nest = None) -> None:
+        with _callbacks.set(self.callbacks):
+            original(self, logs)
+
+    return on_train_begin

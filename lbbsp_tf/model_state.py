@@ -1,0 +1,148 @@
+"""State of a Keras model in training: weights, optimizers, metrics and random states as arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core.runtime.serialization import Arrays, Json
+from lbbsp_tf import compat
+from lbbsp_tf.agreement import optimizers_of
+
+
+class ModelState:
+    """State of one model, which is read after a step, and restored before one.
+
+    Args:
+        model: Built model.
+        strategy: Strategy of the model.
+        rank: Number of this process's first replica.
+    """
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, rank: int) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._rank = rank
+
+    def facts(self) -> dict[str, Json]:
+        """Returns what must be the same for a model to continue from a state, by name."""
+        variables = self._model.variables
+        optimizers = [type(each).__name__ for each in optimizers_of(self._model)]
+        return {
+            "optimizer": ", ".join(optimizers),
+            "number of the model's variables": len(variables),
+            **{f"variable {i} of the model": _shown(each) for i, each in enumerate(variables)},
+        }
+
+    def read(self, *, copy: bool) -> tuple[Json, Arrays]:
+        """Returns the state; a collective, because statistics are averaged over replicas.
+
+        Args:
+            copy: Whether to return the arrays; other processes only take part.
+        """
+        numbers = {id(variable): i for i, variable in enumerate(self._model.variables)}
+        trained = []
+        for optimizer in optimizers_of(self._model):
+            known = getattr(optimizer, "_trainable_variables", None) or []
+            trained.append([numbers[id(each)] for each in known if id(each) in numbers])
+        arrays: Arrays = {}
+        for group, variables in self._groups().items():
+            for i, variable in enumerate(variables):
+                if copy or not compat.is_mirrored(variable):
+                    value = keras.ops.convert_to_numpy(variable)
+                    if copy:
+                        arrays[f"{group}/{i}"] = np.array(value)  # the next step changes the buffer
+        return {"trained": trained}, arrays
+
+    def restore(self, state: Json, arrays: Arrays) -> None:
+        """Restores weights and optimizers; call it before the step is traced.
+
+        Raises:
+            ValueError: The state is that of another model or optimizer.
+        """
+        self._build_optimizers(state)
+        for group, variables in self._groups().items():
+            if group.startswith(("model", "optimizer")):
+                _assign_all(group, variables, arrays)
+
+    def restore_weights(self, arrays: Arrays) -> None:
+        """Restores the weights only, as far as the shapes are those of this model."""
+        for variable, value in zip(self._model.variables, _group(arrays, "model"), strict=False):
+            if tuple(variable.shape) == value.shape:
+                variable.assign(value)
+
+    def restore_in_epoch(self, arrays: Arrays) -> None:
+        """Restores metrics, after Keras has reset them, and the global random state.
+
+        Raises:
+            ValueError: The state is that of another model.
+        """
+        saved = _group(arrays, "metrics")
+        if saved:
+            variables = self._model.metrics_variables
+            _check_count("metrics", variables, saved)
+            for variable, value in zip(variables, saved, strict=True):
+                compat.assign_total(self._strategy, variable, value, sends=self._rank == 0)
+        self.restore_random(arrays)
+
+    def restore_random(self, arrays: Arrays) -> None:
+        """Restores Keras's global random state, where one was saved."""
+        for value in _group(arrays, "random"):
+            with self._strategy.scope():
+                compat.global_random_state().assign(value)
+
+    def _groups(self) -> dict[str, Sequence[keras.Variable]]:
+        """Returns the variables by the first part of their names."""
+        groups: dict[str, Sequence[keras.Variable]] = {
+            "model": self._model.variables,
+            "metrics": self._model.metrics_variables,
+        }
+        for i, optimizer in enumerate(optimizers_of(self._model)):
+            groups[f"optimizer {i}"] = optimizer.variables
+        if compat.has_global_seed():
+            groups["random"] = [compat.global_random_state()]
+        return groups
+
+    def _build_optimizers(self, state: Json) -> None:
+        """Builds optimizers that otherwise are built when the step is traced."""
+        variables = self._model.variables
+        optimizers = list(optimizers_of(self._model))
+        for optimizer, trained in zip(optimizers, state["trained"], strict=True):
+            if not optimizer.built and trained:
+                with self._strategy.scope():
+                    optimizer.build([variables[i] for i in trained])
+
+
+def _assign_all(group: str, variables: Sequence[keras.Variable], arrays: Arrays) -> None:
+    saved = _group(arrays, group)
+    _check_count(group, variables, saved)
+    for variable, value in zip(variables, saved, strict=True):
+        variable.assign(value)
+
+
+def _check_count(
+    group: str, variables: Sequence[keras.Variable], saved: Sequence[np.ndarray]
+) -> None:
+    shapes = [tuple(each.shape) for each in variables], [each.shape for each in saved]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"the checkpoint is of another job: the variables of {group} had the shapes "
+            f"{shapes[1]}, and have {shapes[0]} now; compile the model as before, or choose "
+            "another folder"
+        )
+
+
+def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
+    """Returns the arrays of a group, in the order in which they were read."""
+    count = sum(each.startswith(f"{name}/") for each in arrays)
+    return [arrays[f"{name}/{i}"] for i in range(count)]
+
+
+def _shown(variable: keras.Variable) -> str:
+    """Returns a variable's path, without the numbers that Keras appends, its shape and type."""
+    path = re.sub(r"_\d+(?=/|$)", "", variable.path)
+    return f"{path} {tuple(variable.shape)} {variable.dtype}"

@@ -1,0 +1,248 @@
+"""Checkpoints and saved states of the gluon trainer, with a single worker."""
+
+import logging
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from mxnet import gluon  # noqa: E402
+
+from lbbsp_core.runtime import preemption  # noqa: E402
+from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def default_of_sigterm():
+    yield
+    for handler in list(preemption._open):
+        handler.close()
+
+
+def trainer(net, optimizer="adam", sampler=True, **options):
+    options = {"learning_rate": 0.05, **options}
+    it = lbbsp_mx.Trainer(net.collect_params(), optimizer, options, global_batch_size=X)
+    return it, it.batch_sampler(SAMPLES) if sampler else None
+
+
+def epoch(it, net, sampler, steps=99, devices=1):
+    for number, (x, y) in enumerate(gluon.data.DataLoader(DATA, batch_sampler=sampler), start=1):
+        backward(net, x, y, devices)
+        it.step(len(x))
+        if number == steps:
+            break
+
+
+def same(net, other):
+    return all(np.array_equal(a, b) for a, b in zip(weights(net), weights(other), strict=True))
+
+
+class Decay(mx.lr_scheduler.LRScheduler):
+    """A schedule whose rate depends on how often it was asked."""
+
+    asked = 0
+
+    def __call__(self, num_update):
+        self.asked += 1
+        return self.base_lr * 0.97**self.asked
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {}),
+        ("nag", {"momentum": 0.9}),
+        *((name, {}) for name in ("signum", "ftml", "lars", "lbsgd", "lamb", "adam", "adagrad")),
+        *((name, {}) for name in ("rmsprop", "adadelta", "ftrl", "adamax", "nadam")),
+    ],
+)
+def test_every_optimizer_continues_exactly(optimizer, options, tmp_path):
+    unbroken, broken, rest = network(), network(), network()
+    batch = mx.nd.array(FEATURES[:X]), mx.nd.array(LABELS[:X])
+
+    def train(net, it, steps):
+        for _ in range(steps):
+            backward(net, *batch)
+            it.step(X)
+
+    train(unbroken, trainer(unbroken, optimizer, False, lr_scheduler=Decay(), **options)[0], 7)
+    first, _ = trainer(broken, optimizer, False, lr_scheduler=Decay(), **options)
+    train(broken, first, 4)
+    first.save(tmp_path)
+    second, _ = trainer(rest, optimizer, False, lr_scheduler=Decay(), **options)
+    assert second.load(tmp_path)
+    train(rest, second, 3)
+    assert same(unbroken, rest)
+    assert not same(broken, rest)
+
+
+def test_two_devices_have_arrays_of_their_own(tmp_path):
+    unbroken, broken, rest = network(2), network(2), network(2)
+    it, sampler = trainer(unbroken)
+    epoch(it, unbroken, sampler, devices=2)
+    first, sampler = trainer(broken)
+    epoch(first, broken, sampler, 2, devices=2)
+    first.save(tmp_path)
+    second, sampler = trainer(rest)
+    second.load(tmp_path)
+    epoch(second, rest, sampler, devices=2)
+    assert same(unbroken, rest)
+    for param in rest.collect_params().values():
+        values = [each.asnumpy() for each in param.list_data()]
+        np.testing.assert_array_equal(*values)
+
+
+def test_resume_writes_regularly_and_continues(tmp_path):
+    unbroken, broken, rest = network(), network(), network()
+    it, sampler = trainer(unbroken)
+    for _ in range(2):
+        epoch(it, unbroken, sampler)
+    first, sampler = trainer(broken)
+    assert not first.resume(tmp_path, every=2)
+    epoch(first, broken, sampler)
+    epoch(first, broken, sampler, 1)  # killed after 5 steps of 4 an epoch
+    first._checkpoints._writer.flush()
+    assert [path.stem for path in sorted(tmp_path.iterdir())] == [
+        "step-000000002",
+        "step-000000004",
+    ]
+    second, sampler = trainer(rest)
+    assert second.resume(tmp_path, every="epoch")
+    assert second.epoch == 1
+    epoch(second, rest, sampler)
+    assert second.epoch == 2
+    assert same(unbroken, rest)
+    second._checkpoints._writer.flush()
+    assert (tmp_path / "step-000000008.npz").exists(), "at the end of the epoch"
+    with pytest.raises(ValueError, match="every must be 'epoch' or a number of steps >= 1, got 0"):
+        second.resume(tmp_path, every=0)
+
+
+def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path, every=100)
+    epoch(it, net, sampler, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    epoch(it, net, sampler, 1)  # asks all workers
+    saved = weights(net)
+    with pytest.raises(SystemExit) as left:
+        epoch(it, net, sampler, 1)
+    assert left.value.code == 143
+    assert "because a worker got SIGTERM" in capsys.readouterr().err
+    again = network()
+    second, _ = trainer(again)
+    assert second.load(tmp_path)
+    assert all(np.array_equal(a, b) for a, b in zip(weights(again), saved, strict=True))
+
+
+def test_a_full_disk_warns_and_the_training_continues(tmp_path, caplog):
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    net = network()
+    it, sampler = trainer(net)
+    epoch(it, net, sampler, 1)
+    with caplog.at_level(logging.WARNING, "lbbsp"):
+        it.save(folder)
+        it.save(folder)
+        it._checkpoints._writer.flush()
+    assert caplog.text.count("the checkpoint of step 1 cannot be written") == 1
+    epoch(it, net, sampler)
+
+
+# --- saved states ---------------------------------------------------------------------------------
+
+
+def test_saved_states_continue_in_the_middle_of_an_epoch(tmp_path):
+    unbroken, broken = network(), network()
+    it, sampler = trainer(unbroken)
+    epoch(it, unbroken, sampler)
+    first, sampler = trainer(broken)
+    epoch(first, broken, sampler, 2)
+    file = str(tmp_path / "states")
+    first.save_states(file)
+    second, sampler = trainer(broken)
+    second.load_states(file)
+    epoch(second, broken, sampler)
+    assert same(unbroken, broken)
+    assert [path.name for path in tmp_path.iterdir()] == ["states"], "no unfinished file is left"
+
+
+def test_torn_states_are_refused_and_an_interrupted_write_keeps_the_old_ones(tmp_path, monkeypatch):
+    net = network()
+    it, sampler = trainer(net)
+    epoch(it, net, sampler, 1)
+    file = tmp_path / "states"
+    it.save_states(file)
+    whole = file.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        it.save_states(file)
+    assert file.read_bytes() == whole
+    for torn in whole[: len(whole) // 2], whole[:-30], b"", whole.replace(b"Adam", b"Bdam"):
+        file.write_bytes(torn)
+        with pytest.raises(ValueError, match="is damaged or no checkpoint"):
+            it.load_states(file)
+
+
+class Bomb:
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+def test_pickles_are_refused_and_not_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    it, _ = trainer(network())
+    for number, value in enumerate([Bomb(), np.array([Bomb()], object)]):
+        file = tmp_path / f"bomb{number}"
+        if number:
+            np.savez(file.with_suffix(".npz"), header=value)
+            file = file.with_suffix(".npz")
+        else:
+            file.write_bytes(pickle.dumps(value))
+        with pytest.raises(ValueError, match=r"gluon's own trainer, as a pickle|is damaged"):
+            it.load_states(file)
+    stock = gluon.Trainer(network().collect_params(), "adam", kvstore=None)
+    stock.save_states(str(tmp_path / "stock"))
+    with pytest.raises(ValueError, match="was written by gluon's own trainer"):
+        it.load_states(tmp_path / "stock")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_what_cannot_be_saved_is_named_with_the_remedy(tmp_path):
+    it, _ = trainer(network())
+    it.optimizer.logger = logging.getLogger()
+    with pytest.raises(ValueError, match="attribute 'logger' of Adam is a RootLogger"):
+        it.save_states(tmp_path / "states")
+
+
+def test_attributes_of_other_objects_are_refused():
+    it, _ = trainer(network())
+    state, arrays = optimizer_state(it)
+    optimizer, schedule, scaler = state["objects"]
+
+    def changed(**attributes):
+        return [{**optimizer, "attributes": attributes}, schedule, scaler]
+
+    for objects, message in [
+        ([{**optimizer, "class": "SGD"}, schedule, scaler], "SGD, and the trainer has Adam"),
+        ([optimizer, {**schedule, "class": "Decay"}, scaler], "learning rate schedule Decay, and"),
+        (changed(__class__=1), "has an attribute '__class__', no data"),
+        (changed(param_dict=1), "has an attribute 'param_dict', no data"),
+        (changed(update=1), "has an attribute 'update', no data"),
+        (changed(learning_rate=1), "has an attribute 'learning_rate', no data"),
+        ([optimizer], "shorter than argument 1"),
+        (None, "cannot be read"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            restore_optimizer(it, {**state, "objects": objects}, arrays)
+    with pytest.raises(ValueError, match="cannot be read"):
+        restore_optimizer(it, {**state, "states": 7}, arrays)

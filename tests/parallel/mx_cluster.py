@@ -1,0 +1,117 @@
+"""Runs a script on an MXNet cluster whose processes are started one by one, as by hand."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lbbsp_core.launch.cluster import HOST, free_ports
+
+SCRIPTS = Path(__file__).parent / "scripts"
+WAIT_SECONDS = 100.0
+"""Limit of every wait; a fault ends a job within 15 s on an idle machine."""
+
+
+class Process:
+    """One process of the cluster, and what it says."""
+
+    def __init__(self, role: str, command: list[str], variables: dict[str, str]) -> None:
+        self.role, self.lines = role, []
+        self.ended: float | None = None
+        self._popen = subprocess.Popen(
+            [sys.executable, "-u", *command],
+            env={**os.environ, **variables, "DMLC_ROLE": role},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._new: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def status(self) -> int | None:
+        return self._popen.poll()
+
+    def send(self, signum: int) -> None:
+        self._popen.send_signal(signum)
+
+    def wait_for(self, start: str) -> str:
+        """Returns the next line that starts so."""
+        deadline = time.time() + WAIT_SECONDS
+        while True:
+            line = self._new.get(timeout=max(0.1, deadline - time.time()))
+            if line.startswith(start):
+                return line
+
+    def wait(self) -> int:
+        return self._popen.wait(WAIT_SECONDS)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def _read(self) -> None:
+        for line in self._popen.stdout:
+            self.lines.append(line.rstrip())
+            self._new.put(line)
+        self._popen.wait()
+        self.ended = time.time()
+
+
+class Cluster:
+    """Scheduler, servers and workers; workers in the order of their ranks once these are known."""
+
+    def __init__(self, args: list[str], workers: int, servers: int, absent: int = 0) -> None:
+        variables = {
+            "DMLC_PS_ROOT_URI": HOST,
+            "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+            "DMLC_NODE_HOST": HOST,
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+        }
+        serve = ["-m", "lbbsp_mx.server"]
+        script = [str(SCRIPTS / args[0]), *args[1:]]
+        self.scheduler = Process("scheduler", serve, variables)
+        self.servers = [Process("server", serve, variables) for _ in range(servers)]
+        self.workers = [Process("worker", script, variables) for _ in range(workers - absent)]
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.scheduler, *self.servers, *self.workers]
+
+    def wait_for_ranks(self) -> None:
+        self.workers.sort(key=lambda each: int(each.wait_for("RANK").split()[1]))
+
+    def wait_for_ends(self, *but: Process) -> float:
+        """Waits until all processes have ended but some; returns when the last one did."""
+        waited = [each for each in self.processes if each not in but]
+        for each in waited:
+            each.wait()
+        while any(each.ended is None for each in waited):
+            time.sleep(0.05)
+        return max(each.ended for each in waited)
+
+
+@contextmanager
+def by_hand(*args: str, workers: int = 2, servers: int = 1, absent: int = 0) -> Iterator[Cluster]:
+    """Runs a script; no process is left afterwards."""
+    cluster = Cluster(list(args), workers, servers, absent)
+    try:
+        yield cluster
+    finally:
+        for each in cluster.processes:
+            if each.status is None:
+                each.send(signal.SIGCONT)
+            each.kill()

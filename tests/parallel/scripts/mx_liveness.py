@@ -1,0 +1,62 @@
+"""Trains until a fault: ``mx_liveness.py sync|async FAULT RANK``; the fault is that worker's own."""
+
+import os
+import sys
+import time
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+from mxnet import autograd, gluon
+from report import result
+
+from lbbsp_core import SSP
+
+mode, fault, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
+X, STEPS, AT, PAUSE = 8, 80, 20, 0.05
+
+if fault == "absent":
+    time.sleep(3600)
+net = gluon.nn.Dense(1, in_units=3)
+net.initialize()
+if mode == "async":
+    params = net.collect_params()
+    trainer = lbbsp_mx.AsyncTrainer(params, "sgd", sync=SSP(3), global_batch_size=X)
+    rank, local, samples = trainer.rank, X // 2, 2 * STEPS * (X // 2)
+else:
+    limit = 3.0 if fault == "hang" else None
+    trainer = lbbsp_mx.Trainer(
+        net.collect_params(), "sgd", global_batch_size=X, limit_seconds=limit
+    )
+    rank, samples = trainer.kvstore.rank, STEPS * X
+print(f"RANK {rank}", flush=True)
+data = gluon.data.ArrayDataset(mx.nd.ones((samples, 3)), mx.nd.ones((samples, 1)))
+loader = gluon.data.DataLoader(data, batch_sampler=trainer.batch_sampler(samples))
+loss_of = gluon.loss.L2Loss()
+
+
+def fail():
+    print(f"FAULT {time.time()}", flush=True)
+    if fault == "raise":
+        raise RuntimeError("the data base is gone")
+    if fault == "exit0":
+        sys.exit(0)
+    if fault == "_exit0":
+        os._exit(0)
+    if fault == "hang":
+        time.sleep(3600)
+
+
+for step, (x, y) in enumerate(loader):
+    if step == AT:
+        print("AT", flush=True)
+        if rank == culprit:
+            fail()
+    with autograd.record():
+        loss = loss_of(net(x), y)
+    loss.backward()
+    trainer.step(len(x))
+    time.sleep(PAUSE)
+if mode == "async":
+    trainer.finish()
+result("steps", step + 1)

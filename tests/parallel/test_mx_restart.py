@@ -1,0 +1,52 @@
+"""MXNet jobs that are killed or preempted, restarted by the launcher, and continue exactly."""
+
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+from jobs import run
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+TOLERANCE = 2e-6
+SAMPLES, STEPS, EPOCHS = 120, 5, 3  # of mx_restart
+FAULT_STEP = 9  # the last checkpoint before it is that of 8 steps
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "elastic", "continued"),
+    [
+        ("kill", 0, None, [3, True, 8]),
+        ("kill", 2, 2, [2, True, 8]),
+        ("preempt", 1, 1, [2, True, 11]),  # the request is exchanged in the step after
+    ],
+)
+def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
+    tmp_path, fault, rank, elastic, continued, capfd
+):
+    job = run(
+        "mx_restart", str(tmp_path), fault, str(FAULT_STEP), str(rank), workers=3,
+        framework="mxnet", max_restarts=1, elastic=elastic, timeout=150,
+    )  # fmt: skip
+    assert job.status == 0
+    seen = [job.results(rank) for rank in range(3)]
+    assert seen[0]["attempt_0"] == [3, False, 0]
+    workers, _, resumed = continued
+    for each in seen[:workers]:
+        assert each["attempt_1"] == continued
+        assert each["difference"] <= TOLERANCE
+        assert each["moved"] > 0.01
+    for epoch in range(EPOCHS):
+        drawn = Counter(
+            sample
+            for step in range(epoch * STEPS, (epoch + 1) * STEPS)
+            for each in seen
+            for sample in each.get(f"step_{step}_{int(step >= resumed)}", [])
+        )
+        assert drawn == dict.fromkeys(range(SAMPLES), 1)
+    said = capfd.readouterr().err
+    if fault == "preempt":
+        assert "left with status 143" in said
+    assert f"restart 1 of 1 with {workers} workers" in said
