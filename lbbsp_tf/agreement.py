@@ -187,12 +187,23 @@ def _described(value: object) -> str:
         return str(value)
     name = getattr(value, "__qualname__", type(value).__qualname__)
     try:
-        config = value.get_config()
+        config = {
+            **value.get_config(),
+            **getattr(value, "_fn_kwargs", {}),
+        }  # Huber leaves out delta
     except Exception:  # a class of the user need not have one
         return name
-    rate = config.get("learning_rate")
-    left_out = ["name", *(["learning_rate"] if isinstance(rate, int | float) else [])]
-    return f"{name}({_described({key: config[key] for key in config if key not in left_out})})"
+    return f"{name}({_described(_without_names(config))})"
+
+
+def _without_names(config: Mapping[str, object]) -> dict[str, object]:
+    """Removes names and numbers of learning rates, also those of nested objects."""
+    kept = {}
+    for key, value in config.items():
+        if key == "name" or (key == "learning_rate" and isinstance(value, int | float)):
+            continue
+        kept[key] = _without_names(value) if isinstance(value, Mapping) else value
+    return kept
 
 
 def _flat(logs: Logs) -> dict[str, object]:
