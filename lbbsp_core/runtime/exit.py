@@ -36,9 +36,11 @@ def on_exit(leave: Callable[[], None]) -> None:
     Args:
         leave: Waits for the other workers; an exception in it is a failure.
     """
-    status = _requested_status()
+    status, owner = _requested_status(), os.getpid()
 
     def at_exit() -> None:
+        if os.getpid() != owner:  # a fork
+            return
         if status():
             _fail(status())
         try:

@@ -83,20 +83,31 @@ def test_seeds_metrics_and_frozen_weights_are_not_compared():
 
 
 class Follower(Peers):
-    """Collectives of a worker whose chief has restored a model of ones in epoch 0."""
+    """Collectives of a worker whose chief has a model of ones, restored in an epoch or never."""
 
-    def __init__(self):
+    def __init__(self, epoch):
         super().__init__()
+        self.epoch = epoch
 
     def all_gather(self, values):
-        return [[1], list(values)]
+        return [[0 if self.epoch is None else 1 + self.epoch], list(values)]
 
     def broadcast(self, array):
         return np.ones_like(array)
 
 
-def test_a_model_that_was_restored_in_its_first_epoch_is_shared():
+@pytest.mark.parametrize(("own", "chief"), [(None, 0), (3, 2), (2, None)])
+def test_a_worker_follows_the_chief_whatever_it_has_restored_itself(own, chief):
     restored = model()
-    agreement.share_restored_model(restored, Follower())
-    assert restored._initial_epoch == 0
+    restored._initial_epoch = own
+    agreement.share_restored_model(restored, Follower(chief))
+    assert restored._initial_epoch == chief
     assert np.all(restored.layers[0].kernel.numpy() == 1)
+
+
+def test_nothing_is_shared_if_no_worker_has_restored_a_model():
+    restored = model()
+    before = restored.layers[0].kernel.numpy()
+    agreement.share_restored_model(restored, Follower(None))
+    assert restored._initial_epoch is None
+    np.testing.assert_array_equal(restored.layers[0].kernel.numpy(), before)
