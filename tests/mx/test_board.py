@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_core.runtime.activity import Activity  # noqa: E402
-from lbbsp_core.runtime.heartbeat import Beat, Loss, Reason  # noqa: E402
-from lbbsp_mx import board as boards  # noqa: E402
-from lbbsp_mx.board import KeyBoard  # noqa: E402
+from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.heartbeat import Beat, Loss, Reason
+from lbbsp_mx import board as boards
+from lbbsp_mx.board import KeyBoard
 
 WORKERS = 3
 
