@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
+from jobs import run
 from mx_cluster import by_hand
 
 pytestmark = [
