@@ -246,11 +246,11 @@ class Heartbeat:
     def exchange(self) -> None:
         """Posts a beat, and reads those of other workers."""
         self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
-        self._board.post(self._beat.row())
-        for rank in self._watch.ranks:
+        for rank in self._watch.ranks:  # first: some boards can wait less well with a post
             row = self._beat.row() if rank == self._rank else self._board.read(rank)
             if row is not None:
                 self._watch.see(rank, Beat.of(row))
+        self._board.post(self._beat.row())
         self._unanswered = 0.0
 
     def look(self, seconds: float) -> str | None:
