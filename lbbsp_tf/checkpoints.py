@@ -118,7 +118,7 @@ class Checkpoints:
         if not self._has_read:
             self._has_read = True
             self._found = share_checkpoint(self._read, self._collectives)
-        self._preemption.open()
+        self._preemption.open(alone=True)
         if self._found is None:
             return
         place = _place_in(self._found)

@@ -39,9 +39,18 @@ class PreemptionHandler:
     def __init__(self, request: Callable[[], None]) -> None:
         self._request = request
 
-    def open(self) -> None:
-        """Handles SIGTERM from now on, unless the script has a handler of its own."""
-        if self in _open or threading.current_thread() is not threading.main_thread():
+    def open(self, *, alone: bool = False) -> None:
+        """Handles SIGTERM from now on, unless the script has a handler of its own.
+
+        Args:
+            alone: Whether this process has no other training now: one that failed has not closed
+                its handler.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if alone:
+            _open[:] = [handler for handler in _open if handler is self]
+        if self in _open:
             return
         if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _handle):
             logger.debug("SIGTERM has a handler already: it does not save a checkpoint")
@@ -55,8 +64,8 @@ class PreemptionHandler:
         """Restores the default: SIGTERM ends the process."""
         if self in _open:
             _open.remove(self)
+            _first_signal.clear()  # every training has got the request, and this one has left
             if not _open:
-                _first_signal.clear()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def request(self) -> None:

@@ -61,6 +61,17 @@ def test_a_closed_handler_is_not_asked_and_the_scripts_own_one_stays(ends):
     assert requests == [1, "own"]
 
 
+def test_the_handler_of_a_failed_training_is_replaced(ends):
+    requests = []
+    failed, handler = (PreemptionHandler(lambda i=i: requests.append(i)) for i in range(2))
+    failed.open(alone=True)
+    handler.open(alone=True)
+    terminate()
+    assert requests == [1]
+    handler.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_the_launcher_learns_which_worker_was_asked(ends, monkeypatch, tmp_path):
     monkeypatch.setattr(env, "marks", lambda: tmp_path)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
