@@ -95,7 +95,7 @@ class KeyBoard:
         if self._suspect is None:
             return ""
         rank, activity, step = self._suspect
-        return f"worker {rank} gave no sign of life; it was {describe(activity, step)}"
+        return f"worker {rank} had not been heard of lately; it was {describe(activity, step)}"
 
     def close(self, seconds: float = 5.0) -> None:
         """Ends the use of the store, after waiting for a call that is running."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.serialization import Json
 from lbbsp_core.runtime.session_state import check_same_job
@@ -33,9 +30,6 @@ logger = logging.getLogger("lbbsp.mx")
 Every: TypeAlias = 'int | Literal["epoch"]'
 """Steps between two checkpoints, or "epoch"."""
 
-LEFT = 128 + signal.SIGTERM
-"""Exit status of workers that have written a checkpoint and left, because one got SIGTERM."""
-
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
 
 
@@ -49,6 +43,7 @@ class Checkpoints:
 
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
+        self._preemption = PreemptionHandler(session.request_preemption)
         self._writer: CheckpointWriter | None = None
         self._every: Every | None = None
         self._step = -1  # of the last checkpoint that was written or loaded
@@ -98,8 +93,7 @@ class Checkpoints:
         self._session.check_state()
         found = self.load(folder)
         self._writer_to(folder)
-        if self._every is None:
-            _on_sigterm(self._session.request_preemption)
+        self._preemption.open()
         self._every = every
         return found
 
@@ -107,20 +101,22 @@ class Checkpoints:
         """Leaves, with a checkpoint, if a worker was asked to before the end of the last step.
 
         Raises:
-            SystemExit: The workers leave, with status `LEFT`.
+            SystemExit: The workers leave, with `STATUS`.
         """
         if self._writer is None or self._every is None or not self._session.preempted:
             return
-        if self._step != self._session.step:
-            self._begin_save(self._writer.folder)
-        if not self._writer.flush():
-            sys.exit(1)
+        session, folder = self._session, self._writer.folder
+        if self._step != session.step:
+            self._begin_save(folder)
+        # No worker leaves before the file is complete: its absence would be noticed.
+        failed = session.any_worker(not self._writer.flush())
         print(
-            f"lbbsp: worker {self._session.rank} leaves after step {self._session.step}, because a "
-            f"worker got SIGTERM; the job continues from the checkpoint in {self._writer.folder}",
+            f"lbbsp: worker {session.rank} leaves before step {session.step}, because a worker got "
+            f"SIGTERM: start the job again to continue from the checkpoint in {folder}"
+            + (", which is of an earlier step because none could be written" if failed else ""),
             file=sys.stderr,
         )
-        sys.exit(LEFT)
+        sys.exit(STATUS)
 
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`."""
@@ -231,17 +227,3 @@ def _named(arrays: Any, prefix: str) -> dict[str, Any]:
 
 def _common(facts: Any, here: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name in here}
-
-
-def _on_sigterm(request: Callable[[], None]) -> None:
-    """Calls `request` at SIGTERM, which then no longer ends the process at once."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    before = signal.getsignal(signal.SIGTERM)
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        request()
-        if callable(before):
-            before(signum, frame)
-
-    signal.signal(signal.SIGTERM, handle)

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
+from lbbsp_mx.nodes import worker_rank
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -108,8 +110,8 @@ class SchedulerWatch:
         return None
 
     def _ended(self) -> str:
-        cause = self._explain()
-        return f"the scheduler at {cluster.root()} has ended" + (f"; {cause}" if cause else "")
+        cause = self._explain() or "its own output may say why"
+        return f"the scheduler at {cluster.root()} has ended; {cause}"
 
 
 class NodesWatch:
@@ -132,7 +134,7 @@ class NodesWatch:
         self._transport, self._peers, self._names = transport, peers, names
         self._silence_seconds = silence_seconds
         self._quiet = dict.fromkeys(names, 0.0)
-        self._beating: set[int] = set()
+        self._workers_beat = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
         self._ready = False
@@ -159,27 +161,35 @@ class NodesWatch:
                 silent.append(node)
             else:
                 self._quiet[node] = 0.0
-                if self._since_ready > _REGISTERED_SECONDS:
-                    self._beating.add(node)
-        return self._lost(silent) if silent else None
+                late = self._since_ready > _REGISTERED_SECONDS
+                self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
+        return self._find_lost(silent) if silent else None
 
-    def _lost(self, silent: list[int]) -> str | None:
+    def _find_lost(self, silent: list[int]) -> str | None:
         """Returns which of the silent nodes are lost, or None.
 
-        One that has never sent a heartbeat, because it runs without this library, is lost only if
-        its connection is closed.
+        Workers that run without this library send no heartbeats: if no worker ever sends one, only
+        a closed connection counts.
         """
         peers = self._peers()
-        names = self._longer(silent, _CLOSED_SECONDS)
-        if names and len(peers) < len(self._names):
+        closed = self._longer(silent, _CLOSED_SECONDS)
+        if closed and len(peers) < len(self._names):
+            names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
-        beating = [node for node in silent if node in self._beating]
-        names = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
-        return names and f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
+        lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
+        if not lost:
+            return None
+        names = ", ".join(self._names[node] for node in lost)
+        why = f"{names} has given no sign of life for {self._silence_seconds:g} s"
+        for rank in map(worker_rank, lost):
+            if rank is not None:
+                note_lost(rank, why)  # which the launcher names, and may leave out
+        return why
 
-    def _longer(self, nodes: list[int], seconds: float) -> str:
-        return ", ".join(self._names[node] for node in nodes if self._quiet[node] > seconds)
+    def _longer(self, nodes: list[int], seconds: float) -> list[int]:
+        return [node for node in nodes if self._quiet[node] > seconds]
 
     def _look_before_start(self, seconds: float) -> str | None:
         peers = self._peers()
@@ -210,7 +220,7 @@ class LookingThread:
 
     Args:
         name: Name of this process, for the message.
-        look: Takes the seconds since the last look, and returns why the process must end, or "".
+        look: Takes the seconds since the last look, and returns why the process must end, or None.
         end: Ends the process with a status.
     """
 
@@ -238,7 +248,7 @@ class LookingThread:
         while not self._stopped.wait(LOOK_SECONDS):
             now = time.monotonic()
             why, before = self._look(now - before), now
-            if why:
+            if why is not None:
                 _say(f"{why}; {self._name()} ends")
                 self._end(1)
                 return

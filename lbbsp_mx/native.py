@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import mxnet as mx
 
+from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.exit import on_exit
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
@@ -26,7 +27,7 @@ IN_ONE_PROCESS = ("local", "device")
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
 
-_SHUTDOWN_SECONDS = 30.0  # for which the servers may need to end, when all workers have finished
+_SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
 
 
 class Runtime:
@@ -71,7 +72,7 @@ class Runtime:
                 "to each other"
             )
             self._watch()
-            with self.watchdog.deadline(start_seconds, message):
+            with self.watchdog.deadline(start_seconds, message), marks.waiting():
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
                 self._begin_heartbeat()
@@ -111,9 +112,8 @@ class Runtime:
                 "because its scheduler watches over them: set LBBSP_SILENCE_SECONDS in the "
                 "environment of all processes"
             )
-        if options.limit_seconds is not None and self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._start_heartbeat(options.limit_seconds)
+        if self._heartbeat is not None:
+            self._heartbeat.use_times(math.inf, options.limit_seconds)
 
     def _adopt(self, native: mx.kv.KVStore) -> None:
         self.distributed = native
@@ -140,17 +140,12 @@ class Runtime:
             return
         keys = [next(self.numbers) for _ in range(native.num_workers)]
         self._board = KeyBoard(native, keys, self.lock)
-        self._start_heartbeat(None)
-
-    def _start_heartbeat(self, limit_seconds: float | None) -> None:
-        native = self.distributed
         self._heartbeat = Heartbeat(
             self._board,
             native.rank,
             native.num_workers,
             self.activity,
             silence_seconds=math.inf,  # the scheduler knows better
-            limit_seconds=limit_seconds,
         )
         self._heartbeat.start()
 

@@ -27,6 +27,11 @@ def node_names(workers: int, servers: int) -> dict[int, str]:
     return names | {8 + 2 * rank: f"server {rank}" for rank in range(servers)}
 
 
+def worker_rank(node: int) -> int | None:
+    """Returns the rank of the worker with a number in the transport, None for a server."""
+    return (node - 9) // 2 if node % 2 else None
+
+
 class Nodes:
     """Signs of life that reach this process over MXNet's transport.
 

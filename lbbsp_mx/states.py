@@ -20,7 +20,7 @@ from lbbsp_core.runtime.serialization import Arrays, Json, from_json, records_of
 
 _DERIVED = frozenset(
     {
-        "_index_update_count",  # refers to an entry of `_all_index_update_counts`
+        "_index_update_count",  # each update lets it refer to that of its device
         "aggregate_num",  # of the environment
         "allow_np_array",
         "idx2name",
@@ -53,13 +53,9 @@ def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
     Raises:
         ValueError: The optimizer has state that cannot be saved; names it and the remedy.
     """
-    optimizer, scaler = trainer.optimizer, _loss_scaler(trainer)
     arrays: Arrays = {}
     state: Json = {
-        "optimizer": type(optimizer).__name__,
-        "attributes": _attributes(optimizer, arrays),
-        "schedule": _attributes(optimizer.lr_scheduler, arrays),
-        "loss_scaler": _attributes(scaler, arrays),
+        "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
         "states": _saved("the state of a parameter", trainer._updaters[0].states, arrays),
     }
     return state, arrays
@@ -71,31 +67,27 @@ def restore_optimizer(
     """Gives a trainer's optimizer the state of `optimizer_state`.
 
     Raises:
-        ValueError: The trainer has another optimizer, or the state cannot be read.
+        ValueError: The trainer has another optimizer, or the state cannot be read; nothing changes.
     """
-    optimizer = trainer.optimizer
-    if not isinstance(state, dict):
-        raise ValueError(f"the state of an optimizer cannot be read: {state!r}")
-    if state.get("optimizer") != type(optimizer).__name__:
-        raise ValueError(
-            f"the state is of the optimizer {state.get('optimizer')}, and the trainer has "
-            f"{type(optimizer).__name__}: create the trainer with the optimizer of the saved state"
-        )
+    owners = _owners(trainer)
     read = partial(_restored, arrays=arrays, context=trainer._contexts[0])
-    owners = {
-        "attributes": optimizer,
-        "schedule": optimizer.lr_scheduler,
-        "loss_scaler": _loss_scaler(trainer),
-    }
-    for key, owner in owners.items():
-        _check_attributes(key, owner, state.get(key))
-    for key, owner in owners.items():
-        for name, value in (state[key] or {}).items():  # type: ignore[union-attr]
-            setattr(owner, name, read(value))
-    optimizer._index_update_count = optimizer._all_index_update_counts.setdefault(0, {})
-    for updater in trainer._updaters:
-        updater.states = read(state["states"])  # arrays of its own for every device
-        updater.states_synced = dict.fromkeys(updater.states, False)
+    try:
+        found: Any = state
+        objects = list(zip(owners.items(), found["objects"], strict=True))
+        attributes = [
+            {name: read(value) for name, value in _checked(what, owner, saved).items()}
+            for (what, owner), saved in objects
+        ]
+        # Every device gets arrays of its own.
+        states = [dict(read(found["states"])) for _ in trainer._updaters]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
+    for owner, values in zip(owners.values(), attributes, strict=True):
+        for name, value in values.items():
+            setattr(owner, name, value)
+    for updater, own in zip(trainer._updaters, states, strict=True):
+        updater.states = own
+        updater.states_synced = dict.fromkeys(own, False)
 
 
 def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
@@ -153,39 +145,42 @@ def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
     return value
 
 
-def _loss_scaler(trainer: gluon.Trainer) -> object:
-    """Returns the loss scaler of automatic mixed precision, or None."""
-    return getattr(trainer, "_amp_loss_scaler", None)
-
-
-def _attributes(owner: object, arrays: Arrays) -> Json:
-    """Returns the attributes that are the state of an object, or None without the object."""
-    if owner is None:
-        return None
+def _owners(trainer: gluon.Trainer) -> dict[str, object]:
+    """Returns the objects whose attributes change in a training, or None where one is missing."""
     return {
-        name: _saved(f"the attribute {name!r} of {type(owner).__name__}", value, arrays)
-        for name, value in getattr(owner, "__dict__", {}).items()
-        if name not in _DERIVED
+        "optimizer": trainer.optimizer,
+        "learning rate schedule": trainer.optimizer.lr_scheduler,
+        "loss scaler": getattr(trainer, "_amp_loss_scaler", None),  # of mixed precision
     }
 
 
-def _check_attributes(key: str, owner: object, state: Json) -> None:
-    """Raises an error if a state is not one of an object like `owner`."""
-    valid = state is None if owner is None else isinstance(state, dict)
-    unknown: list[str] = []
-    if valid and isinstance(state, dict):
-        unknown = sorted(set(state) - set(getattr(owner, "__dict__", {})) | _DERIVED & set(state))
-    if not valid or unknown:
-        names = {
-            "attributes": "optimizer",
-            "schedule": "learning rate schedule",
-            "loss_scaler": "loss scaler",
-        }
+def _object_state(owner: object, arrays: Arrays) -> Json:
+    kind = type(owner).__name__
+    attributes = {
+        name: _saved(f"the attribute {name!r} of {kind}", value, arrays)
+        for name, value in getattr(owner, "__dict__", {}).items()
+        if name not in _DERIVED
+    }
+    return {"class": kind, "attributes": attributes}
+
+
+def _checked(what: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
+    """Returns the saved attributes of an object like `owner`.
+
+    Raises:
+        ValueError: They are of another object, or no data.
+    """
+    kind, attributes = saved["class"], saved["attributes"]
+    if kind != type(owner).__name__:
         raise ValueError(
-            f"the saved state is of another {names[key]} than the trainer's "
-            f"({type(owner).__name__}{', unknown: ' + ', '.join(unknown) if unknown else ''}): "
-            "create the trainer with the options of the saved state"
+            f"the state is of the {what} {kind}, and the trainer has {type(owner).__name__}: "
+            f"create the trainer with the {what} of the saved state"
         )
+    for name in attributes:
+        inherited = getattr(type(owner), name, None)
+        if name in _DERIVED or callable(inherited) or isinstance(inherited, property):
+            raise ValueError(f"the state of the {what} {kind} has an attribute {name!r}, no data")
+    return attributes
 
 
 def _saved(what: str, value: object, arrays: Arrays) -> Json:

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 import keras
 import numpy as np
 
+from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.protocol import (
     DisagreementError,
-    compare_facts,
-    fingerprint,
     pack_float,
     unpack_float,
 )
@@ -49,9 +48,7 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     collectives = mirrored_collectives(model.distribute_strategy)
     numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
     names = " ".join(numbers)
-    compare_facts(
-        ["names of logs"], collectives.all_gather([fingerprint(names)]), {"names of logs": names}
-    )
+    handshake.compare(collectives, {"names of logs": names})
     if not numbers:
         return dict(logs)
     metrics = _updated_metrics(model)
@@ -109,6 +106,43 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
         variable.assign(collectives.broadcast(value).reshape(value.shape))
 
 
+def facts_of(model: keras.Model) -> dict[str, str]:
+    """Returns what must be equal on all workers before a fit, as texts by name.
+
+    Names are left out, which Keras numbers by process, and so are learning rates, which a restored
+    model may have only after the fit has begun.
+    """
+    variables = (
+        f"{tuple(v.shape)} {v.dtype}" + " fixed" * (not v.trainable) for v in model.variables
+    )
+    layers = (type(layer).__name__ for layer in model._flatten_layers(include_self=False))
+    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+    return {
+        "model parameters": ", ".join(variables),
+        "layers": ", ".join(layers),
+        "loss": _described(getattr(model, "loss", None))
+        + (f" with weights {_described(weights)}" if weights is not None else ""),
+        "optimizer": ", ".join(map(_described, optimizers_of(model))),
+    }
+
+
+def weights_of(model: keras.Model) -> Iterator[np.ndarray]:
+    """Yields the weights that must be equal on all workers."""
+    for variable in filter(compat.is_mirrored, model.trainable_variables):
+        yield keras.ops.convert_to_numpy(variable)
+
+
+def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
+    """Raises unless all workers start with the same learning rates; a collective.
+
+    Raises:
+        DisagreementError: They differ; names the values.
+    """
+    rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in optimizers_of(model))
+    text = ", ".join(f"{float(rate):.7g}" for rate in rates)
+    handshake.compare(collectives, {"learning rate": text})
+
+
 def check_models(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers have the same weights, learning rates and steps.
 
@@ -141,6 +175,35 @@ def model_facts(model: keras.Model) -> dict[str, int]:
         "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
         "trainable weights": _crc32(filter(compat.is_mirrored, model.trainable_variables)),
     }
+
+
+def _described(value: object) -> str:
+    """Returns a text for a loss or an optimizer, without names and addresses."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_described(value[key])}" for key in value) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_described, value))}]"
+    if value is None or isinstance(value, bool | int | float | str):
+        return str(value)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    try:
+        config = {
+            **value.get_config(),
+            **getattr(value, "_fn_kwargs", {}),
+        }  # Huber leaves out delta
+    except Exception:  # a class of the user need not have one
+        return name
+    return f"{name}({_described(_without_names(config))})"
+
+
+def _without_names(config: Mapping[str, object]) -> dict[str, object]:
+    """Removes names and numbers of learning rates, also those of nested objects."""
+    kept = {}
+    for key, value in config.items():
+        if key == "name" or (key == "learning_rate" and isinstance(value, int | float)):
+            continue
+        kept[key] = _without_names(value) if isinstance(value, Mapping) else value
+    return kept
 
 
 def _flat(logs: Logs) -> dict[str, object]:

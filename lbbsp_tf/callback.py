@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -308,7 +309,8 @@ class LoadBalancer(keras.callbacks.Callback):
                 raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            self._training.begin({"epochs": self.params["epochs"]})
+            facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
+            self._training.begin(facts, partial(agreement.weights_of, self.model))
         elif self._checkpoints:
             compat.build(self.model, self._input.example())
         if self.active or self._checkpoints:
@@ -410,6 +412,7 @@ class LoadBalancer(keras.callbacks.Callback):
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
                 agreement.share_restored_model(model, mirrored_collectives(self.strategy))
+                agreement.check_learning_rates(model, mirrored_collectives(self.strategy))
             if checkpoints:
                 checkpoints.begin_fit(model, self.params["epochs"])
 

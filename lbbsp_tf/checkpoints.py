@@ -252,6 +252,7 @@ class Checkpoints:
                 f"the checkpoint {outcome}",
                 flush=True,
             )
+        self._preemption.close()
         sys.exit(STATUS)
 
 

@@ -60,6 +60,11 @@ class TrainingInput:
         return self._announced is not None
 
     @property
+    def spec(self) -> str:
+        """Shapes and types of a batch of one sample, as text."""
+        return str(tf.nest.map_structure(tf.type_spec_from_value, self._pipeline.example))
+
+    @property
     def iterators(self) -> list[BatchIterator]:
         """Iterators from which the replicas draw; the same for data sets of one structure."""
         return self._iterators
@@ -171,6 +176,19 @@ class TrainingInput:
         self._may_iterate = True
         self._steps = 0
         self._wait = InputWait()
+
+    def compare_samples(self) -> None:
+        """Compares some samples with those of the other workers; a collective.
+
+        Samples of a stream are compared as they are read, and those that are another time
+        different on any worker (augmented at random) are not compared.
+
+        Raises:
+            DisagreementError: They differ; names the worker and the remedy.
+        """
+        source = self._pipeline.source
+        if source.records is None and not self._session.any_worker(source.digests is None):
+            self._session.check_samples(source.digests)
 
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun.

@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import keras
@@ -21,10 +21,14 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
+from lbbsp_core.runtime.digest import Digest, sampled
 from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
 from lbbsp_tf.iteration import SharedReads
+
+_READ_AGAIN = 8
+"""Number of samples that are read twice, to find out whether they change."""
 
 
 class Draw(NamedTuple):
@@ -70,6 +74,8 @@ class Source(Protocol):
         restore: Function that makes a sample of an element of `batches`, or None if the batches
             contain the samples as they are.
         records: Fingerprints of what was read, if workers may read different data; else None.
+        digests: Digests of some samples, one for each of their leaves, which the sources of other
+            workers give too; None if samples change from one time to another.
     """
 
     num_samples: int
@@ -78,6 +84,7 @@ class Source(Protocol):
     in_memory: bool
     restore: Callable[..., Nest] | None
     records: Fingerprints | None
+    digests: Sequence[Digest] | None
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches.
@@ -185,6 +192,13 @@ class Arrays:
         """Returns a batch of one sample."""
         return self._take(tf.constant([0], tf.int64), HostCalls())
 
+    @cached_property
+    def digests(self) -> list[Digest]:
+        """Digests of some samples."""
+        with tf.device("/CPU:0"):
+            index = tf.constant(sampled(self.num_samples))
+            return digests_of(self._take(index, HostCalls()))
+
     def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
         return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
 
@@ -238,6 +252,15 @@ class Items:
     def example(self) -> Nest:
         """Returns a batch of one sample."""
         return self._packed([tf.constant(values) for values in self._read(np.zeros(1, np.int64))])
+
+    @cached_property
+    def digests(self) -> list[Digest] | None:
+        """Digests of some samples; None if reading a few of them again gives other ones."""
+        index = sampled(self.num_samples)
+        again = index[:_READ_AGAIN]
+        if digests_of(self._read(again)) != digests_of(self._read(again)):
+            return None
+        return digests_of(self._read(index))
 
     @property
     def _rows(self) -> list[tf.TensorSpec]:
@@ -422,6 +445,27 @@ class Batches:
                 f"{expected} samples, got {sorted(sizes)}: let its items have global_batch_size = "
                 f"{self._size} samples, or pass an object whose items are samples"
             )
+
+
+def digests_of(samples: Nest) -> list[Digest]:
+    """Returns a digest of each sample and leaf of a batch; ragged and sparse leaves have one."""
+    digests = []
+    for leaf in tf.nest.flatten(samples):
+        parts = [np.asarray(part) for part in tf.nest.flatten(leaf, expand_composites=True)]
+        numbers = [_as_numbers(part) for part in parts]
+        if len(parts) == 1:
+            digests += [Digest.of([row]) for row in numbers[0]]
+        else:
+            digests.append(Digest.of(numbers))
+    return digests
+
+
+def _as_numbers(values: np.ndarray) -> np.ndarray:
+    """Replaces texts by their hashes, and complex numbers by pairs."""
+    if values.dtype.kind in "OSU":
+        hashes = [zlib.crc32(each) for each in string_bytes(values).flat]
+        return np.reshape(hashes, values.shape).astype(np.float64)
+    return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
 
 def open_source(

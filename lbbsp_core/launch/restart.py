@@ -166,19 +166,17 @@ def next_attempt(
             "left: fix the cause named above, or raise --max-restarts; the job continues from its "
             "last checkpoint, if it writes any"
         )
-    members = attempt.members
-    lost = outcome.lost_worker if limits.elastic is not None else None
-    if lost is not None and limits.elastic is not None:
-        members = (*members[:lost], *members[lost + 1 :])
-        if len(members) < limits.elastic:
-            return None, (
-                f"not restarted: without {_name(attempt, lost)} {_count(len(members))} would "
-                f"remain, and --elastic requires {limits.elastic}: fix the cause named above, "
-                "lower --elastic, or omit it to restart all workers"
-            )
+    lost = outcome.lost_workers if limits.elastic is not None else ()
+    members = tuple(each for rank, each in enumerate(attempt.members) if rank not in lost)
+    if limits.elastic is not None and len(members) < limits.elastic:
+        return None, (
+            f"not restarted: without {_names(attempt, lost)}, {_count(len(members))} would remain, "
+            f"and --elastic requires {limits.elastic}: fix the cause named above, lower --elastic, "
+            "or omit it to restart all workers"
+        )
     quick = attempt.quick_failures + 1 if seconds < QUICK_SECONDS else 0
     following = Attempt(members, attempt.number + 1, quick)
-    without = "" if lost is None else f", without {_name(attempt, lost)}"
+    without = f", without {_names(attempt, lost)}" if lost else ""
     pause = f" in {following.pause_seconds:g} s" if following.pause_seconds else ""
     return following, (
         f"restart {following.number} of {limits.restarts} with {_count(len(members))}{without}"
@@ -186,10 +184,13 @@ def next_attempt(
     )
 
 
-def _name(attempt: Attempt, rank: int) -> str:
-    """Returns the name of a worker, with its first number where the ranks have changed."""
-    first = attempt.members[rank]
-    return f"worker {rank}" + (f" (worker {first} of the first attempt)" if first != rank else "")
+def _names(attempt: Attempt, ranks: Sequence[int]) -> str:
+    """Returns the names of workers, with their first numbers where the ranks have changed."""
+    firsts = [(rank, attempt.members[rank]) for rank in ranks]
+    return " and ".join(
+        f"worker {rank}" + (f" (worker {first} of the first attempt)" if first != rank else "")
+        for rank, first in firsts
+    )
 
 
 def _count(workers: int) -> str:

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
         failed_name: Name of the process that failed first, in front of its output.
         signalled: Whether a signal asked the launcher to end the job.
         leaving: Whether the scripts end by themselves, with a checkpoint, if they get some time.
-        lost_worker: Rank of the worker that caused the failure, or None if none is known to.
+        lost_workers: Ranks of the workers that caused the end of the job, as far as known.
     """
 
     status: int
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     failed_name: str = ""
     signalled: bool = False
     leaving: bool = False
-    lost_worker: int | None = None
+    lost_workers: tuple[int, ...] = ()
 
 
 class Supervisor:
@@ -190,13 +190,13 @@ class Supervisor:
             event = self._next_event(min(wake, started + seconds))
             if isinstance(event, Exited):
                 self._mark_exited(event)
-                if event.code not in (0, LEFT, -signal.SIGTERM):
+                is_script = self._processes()[event.process_index] in self._scripts
+                if is_script and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
             elif isinstance(event, Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:
                     break  # schedulers, unlike users, repeat a SIGTERM without more haste
-                outcome = _signalled(event)
-                self._ask_scripts_to_leave()
+                outcome = _signalled(event)  # the scripts know: a second request would end them
             elif time.monotonic() >= started + seconds:
                 running = self._running_scripts()
                 problems.append(
@@ -210,9 +210,9 @@ class Supervisor:
                     f"{outcome.message}; waiting up to {seconds:g} s until the script has ended "
                     "(Ctrl-C ends it at once)"
                 )
-        if not problems:
-            return outcome
-        return outcome._replace(message=f"{outcome.message} ({'; '.join(problems)})")
+        lost = () if outcome.signalled else tuple(self._preempted_workers())
+        problem = f" ({'; '.join(problems)})" if problems else ""
+        return outcome._replace(message=f"{outcome.message}{problem}", lost_workers=lost)
 
     def stop(self, *, succeeded: bool) -> None:
         """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
@@ -282,8 +282,8 @@ class Supervisor:
             return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(GRACE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
-        for worker in self._workers:
-            lost = read_marks(self._marks_of(worker.index)).lost
+        for process in self._processes():
+            lost = read_marks(self._marks_of(process.index)).lost
             if lost is not None:
                 return self._failed(lost.rank, lost.why, event.status)
         return self._failed(event.process_index, message, event.status)
@@ -291,8 +291,8 @@ class Supervisor:
     def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
         """Returns the outcome of a job that ends because of one of its processes."""
         name = _short(self._processes()[process_index].name)
-        worker = process_index if process_index < len(self._workers) else None
-        return Outcome(status, process_index, message, name, lost_worker=worker)
+        workers = (process_index,) if process_index < len(self._workers) else ()
+        return Outcome(status, process_index, message, name, lost_workers=workers)
 
     def _unfinished(self, event: Exited) -> Outcome | None:
         """Returns the outcome if a process with status 0 has not reached the end of its script."""
@@ -316,6 +316,14 @@ class Supervisor:
                         "waits for it",
                     )
         return None
+
+    def _preempted_workers(self) -> list[int]:
+        """Returns the ranks of the workers that have got SIGTERM themselves."""
+        return [
+            worker.index
+            for worker in self._workers
+            if read_marks(self._marks_of(worker.index)).preempted
+        ]
 
     def _ended_workers(self) -> list[ChildProcess]:
         """Returns the workers that have ended while others still run."""

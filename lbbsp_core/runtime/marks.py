@@ -21,6 +21,7 @@ BEGUN: Final = "begun"
 FINISHED: Final = "finished"
 WAITING: Final = "waiting"
 LOST: Final = "lost"
+PREEMPTED: Final = "preempted"
 
 
 class LostWorker(NamedTuple):
@@ -43,12 +44,14 @@ class Marks(NamedTuple):
         finished: Whether its script has ended in order.
         waiting: Whether it waits for a worker that has not started.
         lost: Worker for which it has ended, or None.
+        preempted: Whether it was asked to leave, by SIGTERM.
     """
 
     begun: bool
     finished: bool
     waiting: bool
     lost: LostWorker | None
+    preempted: bool = False
 
 
 def read_marks(folder: Path) -> Marks:
@@ -57,8 +60,14 @@ def read_marks(folder: Path) -> Marks:
     with suppress(OSError, ValueError):
         rank, why = (folder / LOST).read_text(encoding="utf-8").split(" ", 1)
         lost = LostWorker(int(rank), why)
-    begun, finished, waiting = ((folder / name).exists() for name in (BEGUN, FINISHED, WAITING))
-    return Marks(begun, finished, waiting, lost)
+    names = (BEGUN, FINISHED, WAITING, PREEMPTED)
+    begun, finished, waiting, preempted = ((folder / name).exists() for name in names)
+    return Marks(begun, finished, waiting, lost, preempted)
+
+
+def are_read() -> bool:
+    """Returns whether a launcher watches over this worker."""
+    return env.marks() is not None
 
 
 def begin() -> None:
@@ -79,19 +88,32 @@ def note_lost(rank: int, why: str) -> None:
         _leave(folder, LOST, f"{rank} {why}")
 
 
+def note_preempted() -> None:
+    """Notes that this worker was asked to leave: an elastic job continues without it."""
+    folder = _folder()
+    if folder is not None:
+        _leave(folder, PREEMPTED)
+
+
+def waiting_mark() -> Path | None:
+    """Returns the path of the mark of a worker that waits for one that has not started, or None."""
+    folder = _folder()
+    return None if folder is None else folder / WAITING
+
+
 @contextmanager
 def waiting() -> Iterator[None]:
     """Notes that, inside the context, this worker waits for workers that have not started."""
-    folder = _folder()
-    if folder is None:
+    mark = waiting_mark()
+    if mark is None:
         yield
         return
-    _leave(folder, WAITING)
+    _leave(mark.parent, mark.name)
     try:
         yield
     finally:
         with suppress(OSError):
-            (folder / WAITING).unlink(missing_ok=True)
+            mark.unlink(missing_ok=True)
 
 
 def scratch_folder() -> Path:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Final
 
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.marks import note_preempted
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -29,7 +30,7 @@ _REPEAT_SECONDS: Final = 1.0
 class PreemptionHandler:
     """Handler of SIGTERM while a training can save its state; it is opened and closed.
 
-    A second signal, later, ends the process at once.
+    A second signal, later, ends the process at once. Several trainings of a process each have one.
 
     Args:
         request: Called at the first signal, on the main thread between two instructions of Python.
@@ -37,29 +38,42 @@ class PreemptionHandler:
 
     def __init__(self, request: Callable[[], None]) -> None:
         self._request = request
-        self._since: float | None = None
 
     def open(self) -> None:
         """Handles SIGTERM from now on, unless the script has a handler of its own."""
-        if threading.current_thread() is not threading.main_thread():
+        if self in _open or threading.current_thread() is not threading.main_thread():
             return
-        handler = signal.getsignal(signal.SIGTERM)
-        # A training that failed has not closed its own.
-        ours = isinstance(getattr(handler, "__self__", None), PreemptionHandler)
-        if handler is not signal.SIG_DFL and not ours:
+        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _handle):
             logger.debug("SIGTERM has a handler already: it does not save a checkpoint")
             return
-        signal.signal(signal.SIGTERM, self._handle)
+        _open.append(self)
+        signal.signal(signal.SIGTERM, _handle)
+        if _first_signal:
+            self.request()
 
     def close(self) -> None:
         """Restores the default: SIGTERM ends the process."""
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self in _open:
+            _open.remove(self)
+            if not _open:
+                _first_signal.clear()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-            self._request()
-        elif now > self._since + _REPEAT_SECONDS:
-            end_now(STATUS)
+    def request(self) -> None:
+        """Passes the request on to the training."""
+        self._request()
+
+
+_open: list[PreemptionHandler] = []
+_first_signal: list[float] = []  # time of it, if it has arrived
+
+
+def _handle(_signum: int, _frame: FrameType | None) -> None:
+    now = time.monotonic()
+    if not _first_signal:
+        _first_signal.append(now)
+        note_preempted()
+        for handler in _open:
+            handler.request()
+    elif now > _first_signal[0] + _REPEAT_SECONDS:
+        end_now(STATUS)

@@ -15,7 +15,15 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon  # noqa: E402
 
+from lbbsp_core.runtime import preemption  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def default_of_sigterm():
+    yield
+    for handler in list(preemption._open):
+        handler.close()
 
 
 def trainer(net, optimizer="adam", sampler=True, **options):
@@ -36,8 +44,14 @@ def same(net, other):
     return all(np.array_equal(a, b) for a, b in zip(weights(net), weights(other), strict=True))
 
 
-def schedule():
-    return mx.lr_scheduler.FactorScheduler(2, 0.5)  # which counts, and changes its rate
+class Decay(mx.lr_scheduler.LRScheduler):
+    """A schedule whose rate depends on how often it was asked."""
+
+    asked = 0
+
+    def __call__(self, num_update):
+        self.asked += 1
+        return self.base_lr * 0.97**self.asked
 
 
 @pytest.mark.parametrize(
@@ -59,11 +73,11 @@ def test_every_optimizer_continues_exactly(optimizer, options, tmp_path):
             backward(net, *batch)
             it.step(X)
 
-    train(unbroken, trainer(unbroken, optimizer, False, lr_scheduler=schedule(), **options)[0], 7)
-    first, _ = trainer(broken, optimizer, False, lr_scheduler=schedule(), **options)
+    train(unbroken, trainer(unbroken, optimizer, False, lr_scheduler=Decay(), **options)[0], 7)
+    first, _ = trainer(broken, optimizer, False, lr_scheduler=Decay(), **options)
     train(broken, first, 4)
     first.save(tmp_path)
-    second, _ = trainer(rest, optimizer, False, lr_scheduler=schedule(), **options)
+    second, _ = trainer(rest, optimizer, False, lr_scheduler=Decay(), **options)
     assert second.load(tmp_path)
     train(rest, second, 3)
     assert same(unbroken, rest)
@@ -112,20 +126,16 @@ def test_resume_writes_regularly_and_continues(tmp_path):
         second.resume(tmp_path, every=0)
 
 
-def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, monkeypatch, capsys):
-    before = signal.getsignal(signal.SIGTERM)
+def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
     net = network()
     it, sampler = trainer(net)
     it.resume(tmp_path, every=100)
-    try:
+    epoch(it, net, sampler, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    epoch(it, net, sampler, 1)  # asks all workers
+    saved = weights(net)
+    with pytest.raises(SystemExit) as left:
         epoch(it, net, sampler, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        epoch(it, net, sampler, 1)  # asks for it
-        saved = weights(net)
-        with pytest.raises(SystemExit) as left:
-            epoch(it, net, sampler, 1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     assert left.value.code == 143
     assert "because a worker got SIGTERM" in capsys.readouterr().err
     again = network()
@@ -217,12 +227,22 @@ def test_what_cannot_be_saved_is_named_with_the_remedy(tmp_path):
 def test_attributes_of_other_objects_are_refused():
     it, _ = trainer(network())
     state, arrays = optimizer_state(it)
-    assert isinstance(state, dict)
-    for changed, message in [
-        ({"optimizer": "SGD"}, "of the optimizer SGD, and the trainer has Adam"),
-        ({"schedule": {}}, "another learning rate schedule"),
-        ({"attributes": {"__class__": 1}}, "another optimizer .*unknown: __class__"),
-        ({"attributes": {"param_dict": 1}}, "another optimizer .*unknown: param_dict"),
+    optimizer, schedule, scaler = state["objects"]
+
+    def changed(**attributes):
+        return [{**optimizer, "attributes": attributes}, schedule, scaler]
+
+    for objects, message in [
+        ([{**optimizer, "class": "SGD"}, schedule, scaler], "SGD, and the trainer has Adam"),
+        ([optimizer, {**schedule, "class": "Decay"}, scaler], "learning rate schedule Decay, and"),
+        (changed(__class__=1), "has an attribute '__class__', no data"),
+        (changed(param_dict=1), "has an attribute 'param_dict', no data"),
+        (changed(update=1), "has an attribute 'update', no data"),
+        (changed(learning_rate=1), "has an attribute 'learning_rate', no data"),
+        ([optimizer], "shorter than argument 1"),
+        (None, "cannot be read"),
     ]:
         with pytest.raises(ValueError, match=message):
-            restore_optimizer(it, {**state, **changed}, arrays)
+            restore_optimizer(it, {**state, "objects": objects}, arrays)
+    with pytest.raises(ValueError, match="cannot be read"):
+        restore_optimizer(it, {**state, "states": 7}, arrays)

@@ -16,7 +16,7 @@ from pathlib import Path
 from lbbsp_core.launch.cluster import HOST, free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
-WAIT_SECONDS = 100.0
+WAIT_SECONDS = 240.0
 """Limit of every wait; a fault ends a job within 15 s on an idle machine."""
 
 
@@ -51,7 +51,10 @@ class Process:
         """Returns the next line that starts so."""
         deadline = time.time() + WAIT_SECONDS
         while True:
-            line = self._new.get(timeout=max(0.1, deadline - time.time()))
+            try:
+                line = self._new.get(timeout=max(0.1, deadline - time.time()))
+            except queue.Empty:
+                raise TimeoutError(f"{self.role} did not say {start!r} but: {self.text}") from None
             if line.startswith(start):
                 return line
 
@@ -74,9 +77,10 @@ class Cluster:
     """Scheduler, servers and workers; workers in the order of their ranks once these are known."""
 
     def __init__(self, args: list[str], workers: int, servers: int, absent: int = 0) -> None:
+        (self.port,) = free_ports(1)
         variables = {
             "DMLC_PS_ROOT_URI": HOST,
-            "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+            "DMLC_PS_ROOT_PORT": str(self.port),
             "DMLC_NODE_HOST": HOST,
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_NUM_SERVER": str(servers),
@@ -90,6 +94,12 @@ class Cluster:
     @property
     def processes(self) -> list[Process]:
         return [self.scheduler, *self.servers, *self.workers]
+
+    def first(self, role: str) -> Process:
+        """Returns the process for a fault; of the workers that of rank 1."""
+        return {"worker": self.workers[-1], "server": self.servers[0], "scheduler": self.scheduler}[
+            role
+        ]
 
     def wait_for_ranks(self) -> None:
         self.workers.sort(key=lambda each: int(each.wait_for("RANK").split()[1]))

@@ -1,4 +1,4 @@
-"""Faults in MXNet jobs started by hand and by the launcher: all processes end, the cause is named."""
+"""Faults in MXNet jobs, by hand and launched: all processes end, and the cause is named."""
 
 import signal
 import time
@@ -10,72 +10,135 @@ from jobs import run
 from mx_cluster import by_hand
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
 AT_ONCE = 3  # jobs, which mostly wait
-LEFT = "worker 1 has ended without leaving the job"
+PAUSE_SECONDS = 5
+GONE = "has ended without leaving the job"
 SILENT = "has given no sign of life for 10 s"
-ENDED = "worker 1 gave no sign of life; it was"
+SCHEDULER = "the scheduler at 127.0.0.1:{port} "
+UNHEARD = "worker 1 had not been heard of lately; it was in step"
 
 OWN = {  # faults of worker 1 itself: what the scheduler, and worker 0, must say
-    "raise": (LEFT, ENDED),
-    "_exit0": (LEFT, ENDED),
-    "exit0": ("worker 0 has ended", "worker 1 has left (at the end of its script, before step 20)"),
-    "hang": ("ended without leaving", "others have waited for worker 1, which is in step 20"),
+    "raise": (f"worker 1 {GONE}", UNHEARD),
+    "exit0": (GONE, "worker 1 has left (at the end of its script, before step 20)"),
+    "hang": (GONE, "others have waited for worker 1, which is in step 20, for 3 s"),
 }
-SENT = {  # signals from outside: to whom, by whom it is named, and how
-    "kill worker": (signal.SIGKILL, "worker", LEFT, ENDED),
-    "stop worker": (signal.SIGSTOP, "worker", f"worker 1 {SILENT}", ENDED),
-    "kill server": (signal.SIGKILL, "server", "server 0 has ended", "a parameter server has not"),
-    "stop server": (signal.SIGSTOP, "server", f"server 0 {SILENT}", "a parameter server has not"),
-    "kill scheduler": (signal.SIGKILL, "scheduler", "", "the scheduler at 127.0.0.1:"),
-    "stop scheduler": (signal.SIGSTOP, "scheduler", "", SILENT),
+SENT = {  # signals from outside, and to whom
+    "stop worker": (signal.SIGSTOP, "worker", f"worker 1 {SILENT}", UNHEARD),
+    "kill server": (signal.SIGKILL, "server", f"server 0 {GONE}", "a parameter server has not"),
+    "stop scheduler": (
+        signal.SIGSTOP,
+        "scheduler",
+        "",
+        SCHEDULER + SILENT,
+    ),
+    "async stop server": (signal.SIGSTOP, "server", f"server 0 {SILENT}", SCHEDULER),
 }
-ASYNC = {f"async {name}": SENT[name] for name in ("kill worker", "stop worker", "stop server")}
 
 
 def own_fault(name):
     with by_hand("mx_liveness.py", "sync", name, "1") as cluster:
         cluster.wait_for_ranks()
         said = cluster.workers[1].wait_for("FAULT")
-        hung = [cluster.workers[1]] if name == "hang" else []
-        ended = cluster.wait_for_ends()
-        return cluster, ended - float(said.split()[1]) - (3 if hung else 0)
+        limit = 3 if name == "hang" else 0
+        return cluster, cluster.wait_for_ends() - float(said.split()[1]) - limit
 
 
 def sent_fault(name):
-    signum, role, *_ = {**SENT, **ASYNC}[name]
+    signum, role, *_ = SENT[name]
     mode = "async" if name.startswith("async") else "sync"
     with by_hand("mx_liveness.py", mode, "none", "-1") as cluster:
         cluster.wait_for_ranks()
         cluster.workers[0].wait_for("AT")
-        target = {
-            "worker": cluster.workers[1],
-            "server": cluster.servers[0],
-            "scheduler": cluster.scheduler,
-        }[role]
+        target = cluster.first(role)
         sent = time.time()
         target.send(signum)
         return cluster, cluster.wait_for_ends(target) - sent
 
 
+def pauses():
+    """Suspends one process after the other; they are on two servers."""
+    with by_hand("mx_liveness.py", "sync", "none", "-1", servers=2) as cluster:
+        cluster.wait_for_ranks()
+        for role in ("worker", "server", "scheduler"):
+            cluster.workers[0].wait_for("MORE")
+            target = cluster.first(role)
+            target.send(signal.SIGSTOP)
+            time.sleep(PAUSE_SECONDS)
+            target.send(signal.SIGCONT)
+        cluster.wait_for_ends()
+        return cluster
+
+
+def waits_for_absent():
+    """Starts without a worker; then another one is killed."""
+    with by_hand("mx_liveness.py", "sync", "none", "-1", workers=3, absent=1) as cluster:
+        for each in cluster.processes:
+            each.wait_for("lbbsp: ")
+        cluster.workers[1].kill()
+        killed = time.time()
+        return cluster, cluster.wait_for_ends() - killed
+
+
+def launched(name):
+    """Returns the status of a job whose worker 1 fails, and all that was printed."""
+    job = run("mx_liveness", "sync", name, "1", workers=2, framework="mxnet", timeout=240)
+    ended = time.time()
+    said = next(line for line in job.lines[1] if line.startswith("FAULT"))
+    return job, ended - float(said.split()[1])
+
+
 @pytest.fixture(scope="module")
 def jobs():
-    """The processes of each job after their end, and how long after the fault this was."""
+    """Results of all jobs, a few of which run at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(own_fault, name) for name in OWN}
-        found |= {name: pool.submit(sent_fault, name) for name in (*SENT, *ASYNC)}
-        return found
+        found |= {name: pool.submit(sent_fault, name) for name in SENT}
+        found |= {"pauses": pool.submit(pauses), "absent": pool.submit(waits_for_absent)}
+        yield found
 
 
-@pytest.mark.parametrize("name", [*OWN, *SENT, *ASYNC])
-def test_all_processes_end_and_name_the_cause(jobs, name):
+@pytest.mark.parametrize("name", [*OWN, *SENT])
+def test_all_processes_end_and_the_cause_is_named(jobs, name):
     cluster, seconds = jobs[name].result()
     print(f"{name}: all had ended {seconds:.1f} s after the fault")
-    _, _, by_scheduler, by_worker = {**SENT, **ASYNC}.get(name) or (None, None, *OWN[name])
+    by_scheduler, by_worker = {**OWN, **SENT}[name][-2:]
     assert by_scheduler in cluster.scheduler.text
-    if not (name.startswith("async") and "server" not in name):
-        assert by_worker in cluster.workers[0].text
-    assert seconds < 60
+    assert by_worker.format(port=cluster.port) in cluster.workers[0].text
     assert cluster.workers[0].status == 1
+    assert seconds < 60
+
+
+def test_pauses_of_some_seconds_end_nothing(jobs):
+    cluster = jobs["pauses"].result()
+    assert [each.status for each in cluster.processes] == [0] * 5
+    assert all("RESULT steps 100" in each.text for each in cluster.workers)
+    assert "lbbsp: " not in "".join(each.text for each in cluster.processes)
+
+
+def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends_all(jobs):
+    cluster, seconds = jobs["absent"].result()
+    print(f"killed before the start: all had ended {seconds:.1f} s after the fault")
+    assert "for 3 workers and 1 servers at 127.0.0.1:" in cluster.scheduler.lines[0]
+    assert "3 of 4 processes have connected (127.0.0.1)" in cluster.scheduler.lines[0]
+    assert "a worker or server at 127.0.0.1 has ended before" in cluster.scheduler.text
+    for each in cluster.workers[0], cluster.servers[0]:
+        assert "it answers, and other processes have not connected" in each.lines[0]
+        assert "the scheduler at 127.0.0.1:" in each.text
+        assert each.status == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [
+        ("exit0", "worker 1 has left (at the end of its script, before step 20)"),
+        ("freeze", "worker 1 has given no sign of life for 10 s"),
+    ],
+)
+def test_faults_without_a_failing_status_end_launched_jobs(name, culprit, capsys):
+    job, seconds = launched(name)
+    print(f"launched {name}: all had ended {seconds:.1f} s after the fault")
+    assert job.status == 1
+    assert culprit in job.text + capsys.readouterr().err

@@ -30,7 +30,10 @@ print("started", workers, config["cluster"]["worker"][0])
 """
 # As a training does: a worker that gets SIGTERM tells all, who write and leave at the same step.
 LEAVES_IN_ORDER = """
-signal.signal(signal.SIGTERM, lambda *_: touch("stop"))
+def asked(*_):
+    open(os.environ["LBBSP_MARKS"] + "/preempted", "w").close()  # as lbbsp's own handler does
+    touch("stop")
+signal.signal(signal.SIGTERM, asked)
 touch("ready")
 for other in range(workers): wait_for("ready", other)
 if rank == 1 and restart == 0 and sys.argv[1:] == ["preempted"]: os.kill(os.getpid(), 15)
@@ -145,11 +148,13 @@ def test_a_preempted_job_writes_its_checkpoint_then_starts_again(script, capfd, 
     assert status == 0
     assert [line for line in lines[0] if "written" in line] == ["written 0"]
     assert lines[1].count("written 1") == 1
+    assert sum(line.startswith("started") for line in lines[1]) == (2 if elastic is None else 1)
     said = messages(capfd)
     assert said[0] == "worker 1 left with status 143, as the workers do after a SIGTERM; " + (
         "waiting up to 30 s until the script has ended (Ctrl-C ends it at once)"
     )
-    assert said[-1].startswith("restart 1 of 1 with 2 workers")
+    with_whom = "2 workers" if elastic is None else "1 worker, without worker 1"
+    assert said[-1].startswith(f"restart 1 of 1 with {with_whom} in")
 
 
 def test_a_preempted_job_without_restarts_has_the_status_of_its_workers(script):
@@ -195,6 +200,14 @@ def test_a_signal_to_the_launcher_lets_all_workers_write_and_restarts_none(
     assert output.count("written") == 2
     assert "restart" not in output
     assert output.splitlines()[-1] == f"lbbsp launch: ended by {signal.Signals(signum).name}"
+
+
+def test_a_script_that_fails_while_it_leaves_is_named(script, capfd):
+    body = LEAVES_IN_ORDER.replace("time.sleep(1.5)", "time.sleep(2), sys.exit(7)")
+    status, _, _ = run(script(body), "preempted", workers=2)
+    assert status == 143
+    said = messages(capfd)[-1]
+    assert said.endswith("after a SIGTERM (worker 0 failed with exit status 7)")
 
 
 IGNORES = """

@@ -17,7 +17,7 @@ from lbbsp_core.launch.restart import (
 )
 from lbbsp_core.launch.supervise import LEFT, Outcome
 
-KILLED = Outcome(137, 1, "worker 1 was ended by SIGKILL", "1", lost_worker=1)
+KILLED = Outcome(137, 1, "worker 1 was ended by SIGKILL", "1", lost_workers=(1,))
 THREE = Attempt((0, 1, 2))
 LONG = QUICK_SECONDS + 1
 
@@ -34,6 +34,13 @@ def test_all_workers_return_unless_the_job_is_elastic():
     assert message.endswith("1 worker, without worker 1 (worker 2 of the first attempt)")
 
 
+def test_several_workers_may_be_preempted_at_once():
+    left = Outcome(LEFT, leaving=True, lost_workers=(0, 2))
+    following, message = next_attempt(THREE, left, Limits(1, 1), LONG)
+    assert following == Attempt((1,), 1)
+    assert message == "restart 1 of 1 with 1 worker, without worker 0 and worker 2"
+
+
 def test_a_helper_or_an_unknown_worker_costs_no_worker():
     for outcome in Outcome(1, 3, "scheduler failed", "scheduler"), Outcome(LEFT, leaving=True):
         following, message = next_attempt(THREE, outcome, Limits(1, 2), LONG)
@@ -44,7 +51,7 @@ def test_a_helper_or_an_unknown_worker_costs_no_worker():
 def test_too_few_survivors_end_the_job_with_the_remedy():
     following, message = next_attempt(Attempt((0, 2), 1), KILLED, Limits(3, 2), LONG)
     assert following is None
-    assert message.startswith("not restarted: without worker 1 (worker 2 of the first attempt) 1 w")
+    assert message.startswith("not restarted: without worker 1 (worker 2 of the first attempt), ")
     assert "lower --elastic" in message
 
 

@@ -1,6 +1,7 @@
-"""Trains until a fault: ``mx_liveness.py sync|async FAULT RANK``; the fault is that worker's own."""
+"""Trains until a fault of one worker: ``mx_liveness.py sync|async FAULT RANK``."""
 
 import os
+import signal
 import sys
 import time
 
@@ -13,10 +14,8 @@ from report import result
 from lbbsp_core import SSP
 
 mode, fault, culprit = sys.argv[1], sys.argv[2], int(sys.argv[3])
-X, STEPS, AT, PAUSE = 8, 80, 20, 0.05
+X, STEPS, AT, PAUSE = 8, 100, 20, 0.05
 
-if fault == "absent":
-    time.sleep(3600)
 net = gluon.nn.Dense(1, in_units=3)
 net.initialize()
 if mode == "async":
@@ -45,6 +44,8 @@ def fail():
         os._exit(0)
     if fault == "hang":
         time.sleep(3600)
+    if fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 for step, (x, y) in enumerate(loader):
@@ -52,6 +53,8 @@ for step, (x, y) in enumerate(loader):
         print("AT", flush=True)
         if rank == culprit:
             fail()
+    if step >= AT and step % AT == 0:
+        print("MORE", flush=True)
     with autograd.record():
         loss = loss_of(net(x), y)
     loss.backward()

@@ -1,4 +1,4 @@
-"""A job that is broken once and restarted: ``mx_restart.py FOLDER FAULT [STEP]``."""
+"""A job that is broken once and restarted: ``mx_restart.py FOLDER FAULT STEP RANK``."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from report import result
 
 from lbbsp_core.runtime import env
 
-folder, fault, fault_step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, fault, place = sys.argv[1], sys.argv[2], tuple(map(int, sys.argv[3:5]))
 X, STEPS, EPOCHS = 24, 5, 3
 SAMPLES = X * STEPS
 PLANS = {1: ((24,),), 2: ((16, 8), (5, 19)), 3: ((12, 8, 4), (2, 2, 20), (8, 8, 8))}
@@ -39,10 +39,12 @@ def options():
 
 
 def break_job(step):
-    if (step, env.restart()) != (fault_step, 0) or trainer.kvstore.rank != 1:
+    if (step, trainer.kvstore.rank) != place or env.restart():
         return
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "preempt":
         os.kill(os.getpid(), signal.SIGTERM)
 

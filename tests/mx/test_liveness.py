@@ -1,0 +1,222 @@
+"""Which processes a scheduler, a server or a worker takes for lost, and what they say."""
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
+
+from lbbsp_mx.liveness import LookingThread, NodesWatch, SchedulerWatch  # noqa: E402
+from lbbsp_mx.nodes import node_names  # noqa: E402
+
+NAMES = node_names(workers=2, servers=1)
+PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}
+WORKER_1 = 11
+
+
+@pytest.fixture(autouse=True)
+def _cluster(monkeypatch):
+    described = {"ROLE": "worker", "PS_ROOT_URI": "10.0.0.9", "PS_ROOT_PORT": "99"}
+    described |= {"NUM_WORKER": "2", "NUM_SERVER": "1"}
+    for name, value in described.items():
+        monkeypatch.setenv(f"DMLC_{name}", value)
+
+
+class Network:
+    """What processes know of each other, set by the test."""
+
+    def __init__(self, *, ready=True):
+        self.ready, self.silent, self.peers = ready, set(), set(PEERS)
+        self.answers = True
+
+    def is_ready(self):
+        return self.ready
+
+    def is_silent(self, node, _seconds):
+        return node in self.silent
+
+
+def nodes_watch(network):
+    return NodesWatch(lambda: network, lambda: set(network.peers), NAMES, silence_seconds=10)
+
+
+def scheduler_watch(network, explain=str):
+    return SchedulerWatch(lambda: network, lambda: network.answers, 10, explain)
+
+
+def looks(watch, seconds, pace=0.5):
+    """Looks for some seconds; returns the reason to end, and after how long it was found."""
+    for look in range(round(seconds / pace)):
+        why = watch.look(pace)
+        if why:
+            return why, (look + 1) * pace
+    return None
+
+
+# --- the scheduler --------------------------------------------------------------------------------
+
+
+def test_a_silent_worker_is_lost_after_ten_seconds():
+    network = Network()
+    watch = nodes_watch(network)
+    assert looks(watch, 20) is None
+    network.silent = {WORKER_1}
+    why, seconds = looks(watch, 20)
+    assert why == "worker 1 has given no sign of life for 10 s"
+    assert 8 <= seconds <= 9, "the transport is silent for 2 s before"
+
+
+def test_a_worker_that_speaks_again_is_not_lost():
+    network = Network()
+    watch = nodes_watch(network)
+    for _ in range(3):
+        assert looks(watch, 5) is None
+        network.silent ^= {WORKER_1}
+
+
+def test_a_closed_connection_shortens_the_wait_and_is_no_proof_alone():
+    network = Network()
+    watch = nodes_watch(network)
+    assert looks(watch, 5) is None
+    network.peers.discard(("10.0.0.2", 2))
+    assert looks(watch, 20) is None
+    network.silent = {WORKER_1}
+    why, seconds = looks(watch, 20)
+    assert "worker 1 has ended" in why
+    assert "from 10.0.0.2 " in why
+    assert seconds <= 4
+
+
+def test_a_scheduler_that_was_suspended_suspects_no_worker():
+    network = Network()
+    watch = nodes_watch(network)
+    assert looks(watch, 5) is None
+    network.silent = {8, 9, 11}
+    assert watch.look(60.0) is None
+    network.silent = set()
+    assert looks(watch, 5) is None
+
+
+def test_workers_that_never_send_heartbeats_are_lost_only_with_their_connection():
+    network = Network()
+    watch = nodes_watch(network)
+    assert looks(watch, 2) is None
+    network.silent = {9, 11}
+    assert looks(watch, 60) is None
+    network.peers.pop()
+    assert "worker 0, worker 1 has ended" in looks(watch, 60)[0]
+
+
+def test_a_worker_that_freezes_before_its_first_heartbeat_is_lost_too():
+    network = Network()
+    watch = nodes_watch(network)
+    network.silent = {WORKER_1}
+    assert looks(watch, 20)[0].startswith("worker 1 ")
+
+
+def test_a_server_is_lost_like_a_worker():
+    network = Network()
+    watch = nodes_watch(network)
+    network.silent = {8}
+    assert looks(watch, 20)[0].startswith("server 0 ")
+
+
+def test_the_scheduler_says_how_many_have_connected(capsys):
+    network = Network(ready=False)
+    network.peers = {("10.0.0.1", 1), ("10.0.0.2", 2)}
+    assert looks(nodes_watch(network), 31) is None
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "2 workers and 1 servers at 10.0.0.9:99: 2 of 3 processes have connected" in said[0]
+    assert said[0].endswith("(10.0.0.1, 10.0.0.2)")
+
+
+def test_a_process_that_ends_before_the_start_ends_the_job():
+    network = Network(ready=False)
+    watch = nodes_watch(network)
+    assert looks(watch, 5) is None
+    network.peers.discard(("10.0.0.3", 3))
+    assert "at 10.0.0.3 has ended before" in looks(watch, 5)[0]
+
+
+def test_a_connection_that_only_probes_the_port_counts_for_nothing():
+    network = Network(ready=False)
+    watch = nodes_watch(network)
+    for port in range(20):
+        network.peers = {("10.0.0.1", 1), ("10.0.0.2", 100 + port)}
+        assert watch.look(0.5) is None
+    network.peers = {("10.0.0.1", 1)}
+    assert looks(watch, 20) is None
+
+
+# --- workers and servers --------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_has_ended_is_seen_at_once():
+    network = Network()
+    watch = scheduler_watch(network, lambda: "worker 1 is late")
+    assert looks(watch, 5) is None
+    network.silent, network.answers = {1}, False
+    why, seconds = looks(watch, 20)
+    assert why == "the scheduler at 10.0.0.9:99 has ended; worker 1 is late"
+    assert seconds == 1
+
+
+@pytest.mark.parametrize("answers", [True, None])
+def test_a_scheduler_that_is_silent_but_may_run_is_lost_after_ten_seconds(answers):
+    network = Network()
+    watch = scheduler_watch(network)
+    network.silent, network.answers = {1}, answers
+    why, seconds = looks(watch, 20)
+    assert why == "the scheduler at 10.0.0.9:99 has given no sign of life for 10 s"
+    assert 8 <= seconds <= 9
+
+
+def test_a_pause_of_the_scheduler_or_of_this_process_ends_nothing():
+    network = Network()
+    watch = scheduler_watch(network)
+    network.silent = {1}
+    assert looks(watch, 5) is None
+    assert watch.look(60.0) is None
+    network.silent = set()
+    assert looks(watch, 5) is None
+    network.silent = {1}
+    assert looks(watch, 5) is None
+
+
+def test_a_scheduler_that_has_not_started_is_waited_for_with_a_word(capsys):
+    network = Network(ready=False)
+    network.answers = False
+    watch = scheduler_watch(network)
+    assert looks(watch, 31) is None
+    network.answers = True
+    assert looks(watch, 15) is None
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[1].endswith("listen at 10.0.0.9:99: it does not answer")
+    assert "other processes have not connected" in said[2]
+
+
+def test_a_scheduler_that_ends_before_the_start_is_lost():
+    network = Network(ready=False)
+    watch = scheduler_watch(network)
+    assert looks(watch, 10) is None
+    network.answers = False
+    assert "has ended" in looks(watch, 10)[0]
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+def test_the_thread_ends_the_process_and_says_why(capsys):
+    ended = []
+    thread = LookingThread(lambda: "server 0", lambda _: "worker 1 is lost", ended.append)
+    thread.start()
+    thread._thread.join()
+    assert ended == [1]
+    assert capsys.readouterr().err == "lbbsp: worker 1 is lost; server 0 ends\n"
+
+
+@pytest.mark.parametrize("text", ["4", "inf", "ten", "nan"])
+def test_a_wrong_limit_is_refused(monkeypatch, text):
+    monkeypatch.setenv("LBBSP_SILENCE_SECONDS", text)
+    with pytest.raises(ValueError, match=r"LBBSP_SILENCE_SECONDS must be .* got"):
+        lbbsp_mx.env.silence_seconds()
