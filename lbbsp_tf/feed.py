@@ -10,7 +10,7 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline, Replay
+from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
 from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.mapping import SampleMap
 from lbbsp_tf.replicas import ReplicaSessions
@@ -46,7 +46,6 @@ class TrainingInput:
         self._iterators: list[BatchIterator] = []
         self._may_iterate = False
         self._steps = 0
-        self._replay: Replay | None = None
         self._wait = InputWait()
 
     @property
@@ -211,20 +210,10 @@ class TrainingInput:
         )
 
     @property
-    def is_replayed(self) -> bool:
-        """True if a fit that continues has to read again what it has read; see `Replay`."""
+    def is_reshuffled(self) -> bool:
+        """True if the order of the latest data set cannot be continued in its middle."""
         source = self._latest.source
-        return isinstance(source, Stream) and source.replays
-
-    def fingerprint(self, step: int) -> int:
-        """Returns the fingerprint of all records up to those of a step; 0 if it was not read."""
-        records = self._latest.source.records
-        return records.at(step) if records else 0
-
-    def continue_from(self, replay: Replay | None) -> None:
-        """Reads what a training has read that continues now; None for one that does not."""
-        self._replay = replay
-        self._latest.replay(replay)
+        return isinstance(source, Stream) and source.is_reshuffled
 
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
@@ -236,8 +225,6 @@ class TrainingInput:
         earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
         self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
-        for pipeline in self._drawn:
-            pipeline.replay(self._replay)
         for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
             iterator.start(pipeline)
         earlier.close()  # a failed fit does not close it

@@ -58,13 +58,6 @@ class Plan(Protocol):
         """Returns the global step of the first batch; called when an iteration starts."""
         ...
 
-    def first_read(self, step: int) -> int:
-        """Returns the step from which records are read for an iteration that starts at `step`.
-
-        It is an earlier one where a training continues whose records can only be read in order.
-        """
-        ...
-
     def draw(self, step: int) -> Draw:
         """Returns this worker's samples of a global step."""
         ...

@@ -5,10 +5,10 @@ from jobs import run
 
 TOLERANCE = 2e-6
 CASES = {
-    "single": ["each_step", "own_step", "fixed_stream", "sequence"],
+    "single": ["each_step", "own_step", "stream", "sequence"],
     "mirrored": ["steps", "epochs", "noise", "prefetch", "class_weight", "stream",
                  "steps_per_epoch", "callbacks"],
-    "workers": ["noise", "own_step", "endless_stream"],
+    "workers": ["noise", "own_step", "stream"],
 }  # fmt: skip
 ALL = [(kind, name) for kind, names in CASES.items() for name in names]
 
