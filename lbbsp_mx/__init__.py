@@ -5,6 +5,7 @@ Import it before `mxnet`: the import restores names that MXNet needs in NumPy, a
 the process a server or the scheduler, it serves within the import, and exits when the job ends.
 """
 
+from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_mx import env
 from lbbsp_mx.cluster import check_cluster, in_cluster
@@ -21,6 +22,7 @@ if env.role() != "worker":
 
 if in_cluster():
     fail_fast()
+    marks.begin()
 
 from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402

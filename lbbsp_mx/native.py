@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import mxnet as mx
 
+from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.exit import on_exit
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
@@ -71,7 +72,7 @@ class Runtime:
                 "to each other"
             )
             self._watch()
-            with self.watchdog.deadline(start_seconds, message):
+            with self.watchdog.deadline(start_seconds, message), marks.waiting():
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
                 self._begin_heartbeat()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list[gluon.Parameter]"
+
+_COUNTERS = ("begin_num_update", "num_update", "rescale_grad", "count", "_index_update_count")
 
 
 def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
@@ -32,3 +36,29 @@ def require_dense(param: gluon.Parameter) -> None:
             f"{param._stype!r} with {param._grad_stype!r}: use sparse_grad=False, because MXNet's "
             "servers sum only dense gradients"
         )
+
+
+def facts_of(
+    params: Sequence[gluon.Parameter], optimizer: mx.optimizer.Optimizer
+) -> dict[str, int | str]:
+    """Returns what must be equal on all workers before parameters are exchanged, by name.
+
+    Names of parameters are left out, which gluon numbers by process.
+    """
+    shapes = (
+        f"{param.shape} {np.dtype(param.dtype).name}" + " fixed" * (param.grad_req == "null")
+        for param in params
+    )
+    return {"parameters": ", ".join(shapes), "optimizer": _described(optimizer)}
+
+
+def _described(value: object) -> str:
+    """Returns the class and the options of an optimizer or a scheduler, without its counters."""
+    options = (
+        f"{name}={each!r}"
+        for name, each in sorted(vars(value).items())
+        if isinstance(each, bool | int | float | str | tuple | list) and name not in _COUNTERS
+    )
+    scheduler = getattr(value, "lr_scheduler", None)
+    scheduled = "" if scheduler is None else f" scheduled by {_described(scheduler)}"
+    return f"{type(value).__name__}({', '.join(options)}){scheduled}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
+from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
@@ -17,7 +19,7 @@ from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.kvstore import NAME, KVStore, make_store
 from lbbsp_mx.native import DISTRIBUTED, runtime
-from lbbsp_mx.parameters import Parameters, as_created, require_dense
+from lbbsp_mx.parameters import Parameters, as_created, facts_of, require_dense
 from lbbsp_mx.sampler import BatchSampler
 
 logger = logging.getLogger("lbbsp.mx")
@@ -101,6 +103,8 @@ class Trainer(gluon.Trainer):
         runtime().endings.append(self._session.finish_barrier)
         runtime().use_options(chosen)
         self._init_kvstore()
+        if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
+            handshake.compare(self.kvstore, facts_of(self._params, self._optimizer))
         self._synchronise()
 
     @property
@@ -159,6 +163,7 @@ class Trainer(gluon.Trainer):
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
+        self._session.offer_weights(self._weights)
         waits = self._begin_sums()
         self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
         self._session.end_step(*waits)
@@ -287,6 +292,7 @@ class Trainer(gluon.Trainer):
         self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
+        self._session.offer_weights(self._weights)
         self._session.end_step(*self._begin_sums())
         self._session.finish_barrier()
 
@@ -305,6 +311,12 @@ class Trainer(gluon.Trainer):
         computed = self._computed.record(gradients)
         self._reduce(gradients)
         return computed, self._summed.record(gradients)
+
+    def _weights(self) -> Iterator[np.ndarray]:
+        """Yields the weights that must be equal on all workers."""
+        for param in self._params:
+            if param.grad_req != "null":
+                yield param.list_data()[0].asnumpy()
 
     def _reduce(self, gradients: list[mx.nd.NDArray]) -> None:
         """Queues the sums over devices and workers, in place."""

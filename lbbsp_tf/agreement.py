@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 import keras
 import numpy as np
 
+from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.protocol import (
     DisagreementError,
-    compare_facts,
-    fingerprint,
     pack_float,
     unpack_float,
 )
@@ -49,9 +48,7 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     collectives = mirrored_collectives(model.distribute_strategy)
     numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
     names = " ".join(numbers)
-    compare_facts(
-        ["names of logs"], collectives.all_gather([fingerprint(names)]), {"names of logs": names}
-    )
+    handshake.compare(collectives, {"names of logs": names})
     if not numbers:
         return dict(logs)
     metrics = _updated_metrics(model)
@@ -90,21 +87,60 @@ def weighted_means(values: Sequence[float], weight: int, collectives: Collective
 
 
 def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -> None:
-    """Copies a model that only the chief has restored to the other workers.
+    """Copies the chief's model to the other workers if any of them has restored one.
 
     `BackupAndRestore` writes on the chief only, so that all workers continue from one state, and
-    from the same epoch, whether or not they share a file system. Every worker must call this.
+    from the same epoch, whether or not they share a file system. A worker may have restored a
+    backup of its own, of another epoch. Every worker must call this.
     """
     restored = model._initial_epoch  # None unless a callback has restored one, which may be 0
-    (follows,), *_ = collectives.all_gather([0 if restored is None else 1 + restored])
-    if not follows:
+    rows = collectives.all_gather([0 if restored is None else 1 + restored])
+    if not any(row[0] for row in rows):
         return
-    model._initial_epoch = follows - 1
+    (follows,), *_ = rows
+    model._initial_epoch = follows - 1 if follows else None
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
         value = keras.ops.convert_to_numpy(variable)
         variable.assign(collectives.broadcast(value).reshape(value.shape))
+
+
+def facts_of(model: keras.Model) -> dict[str, str]:
+    """Returns what must be equal on all workers before a fit, as texts by name.
+
+    Names are left out, which Keras numbers by process, and so are learning rates, which a restored
+    model may have only after the fit has begun.
+    """
+    variables = (
+        f"{tuple(v.shape)} {v.dtype}" + " fixed" * (not v.trainable) for v in model.variables
+    )
+    layers = (type(layer).__name__ for layer in model._flatten_layers(include_self=False))
+    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+    return {
+        "model parameters": ", ".join(variables),
+        "layers": ", ".join(layers),
+        "loss": _described(getattr(model, "loss", None))
+        + (f" with weights {_described(weights)}" if weights is not None else ""),
+        "optimizer": ", ".join(map(_described, optimizers_of(model))),
+    }
+
+
+def weights_of(model: keras.Model) -> Iterator[np.ndarray]:
+    """Yields the weights that must be equal on all workers."""
+    for variable in filter(compat.is_mirrored, model.trainable_variables):
+        yield keras.ops.convert_to_numpy(variable)
+
+
+def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
+    """Raises unless all workers start with the same learning rates; a collective.
+
+    Raises:
+        DisagreementError: They differ; names the values.
+    """
+    rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in optimizers_of(model))
+    text = ", ".join(f"{float(rate):.7g}" for rate in rates)
+    handshake.compare(collectives, {"learning rate": text})
 
 
 def check_models(model: keras.Model, collectives: Collectives) -> None:
@@ -141,6 +177,35 @@ def model_facts(model: keras.Model) -> dict[str, int]:
     }
 
 
+def _described(value: object) -> str:
+    """Returns a text for a loss or an optimizer, without names and addresses."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_described(value[key])}" for key in value) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_described, value))}]"
+    if value is None or isinstance(value, bool | int | float | str):
+        return str(value)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    try:
+        config = {
+            **value.get_config(),
+            **getattr(value, "_fn_kwargs", {}),
+        }  # Huber leaves out delta
+    except Exception:  # a class of the user need not have one
+        return name
+    return f"{name}({_described(_without_names(config))})"
+
+
+def _without_names(config: Mapping[str, object]) -> dict[str, object]:
+    """Removes names and numbers of learning rates, also those of nested objects."""
+    kept = {}
+    for key, value in config.items():
+        if key == "name" or (key == "learning_rate" and isinstance(value, int | float)):
+            continue
+        kept[key] = _without_names(value) if isinstance(value, Mapping) else value
+    return kept
+
+
 def _flat(logs: Logs) -> dict[str, object]:
     """Returns logs with those in dictionaries moved to the top, as Keras shows them."""
     flat: dict[str, object] = {}
@@ -164,6 +229,10 @@ def _updated_metrics(model: keras.Model) -> dict[str, object]:
 
 def optimizers_of(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     """Yields the optimizers that a model has as attributes, or in lists or dictionaries."""
+    yield from {id(each): each for each in _held_optimizers(model)}.values()
+
+
+def _held_optimizers(model: keras.Model) -> Iterator[keras.optimizers.Optimizer]:
     for value in vars(model).values():
         held = value.values() if isinstance(value, Mapping) else value
         for item in held if isinstance(held, list | tuple | ValuesView) else [held]:

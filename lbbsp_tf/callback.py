@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -113,10 +114,15 @@ class LoadBalancer(keras.callbacks.Callback):
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
-        self._checkpoints = checkpoint and Checkpoints(
-            checkpoint, every, strategy=strategy, sessions=sessions, processes=self.workers
-        )
         self._input = self._training.input
+        self._checkpoints = checkpoint and Checkpoints(
+            checkpoint,
+            every,
+            strategy=strategy,
+            sessions=sessions,
+            training_input=self._input,
+            processes=self.workers,
+        )
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
         self._in_fit = self._in_step = False
@@ -303,7 +309,8 @@ class LoadBalancer(keras.callbacks.Callback):
                 raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
         if self.active:
-            self._training.begin({"epochs": self.params["epochs"]})
+            facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
+            self._training.begin(facts, partial(agreement.weights_of, self.model))
         elif self._checkpoints:
             compat.build(self.model, self._input.example())
         if self.active or self._checkpoints:
@@ -405,6 +412,7 @@ class LoadBalancer(keras.callbacks.Callback):
             type(history).on_train_begin(history, logs)
             if self.workers > 1:
                 agreement.share_restored_model(model, mirrored_collectives(self.strategy))
+                agreement.check_learning_rates(model, mirrored_collectives(self.strategy))
             if checkpoints:
                 checkpoints.begin_fit(model, self.params["epochs"])
 

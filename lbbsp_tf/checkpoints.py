@@ -17,6 +17,8 @@ from lbbsp_core.runtime.session_state import check_same_job
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
 from lbbsp_tf.collectives import mirrored_collectives
+from lbbsp_tf.dataset import Replay
+from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.model_state import ModelState
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sharing import share_checkpoint
@@ -46,6 +48,7 @@ class Checkpoints:
         every: Steps between two checkpoints, or "epoch".
         strategy: Strategy of the user.
         sessions: Sessions of this process's replicas.
+        training_input: Data of the running fit.
         processes: Number of processes of the job.
 
     Raises:
@@ -59,6 +62,7 @@ class Checkpoints:
         *,
         strategy: tf.distribute.Strategy,
         sessions: ReplicaSessions,
+        training_input: TrainingInput,
         processes: int,
     ) -> None:
         if every != "epoch":
@@ -67,6 +71,7 @@ class Checkpoints:
         self._strategy = strategy
         self._sessions = sessions
         self._session = sessions.leader
+        self._input = training_input
         self._collectives = mirrored_collectives(strategy) if processes > 1 else None
         self._is_chief = self._session.rank == 0
         self._writer = CheckpointWriter(folder)
@@ -76,6 +81,8 @@ class Checkpoints:
         self._resumed: Checkpoint | None = None
         self._place = Place(-1, 0, 0)
         self._initial_epoch: int | None = None
+        self._first_step: int | None = None
+        self._replay: Replay | None = None
 
     # A fit, in the order of its events
 
@@ -99,7 +106,15 @@ class Checkpoints:
         self._facts = {**self._session.facts(), **self._state.facts()}
         self._place = Place(self._place.fit + 1, 0, 0)
         self._resumed, self._initial_epoch = None, model._initial_epoch
+        self._first_step = self._replay = None
+        self._input.continue_from(None)
         self._session.check_state()
+        if self._is_alone and self._input.is_replayed:
+            raise ValueError(
+                "a fit on a single replica cannot continue in a tf.data.Dataset that is endless or "
+                "has a new order in each pass: pass shuffle(..., reshuffle_each_iteration=False), "
+                "leave out repeat(), or leave out checkpoint="
+            )
         if not self._has_read:
             self._has_read = True
             self._found = share_checkpoint(self._read, self._collectives)
@@ -123,6 +138,8 @@ class Checkpoints:
         """Notes the number of an epoch; the first one may continue in its middle."""
         self._place = self._place._replace(epoch=epoch, batch=0)
         self._model._initial_epoch = self._initial_epoch
+        if self._first_step is None:
+            self._first_step = self._session.step
         if self._resumed is None:
             return
         found, self._resumed = self._resumed, None
@@ -141,6 +158,7 @@ class Checkpoints:
             is_last: Whether the epoch ends with it; a checkpoint is then written after its end.
         """
         self._place = self._place._replace(batch=batch + 1)
+        self._check_replay()
         if is_last:
             return
         if self._session.preempted or (self._is_alone and self._session.preemption_requested):
@@ -196,6 +214,9 @@ class Checkpoints:
         self._state.restore(found.state["model"], found.arrays)
         self._sessions.load_state(found.state["session"], found.arrays)
         self._sessions.exclude_step()
+        first, fingerprint = found.state["read"]
+        self._first_step, self._replay = first, Replay(first, found.step, fingerprint)
+        self._input.continue_from(self._replay)
         seen = from_json(found.state["callbacks"], found.arrays, {})
         compat.restore_callbacks(self._callbacks, seen)
         self._model._initial_epoch = epochs if place.finished else place.epoch
@@ -205,6 +226,23 @@ class Checkpoints:
                 f"lbbsp: continues after step {found.step} from {self._writer.folder} "
                 f"(epoch {place.epoch}, batch {place.batch})",
                 flush=True,
+            )
+
+    def _check_replay(self) -> None:
+        """Checks, once, that what was read again are the records that were trained on.
+
+        Raises:
+            ValueError: The data set has other records than before.
+        """
+        if self._replay is None:
+            return
+        replay, self._replay = self._replay, None
+        fingerprint = self._input.fingerprint(replay.last - 1)
+        if fingerprint and replay.fingerprint and fingerprint != replay.fingerprint:
+            raise ValueError(
+                f"the tf.data.Dataset has other records up to step {replay.last - 1} than before "
+                "the checkpoint, so that samples would be repeated: give every shuffle() a seed, "
+                "keep map() and interleave() deterministic"
             )
 
     def _save(self) -> None:
@@ -220,6 +258,7 @@ class Checkpoints:
                 "session": session_state,
                 "callbacks": _seen_by(self._callbacks, arrays),
                 "model": model_state,
+                "read": [self._first_step, self._input.fingerprint(self._session.step - 1)],
             }
             arrays |= model_arrays
             self._writer.start(Checkpoint(self._session.step, self._facts, state, arrays))

@@ -48,7 +48,7 @@ class MirroredCollectives:
         """
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
         slots[self.rank : self.rank + self._local] = pack(values)
-        with current_activity().during(Activity.MEETING):
+        with current_activity().during(Activity.MEETING), compat.explained_by_variables():
             rows = compat.local(self._strategy, self._sum(tf.constant(slots)))
         return [unpack(row) for row in rows.numpy()]
 

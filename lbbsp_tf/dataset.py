@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
@@ -24,6 +25,20 @@ from lbbsp_tf.iteration import SharedReads, SwitchingIterator
 from lbbsp_tf.mapping import SampleMap, over_samples
 from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.sources import Draw, Source
+
+
+class Replay(NamedTuple):
+    """Steps whose records are read again when a training continues.
+
+    Args:
+        first: Step at which the fit had begun.
+        last: Step at which it continues.
+        fingerprint: Fingerprint of the records up to there; 0 if they were not read in order.
+    """
+
+    first: int
+    last: int
+    fingerprint: int
 
 
 class SessionPlan:
@@ -41,6 +56,15 @@ class SessionPlan:
         self._session = session
         self.order = order
         self.reads = reads
+        self._replay: Replay | None = None
+
+    def replay(self, replay: Replay | None) -> None:
+        """Sets what an iteration reads again that starts where a training continues."""
+        self._replay = replay
+
+    def first_read(self, step: int) -> int:
+        """Returns the step from which records are read; see `Plan`."""
+        return self._replay.first if self._replay and self._replay.last == step else step
 
     def first_step(self) -> int:
         """Returns the running step, at which an iteration starts."""
@@ -69,6 +93,10 @@ class FirstSamples:
     def first_step(self) -> int:
         """Returns a number that no step of a training has."""
         return -1
+
+    def first_read(self, step: int) -> int:
+        """Returns the step itself; see `Plan`."""
+        return step
 
     def draw(self, step: int) -> Draw:
         """Returns the samples."""
@@ -111,17 +139,21 @@ class PlannedPipeline:
         self._batch_maps = batch_maps
         self._padded = padded
         self._reads = reads
+        self._plan = SessionPlan(session, order, reads)
         self._host = HostCalls()
         self.readers = readers
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches, from the step that is running when an iteration starts."""
-        plan = SessionPlan(self._session, self.order, self._reads)
-        batches = self._mapped(self.source.batches(plan, self._host))
+        batches = self._mapped(self.source.batches(self._plan, self._host))
         if self.prefetch:
             batches = batches.prefetch(self.prefetch)
         return batches.with_options(self._options())
+
+    def replay(self, replay: Replay | None) -> None:
+        """Reads again what a training has read that continues; see `Replay`."""
+        self._plan.replay(replay)
 
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""

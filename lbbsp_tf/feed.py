@@ -10,7 +10,7 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
+from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline, Replay
 from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.mapping import SampleMap
 from lbbsp_tf.replicas import ReplicaSessions
@@ -46,6 +46,7 @@ class TrainingInput:
         self._iterators: list[BatchIterator] = []
         self._may_iterate = False
         self._steps = 0
+        self._replay: Replay | None = None
         self._wait = InputWait()
 
     @property
@@ -58,6 +59,11 @@ class TrainingInput:
     def is_announced(self) -> bool:
         """True if the data set that Keras has built the model for came from `dataset`."""
         return self._announced is not None
+
+    @property
+    def spec(self) -> str:
+        """Shapes and types of a batch of one sample, as text."""
+        return str(tf.nest.map_structure(tf.type_spec_from_value, self._pipeline.example))
 
     @property
     def iterators(self) -> list[BatchIterator]:
@@ -172,6 +178,19 @@ class TrainingInput:
         self._steps = 0
         self._wait = InputWait()
 
+    def compare_samples(self) -> None:
+        """Compares some samples with those of the other workers; a collective.
+
+        Samples of a stream are compared as they are read, and those that are another time
+        different on any worker (augmented at random) are not compared.
+
+        Raises:
+            DisagreementError: They differ; names the worker and the remedy.
+        """
+        source = self._pipeline.source
+        if source.records is None and not self._session.any_worker(source.digests is None):
+            self._session.check_samples(source.digests)
+
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun.
 
@@ -191,6 +210,22 @@ class TrainingInput:
             "the balancer as a callback; evaluate and predict take arrays or a tf.data.Dataset"
         )
 
+    @property
+    def is_replayed(self) -> bool:
+        """True if a fit that continues has to read again what it has read; see `Replay`."""
+        source = self._latest.source
+        return isinstance(source, Stream) and source.replays
+
+    def fingerprint(self, step: int) -> int:
+        """Returns the fingerprint of all records up to those of a step; 0 if it was not read."""
+        records = self._latest.source.records
+        return records.at(step) if records else 0
+
+    def continue_from(self, replay: Replay | None) -> None:
+        """Reads what a training has read that continues now; None for one that does not."""
+        self._replay = replay
+        self._latest.replay(replay)
+
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
         spec = self._pipeline.batches.element_spec
@@ -201,6 +236,8 @@ class TrainingInput:
         earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
         self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
+        for pipeline in self._drawn:
+            pipeline.replay(self._replay)
         for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
             iterator.start(pipeline)
         earlier.close()  # a failed fit does not close it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.exit import on_exit
+from lbbsp_core.runtime.exit import end_now, on_exit
 from lbbsp_core.runtime.heartbeat import Heartbeat
 from lbbsp_tf.liveness import current_activity
 
@@ -44,27 +45,37 @@ def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None
 
 def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
     current_activity().enter(Activity.LEAVING)
-    # The service is gone, or reports an error, if a worker has died.
-    with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
-        if heartbeat is not None:
-            _wait_for_all(rank, workers)
-            heartbeat.stop()
-        else:
+    if heartbeat is None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
             _wait_at_barrier()
+    else:
+        try:
+            _wait_for_all(rank, workers, heartbeat)
+        except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
+            print(f"lbbsp: another worker has died before its end: {error}", file=sys.stderr)
+            end_now(1)
     if rank == 0:
         time.sleep(_LEADER_SECONDS)
 
 
-def _wait_for_all(rank: int, workers: int) -> None:
+def _wait_for_all(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     """Waits as `wait_at_barrier` of TensorFlow does, which would keep heartbeats from running."""
-    service = context.context()
-    service.set_config_key_value(f"lbbsp/left/{rank}", "")
     if rank > 0:
-        _wait_for("lbbsp/left/all")
+        _set(f"lbbsp/reached/{rank}")
+        _wait_for("lbbsp/reached/all")
+        heartbeat.stop()
+        _set(f"lbbsp/left/{rank}")
         return
-    for each in range(workers):
-        _wait_for(f"lbbsp/left/{each}")
-    service.set_config_key_value("lbbsp/left/all", "")
+    for each in range(1, workers):
+        _wait_for(f"lbbsp/reached/{each}")
+    heartbeat.stop()
+    _set("lbbsp/reached/all")
+    for each in range(1, workers):
+        _wait_for(f"lbbsp/left/{each}")  # the leader must not end before they have been answered
+
+
+def _set(key: str) -> None:
+    context.context().set_config_key_value(key, "")
 
 
 def _wait_for(key: str) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from lbbsp_core.runtime import marks
@@ -20,13 +19,12 @@ from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.exit import fail_fast, on_failure
 from lbbsp_core.runtime.heartbeat import Heartbeat
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_tf import env
+from lbbsp_tf import _start_watch, env
 
 START_REPORT_SECONDS: Final = 15.0
 """Time between two reports on workers that have not started."""
 
-_PROBE_SECONDS: Final = 1.0
-_CONNECT_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.5
 
 
 @functools.cache
@@ -50,12 +48,12 @@ def watch_from_import() -> None:
     marks.begin()
     own = cluster[task["type"]][task["index"]]
     rank = addresses.index(own)
-    watch = _StartWatch(addresses, rank)
-    threading.Thread(target=watch.run, name="lbbsp-start", daemon=True).start()
+    _watch_start(rank, addresses)
     from lbbsp_tf import compat
     from lbbsp_tf.board import CoordinationBoard
 
-    on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
+    if not marks.are_read():  # a launcher ends the others, and must see first who has failed
+        on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
     if CoordinationBoard.is_available():
         compat.be_patient()
 
@@ -96,63 +94,28 @@ def _name(rank: int, address: str) -> str:
     return f"worker {rank} ({address})"
 
 
-class _StartWatch:
-    """Reports workers that have not started, while this one waits for them.
+def _watch_start(rank: int, addresses: Sequence[str]) -> None:
+    """Starts a process that reports workers that have not started, until all of them have."""
+    mark = marks.waiting_mark()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-I", "-S", _start_watch.__file__),
+            *(str(rank), json.dumps(addresses), str(START_REPORT_SECONDS), str(mark or "")),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C at the terminal need not end it
+    )
 
-    The constructor of the strategy waits without a word, but it listens on the port of its worker
-    before. So a worker waits as long as its own port accepts connections and TensorFlow is not
-    initialised, for the workers whose ports accept none.
+    def end() -> None:
+        while not _is_initialized():
+            time.sleep(_POLL_SECONDS)
+        process.communicate()
 
-    Args:
-        addresses: Addresses of all workers, by rank.
-        rank: Number of this worker.
-    """
-
-    def __init__(self, addresses: Sequence[str], rank: int) -> None:
-        self._addresses, self._rank = list(addresses), rank
-
-    def run(self) -> None:
-        """Waits until all workers have started."""
-        waiting_since, reports = None, 0
-        with ExitStack() as waiting:
-            while not _is_initialized():
-                missing = self._missing()
-                if missing and waiting_since is None:
-                    waiting_since = time.monotonic()
-                    waiting.enter_context(marks.waiting())
-                if missing and time.monotonic() >= waiting_since + START_REPORT_SECONDS * (
-                    reports + 1
-                ):
-                    reports += 1
-                    names = ", ".join(_name(rank, self._addresses[rank]) for rank in missing)
-                    verb = "has" if len(missing) == 1 else "have"
-                    print(
-                        f"lbbsp: {_name(self._rank, self._addresses[self._rank])} is waiting for "
-                        f"{names}, which {verb} not started",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                time.sleep(_PROBE_SECONDS)
-
-    def _missing(self) -> list[int]:
-        """Returns the workers for which this one waits."""
-        _, _, port = self._addresses[self._rank].rpartition(":")
-        if not _accepts(f"localhost:{port}"):
-            return []
-        return [rank for rank, each in enumerate(self._addresses) if not _accepts(each)]
-
-
-def _accepts(address: str) -> bool:
-    """Returns whether something accepts connections at an address."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    threading.Thread(target=end, name="lbbsp-start", daemon=True).start()
 
 
 def _is_initialized() -> bool:
     """Returns whether the constructor of a strategy, or any other use of TensorFlow, has ended."""
     context = sys.modules.get("tensorflow.python.eager.context")
-    return context is not None and bool(context.context()._initialized)
+    return hasattr(context, "context") and bool(context.context()._initialized)

@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import keras
@@ -21,10 +21,14 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
+from lbbsp_core.runtime.digest import Digest, sampled
 from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
 from lbbsp_tf.iteration import SharedReads
+
+_READ_AGAIN = 8
+"""Number of samples that are read twice, to find out whether they change."""
 
 
 class Draw(NamedTuple):
@@ -54,6 +58,13 @@ class Plan(Protocol):
         """Returns the global step of the first batch; called when an iteration starts."""
         ...
 
+    def first_read(self, step: int) -> int:
+        """Returns the step from which records are read for an iteration that starts at `step`.
+
+        It is an earlier one where a training continues whose records can only be read in order.
+        """
+        ...
+
     def draw(self, step: int) -> Draw:
         """Returns this worker's samples of a global step."""
         ...
@@ -70,6 +81,8 @@ class Source(Protocol):
         restore: Function that makes a sample of an element of `batches`, or None if the batches
             contain the samples as they are.
         records: Fingerprints of what was read, if workers may read different data; else None.
+        digests: Digests of some samples, one for each of their leaves, which the sources of other
+            workers give too; None if samples change from one time to another.
     """
 
     num_samples: int
@@ -78,6 +91,7 @@ class Source(Protocol):
     in_memory: bool
     restore: Callable[..., Nest] | None
     records: Fingerprints | None
+    digests: Sequence[Digest] | None
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches.
@@ -185,6 +199,13 @@ class Arrays:
         """Returns a batch of one sample."""
         return self._take(tf.constant([0], tf.int64), HostCalls())
 
+    @cached_property
+    def digests(self) -> list[Digest]:
+        """Digests of some samples."""
+        with tf.device("/CPU:0"):
+            index = tf.constant(sampled(self.num_samples))
+            return digests_of(self._take(index, HostCalls()))
+
     def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
         return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
 
@@ -238,6 +259,15 @@ class Items:
     def example(self) -> Nest:
         """Returns a batch of one sample."""
         return self._packed([tf.constant(values) for values in self._read(np.zeros(1, np.int64))])
+
+    @cached_property
+    def digests(self) -> list[Digest] | None:
+        """Digests of some samples; None if reading a few of them again gives other ones."""
+        index = sampled(self.num_samples)
+        again = index[:_READ_AGAIN]
+        if digests_of(self._read(again)) != digests_of(self._read(again)):
+            return None
+        return digests_of(self._read(index))
 
     @property
     def _rows(self) -> list[tf.TensorSpec]:
@@ -399,9 +429,11 @@ class Batches:
                 f"{self._pass} have been read ahead, and its on_epoch_end may have changed the "
                 "items: pass prefetch=0 to balancer.dataset(...)"
             )
+        # A training that continues in a later pass needs the items of that pass.
+        for _ in range(max(1, number - self._pass)):
+            self._batches.on_epoch_end()
+            self._batches.on_epoch_begin()
         self._pass = number
-        self._batches.on_epoch_end()
-        self._batches.on_epoch_begin()
 
     @property
     def _has_hooks(self) -> bool:
@@ -420,6 +452,27 @@ class Batches:
                 f"{expected} samples, got {sorted(sizes)}: let its items have global_batch_size = "
                 f"{self._size} samples, or pass an object whose items are samples"
             )
+
+
+def digests_of(samples: Nest) -> list[Digest]:
+    """Returns a digest of each sample and leaf of a batch; ragged and sparse leaves have one."""
+    digests = []
+    for leaf in tf.nest.flatten(samples):
+        parts = [np.asarray(part) for part in tf.nest.flatten(leaf, expand_composites=True)]
+        numbers = [_as_numbers(part) for part in parts]
+        if len(parts) == 1:
+            digests += [Digest.of([row]) for row in numbers[0]]
+        else:
+            digests.append(Digest.of(numbers))
+    return digests
+
+
+def _as_numbers(values: np.ndarray) -> np.ndarray:
+    """Replaces texts by their hashes, and complex numbers by pairs."""
+    if values.dtype.kind in "OSU":
+        hashes = [zlib.crc32(each) for each in string_bytes(values).flat]
+        return np.reshape(hashes, values.shape).astype(np.float64)
+    return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 
 
 def open_source(

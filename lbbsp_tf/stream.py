@@ -87,6 +87,8 @@ class Stream:
         self.records = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
         shapes = [each.shape[1:] if self._batched else each.shape for each in spec]
+        # Their order, or place, depends on all that was read before.
+        self.replays = self._endless or _is_reshuffled(dataset)
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
         self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
@@ -142,15 +144,30 @@ class Stream:
         steps_per_pass = plan.order.steps_per_pass
         whole = self._passes()
 
-        def position(step: int) -> list[np.int64]:
-            return [np.int64(plan.draw(int(step)).step % steps_per_pass)]
+        def start(step: int) -> list[np.int64]:
+            first = plan.first_read(int(step)) if self.replays else int(step)
+            position = (plan.draw(int(step)).step - int(step) + first) % steps_per_pass
+            return [np.int64(first), np.int64(position)]
+
+        def note(step: np.int64, fingerprint: np.ndarray) -> list[np.bool_]:
+            self.records.add(int(step), fingerprint.tobytes())
+            return [np.bool_(False)]
 
         def from_step(step: tf.Tensor) -> tf.data.Dataset:
+            first, position = host.call(start, [step], [tf.TensorSpec([], tf.int64)] * 2)
             records = whole
             if not self._endless:
-                skipped = host.call(position, [step], [tf.TensorSpec([], tf.int64)])
-                records = whole.skip(*skipped).concatenate(whole.repeat())
-            return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
+                records = whole.skip(position).concatenate(whole.repeat())
+            records = tf.data.Dataset.zip((tf.data.Dataset.counter(first), records))
+            if not self.replays:
+                return records
+
+            def is_new(number: tf.Tensor, records: _Records) -> tf.Tensor:
+                inputs = [number, _fingerprint(_Records(*records).batch)]
+                noted = lambda: host.call(note, inputs, [tf.TensorSpec([], tf.bool)])[0]  # noqa: E731
+                return tf.cond(number >= step, lambda: True, noted)
+
+            return records.filter(is_new)
 
         return step_numbers(plan, host).take(1).flat_map(from_step)
 
@@ -311,6 +328,12 @@ def _says_batched(dataset: tf.data.Dataset) -> bool | None:
         inputs = inputs[1:]  # the first one selects among the others
     said = {_says_batched(each) for each in inputs}
     return said.pop() if len(said) == 1 else None
+
+
+def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a data set has a new order in each pass."""
+    own = getattr(dataset, "_reshuffle_each_iteration", False)
+    return bool(own) or any(_is_reshuffled(each) for each in dataset._inputs())
 
 
 def _refuse_nested(dataset: tf.data.Dataset) -> None:

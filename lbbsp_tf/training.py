@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.handshake import Facts
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions
@@ -37,6 +39,7 @@ class Training:
     ) -> None:
         self.sessions = sessions
         self.input = TrainingInput(sessions, strategy)
+        self._weights: Callable[[], Iterable[np.ndarray]] | None = None
         self._preparation = StepPreparation(
             strategy, sessions, self.input, weight_by=weight_by, verify=verify
         )
@@ -46,15 +49,20 @@ class Training:
         """See `LoadBalancer`."""
         return self._preparation.verified_error
 
-    def begin(self, facts: Mapping[str, int]) -> None:
+    def begin(
+        self, facts: Facts, weights: Callable[[], Iterable[np.ndarray]] | None = None
+    ) -> None:
         """Starts the sessions for the announced data set; a collective.
 
         Args:
             facts: What all workers must agree on, in addition to what the sessions compare.
+            weights: Returns the weights, to be compared every some steps; None compares none.
         """
+        self._weights = weights
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
-        self.sessions.start(facts)
+        self.sessions.start({"shapes and types of the data": self.input.spec, **facts})
+        self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
         """Moves to the epoch at which the training begins, and starts to draw; a collective.
@@ -81,12 +89,15 @@ class Training:
         """Sets the weight of a sample; restarts the timers if the step is excluded."""
         self.input.begin_step()
         self._preparation.set_samples(sum(self.sessions.leader.sizes))
+        if self._weights is not None:
+            self.sessions.leader.offer_weights(self._weights)
         self.sessions.begin_step()
 
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
         self._preparation.end_step()
+        self.sessions.leader.check_weights()
         self.leave_steps()
 
     def leave_steps(self) -> None:

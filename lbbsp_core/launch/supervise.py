@@ -190,7 +190,8 @@ class Supervisor:
             event = self._next_event(min(wake, started + seconds))
             if isinstance(event, Exited):
                 self._mark_exited(event)
-                if event.code not in (0, LEFT, -signal.SIGTERM):
+                is_script = self._processes()[event.process_index] in self._scripts
+                if is_script and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
             elif isinstance(event, Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 _PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
+_ON_REQUEST = 128 + signal.SIGTERM  # status of a worker that leaves in order, but at once
 _endings: list[Callable[[], None]] = []
 _messengers: list[Callable[[], None]] = []
 
@@ -36,9 +38,13 @@ def on_exit(leave: Callable[[], None]) -> None:
     Args:
         leave: Waits for the other workers; an exception in it is a failure.
     """
-    status = _requested_status()
+    status, owner = _requested_status(), os.getpid()
 
     def at_exit() -> None:
+        if os.getpid() != owner:  # a fork
+            return
+        if status() == _ON_REQUEST:
+            end_now(status())
         if status():
             _fail(status())
         try:
@@ -68,7 +74,10 @@ def _requested_status() -> Callable[[], int]:
 
 
 def on_failure(tell: Callable[[], None]) -> None:
-    """Calls `tell`, for a moment at most, when the script has failed, before the process ends."""
+    """Calls `tell`, for a moment at most, when the script has failed, before the process ends.
+
+    A script that leaves with status 143, because a SIGTERM has asked it to, has not failed.
+    """
     _messengers.append(tell)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives
-from lbbsp_core.runtime.protocol import compare_facts, fingerprint
+from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.record import lbbsp_version
+
+Facts = Mapping[str, "int | str"]
+"""Facts by name: integers in [0, 2^48), or texts of any length."""
+
+_LONGEST = 40_000
+_BEFORE, _AFTER = 60, 150
+"""Bytes of a text that are shown before and after the place where it differs from another one."""
 
 
 def agree(
     balancer: Balancer,
     order: GlobalOrder | None,
     collectives: Collectives,
-    facts: Mapping[str, int],
+    facts: Facts,
 ) -> list[list[int]]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
@@ -37,33 +44,87 @@ def agree(
     """
     policy = balancer.policy
     texts = {
+        **{name: value for name, value in facts.items() if isinstance(value, str)},
         "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
             f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
         "sample order": f"{order.key} {order.indices(0).tolist()}" if order else "none",
     }
-    compared = {
+    compared: dict[str, int | str] = {
         "workers": balancer.workers,
         "global_batch_size": balancer.constraints.global_batch_size,
         "lag (1 + batches drawn ahead)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
         "steps_per_epoch": order.steps_per_epoch if order else 0,
-        **facts,
+        **{name: value for name, value in facts.items() if not isinstance(value, str)},
         "number of completed steps": balancer.step,
-        **{name: fingerprint(text) for name, text in texts.items()},
+        **texts,
     }
-    shown = {name: text[:200] for name, text in texts.items()}
-    compare_facts(list(compared), collectives.all_gather(list(compared.values())), shown)
+    compare(collectives, compared)
     peers = _gather_static_info(balancer, collectives)
     balancer.set_peers(peers)
     return peers
 
 
+def compare(collectives: Collectives, facts: Facts) -> None:
+    """Raises if the workers do not agree on facts, whose names are the same on all; a collective.
+
+    Args:
+        collectives: Collectives of the framework.
+        facts: Facts of this worker.
+
+    Raises:
+        DisagreementError: A fact differs; names the fact, the ranks and their values.
+    """
+    numbers = [fingerprint(fact) if isinstance(fact, str) else fact for fact in facts.values()]
+    rows = collectives.all_gather(numbers)
+    for column, (name, fact) in enumerate(facts.items()):
+        values = [int(row[column]) for row in rows]
+        rank = next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+        if not isinstance(fact, str):
+            compare_facts([name], [[value] for value in values])
+        elif rank:  # on all workers, so that all of them gather the texts
+            first, other = _excerpts(gather_texts(collectives, fact), rank)
+            raise DisagreementError(
+                f"workers disagree on {name}: worker 0 has {first}, worker {rank} has {other}; "
+                f"start all workers with the same {name}"
+            )
+
+
+def gather_texts(collectives: Collectives, text: str) -> list[bytes]:
+    """Gathers a text of each worker, in UTF-8, cut off after some ten thousand bytes."""
+    data = text.encode()[:_LONGEST]
+    numbers = [int.from_bytes(data[i : i + 5], "big") for i in range(0, len(data), 5)]
+    rows = _gather_padded(collectives, [len(data), *numbers])
+    texts = []
+    for length, *row in rows:
+        parts = [number.to_bytes(6, "big")[-min(5, length - i * 5) :]
+                 for i, number in enumerate(row) if i * 5 < length]  # fmt: skip
+        texts.append(b"".join(parts))
+    return texts
+
+
+def _excerpts(texts: Sequence[bytes], rank: int) -> list[str]:
+    """Returns the text of worker 0 and that of another worker, around the first difference."""
+    pair = [texts[0], texts[rank]]
+    common = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), 0)
+    start = max(0, common - _BEFORE)
+    start = start if max(map(len, pair)) > _AFTER else 0
+    end = start + _BEFORE + _AFTER
+    return [
+        "..." * (start > 0) + text[start:end].decode(errors="replace") + "..." * (len(text) > end)
+        for text in pair
+    ]
+
+
 def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[list[int]]:
+    return _gather_padded(collectives, balancer.static_info())
+
+
+def _gather_padded(collectives: Collectives, mine: Sequence[int]) -> list[list[int]]:
     """Gathers rows of different lengths, padded to the longest."""
-    mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ SILENCE_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 60.0
 """Time for which others wait for a worker before it is reported."""
 
-_LEFT_SECONDS: Final = 3.0  # time in which a message may still arrive from a worker that leaves
+_LEFT_SECONDS: Final = 5.0  # time in which a message may still arrive from a worker that leaves
 _WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _COUNTED_SECONDS: Final = 4 * BEAT_SECONDS  # at most, of the time between two looks at the clock
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
@@ -287,7 +288,10 @@ class Heartbeat:
 
     def _post_and_read(self) -> None:
         while not self._stopped.is_set():
-            self.exchange()
+            try:
+                self.exchange()
+            except Exception:  # a board that fails is one that does not respond
+                logger.debug("heartbeats cannot be exchanged", exc_info=True)
             self._stopped.wait(BEAT_SECONDS)
 
     def _look(self) -> None:
@@ -296,13 +300,18 @@ class Heartbeat:
             now = time.monotonic()
             why, before = self.look(now - before), now
             if why is not None:
-                print(f"lbbsp: {why}; {self._names[self._rank]} ends", file=sys.stderr, flush=True)
-                if logger.isEnabledFor(logging.DEBUG):
-                    faulthandler.dump_traceback()
-                if self._rank == 0:
+                self._say(f"{why}; {self._names[self._rank]} ends")
+                if self._rank in (0, self._loss.rank):
                     time.sleep(4 * BEAT_SECONDS)  # in which the others read which worker is lost
                 self._end(1)
                 return
+
+    def _say(self, text: str) -> None:
+        """Prints why this process ends; with logging at debug level, what its threads do."""
+        with suppress(OSError, ValueError):  # without a usable standard error
+            print(f"lbbsp: {text}", file=sys.stderr, flush=True)
+            if logger.isEnabledFor(logging.DEBUG):
+                faulthandler.dump_traceback()
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
@@ -312,11 +321,7 @@ class Heartbeat:
             for rank in self._watch.late():
                 beat = self._watch.beats.get(rank, Beat())
                 doing = f"{self._names[rank]} is {describe(beat.activity, beat.step)}"
-                print(
-                    f"lbbsp: {doing}; others have waited for it for {waited} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"lbbsp: {doing}; others have waited for it for {waited} s", file=sys.stderr)
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:

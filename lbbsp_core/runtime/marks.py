@@ -65,6 +65,11 @@ def read_marks(folder: Path) -> Marks:
     return Marks(begun, finished, waiting, lost, preempted)
 
 
+def are_read() -> bool:
+    """Returns whether a launcher watches over this worker."""
+    return env.marks() is not None
+
+
 def begin() -> None:
     """Notes that this worker takes part in a job, and later that its script has ended in order.
 
@@ -90,19 +95,25 @@ def note_preempted() -> None:
         _leave(folder, PREEMPTED)
 
 
+def waiting_mark() -> Path | None:
+    """Returns the path of the mark of a worker that waits for one that has not started, or None."""
+    folder = _folder()
+    return None if folder is None else folder / WAITING
+
+
 @contextmanager
 def waiting() -> Iterator[None]:
     """Notes that, inside the context, this worker waits for workers that have not started."""
-    folder = _folder()
-    if folder is None:
+    mark = waiting_mark()
+    if mark is None:
         yield
         return
-    _leave(folder, WAITING)
+    _leave(mark.parent, mark.name)
     try:
         yield
     finally:
         with suppress(OSError):
-            (folder / WAITING).unlink(missing_ok=True)
+            mark.unlink(missing_ok=True)
 
 
 def scratch_folder() -> Path:

@@ -14,7 +14,7 @@ from lbbsp_core.predict import Predictor
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_known, require_positive
+from lbbsp_core.validate import require_integer, require_known, require_positive
 
 _SHORTEST_SILENCE_SECONDS = 2.0
 
@@ -43,6 +43,8 @@ class SessionOptions:
             end, >= 2. Signs come from a thread of each worker, twice a second.
         limit_seconds: Seconds for which workers wait for one that is alive before they end, > 0.
             Defaults to no limit: the one that they wait for is reported every minute.
+        compare_weights: Steps between comparisons of the workers' weights, >= 1; None compares
+            none. Weights may differ by 0.1 % of their norm, by which rounding never differs.
 
     Raises:
         ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of
@@ -61,6 +63,7 @@ class SessionOptions:
     drivers: Sequence[str] | None = None
     silence_seconds: float = SILENCE_SECONDS
     limit_seconds: float | None = None
+    compare_weights: int | None = 50
 
     def __post_init__(self) -> None:
         if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
@@ -70,6 +73,8 @@ class SessionOptions:
             )
         if self.limit_seconds is not None:
             require_positive("limit_seconds", self.limit_seconds)
+        if self.compare_weights is not None:
+            require_integer("compare_weights", self.compare_weights, 1)
         if self.policy is not None and self._policy_options:
             raise ValueError(
                 f"{sorted(self._policy_options)} are options of the default policy and cannot be "

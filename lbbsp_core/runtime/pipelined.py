@@ -15,6 +15,7 @@ from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     WIDTH,
@@ -90,7 +91,7 @@ class PipelinedSession(WorkerSession):
         framework: str,
         versions: Mapping[str, str] | None = None,
         activity: CurrentActivity | None = None,
-        facts: Mapping[str, int] | None = None,
+        facts: Facts | None = None,
     ) -> None:
         super().__init__(
             collectives,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ class StepMessage:
         stop: Whether the sender asks all workers to stop after this step.
         excluded: Whether the measurement of this step is excluded from learning.
         preempted: Whether the sender must leave: all workers save a checkpoint after this step.
+        digest: Digest of the sender's weights, `Digest.to_integer`; 0 in most steps.
     """
 
     picoseconds_per_sample: int
@@ -57,10 +58,11 @@ class StepMessage:
     stop: bool = False
     excluded: bool = False
     preempted: bool = False
+    digest: int = 0
 
 
-WIDTH = 10
-"""Length of a message's row: two limbs for each of its five integers."""
+WIDTH = 12
+"""Length of a message's row: two limbs for each of its six integers."""
 
 Row = npt.NDArray[np.float32]
 
@@ -97,13 +99,14 @@ def encode(message: StepMessage) -> Row:
             message.busy_nanoseconds,
             message.checksum,
             _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted,
+            message.digest,
         )
     )
 
 
 def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
-    slope, overhead, busy, plan, flags = unpack(row)
+    slope, overhead, busy, plan, flags, digest = unpack(row)
     return StepMessage(
         slope,
         overhead,
@@ -112,6 +115,7 @@ def decode(row: Iterable[float]) -> StepMessage:
         stop=bool(flags & _STOP),
         excluded=bool(flags & _EXCLUDED),
         preempted=bool(flags & _PREEMPTED),
+        digest=digest,
     )
 
 
@@ -191,15 +195,12 @@ def fingerprint(text: str) -> int:
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 
-def compare_facts(
-    names: Sequence[str], rows: Sequence[Sequence[int]], shown: Mapping[str, str] | None = None
-) -> None:
+def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
     """Raises if the workers do not agree on a static fact.
 
     Args:
         names: Names of the facts.
         rows: Values by rank, shape ``(workers, facts)``.
-        shown: Values of this worker as text, for facts whose integers are fingerprints.
 
     Raises:
         DisagreementError: A fact differs; names the fact, the ranks and their values.
@@ -208,10 +209,9 @@ def compare_facts(
         values = [int(row[column]) for row in rows]
         for rank, value in enumerate(values):
             if value != values[0]:
-                local = f" (here: {shown[name]})" if shown and name in shown else ""
                 raise DisagreementError(
                     f"workers disagree on {name}: worker 0 has {values[0]}, worker {rank} has "
-                    f"{value}{local}; start all workers with the same {name}"
+                    f"{value}; start all workers with the same {name}"
                 )
 
 

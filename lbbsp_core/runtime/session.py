@@ -19,8 +19,9 @@ and the place in its training step where the gradients are summed over workers::
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -31,8 +32,19 @@ from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.digest import Array, Digest, different_row
+from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import Row, StepMessage, compare_facts, decode, encode
+from lbbsp_core.runtime.protocol import (
+    DisagreementError,
+    Row,
+    StepMessage,
+    compare_facts,
+    decode,
+    encode,
+    pack_float,
+    unpack_float,
+)
 from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
 from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session_state import (
@@ -54,11 +66,13 @@ class StepFlags(NamedTuple):
         excluded: Whether the step is excluded from learning.
         stop: Whether the worker asks all workers to stop after this step.
         preempted: Whether the worker must leave after this step.
+        digest: Digest of the weights with which the step began; 0 if they are not compared.
     """
 
     excluded: bool
     stop: bool
     preempted: bool
+    digest: int
 
 
 class WorkerSession:
@@ -115,6 +129,8 @@ class WorkerSession:
         self._stop_requested = False
         self._preemption_requested = False
         self._busy_seconds = 0.0
+        self._digest = self._offers = 0
+        self._divergence: str | None = None
 
     @property
     def rank(self) -> int:
@@ -209,13 +225,14 @@ class WorkerSession:
 
     # Handshake
 
-    def start(self, facts: Mapping[str, int]) -> None:
+    def start(self, facts: Facts) -> None:
         """Starts the training with the handshake: compares static facts, exchanges cost shapes.
 
         Every worker must call it at the same time, before the first step of a fit.
 
         Args:
-            facts: Further facts of the plugin, by name, that must be the same on all workers.
+            facts: Further facts of the plugin, integers or texts by name, that must be the same
+                on all workers.
 
         Raises:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
@@ -239,6 +256,28 @@ class WorkerSession:
         """
         compare_facts([name], self.collectives.all_gather([value]))
 
+    def check_samples(self, digests: Sequence[Digest]) -> None:
+        """Checks that all workers have the same samples, of which they give as many digests.
+
+        Every worker must call it at the same time.
+
+        Raises:
+            DisagreementError: Samples differ; names the rank, and the remedy.
+        """
+        values = [half for each in digests for number in each for half in pack_float(number)]
+        rows = [
+            [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
+             for i in range(0, len(values), 4)]
+            for row in self.collectives.all_gather(values)
+        ]  # fmt: skip
+        if (found := different_row(rows)) is not None:
+            rank, _ = found
+            raise DisagreementError(
+                f"workers disagree on the data: samples of worker {rank} differ from those of "
+                "worker 0 with the same numbers; pass the whole data set in the same order to all "
+                "workers (give every shuffle a seed, sort lists of files)"
+            )
+
     def any_worker(self, flag: bool) -> bool:
         """Returns whether `flag` is true on any worker; a collective."""
         return any(row[0] for row in self.collectives.all_gather([int(flag)]))
@@ -249,6 +288,29 @@ class WorkerSession:
         """Restarts the timer if the step is excluded; optional, at the start of a step."""
         self.activity.enter(Activity.COMPUTING, self._balancer.step)
         self._meter.begin_step()
+
+    def offer_weights(self, weights: Callable[[], Iterable[Array]]) -> None:
+        """Compares the workers' weights in some steps; optional, at the start of every step.
+
+        Args:
+            weights: Returns the weights, which must be equal on all workers; called once in
+                `compare_weights` steps.
+        """
+        self.check_weights()
+        every = self.options.compare_weights
+        if every and self.workers > 1:
+            self._offers += 1
+            if self._offers % every == 1 % every:
+                self._digest = Digest.of(weights()).to_integer()
+
+    def check_weights(self) -> None:
+        """Raises if the latest comparison of weights has found a difference.
+
+        Raises:
+            DisagreementError: Workers have different weights.
+        """
+        if self._divergence is not None:
+            raise DisagreementError(self._divergence)
 
     def before_allreduce(self) -> Row:
         """Measures and predicts; call it when this worker has computed its gradient.
@@ -382,6 +444,8 @@ class WorkerSession:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
         self._stop_requested = False
+        self._digest = self._offers = 0
+        self._divergence = None
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
     def _make_balancer(self, lag: int) -> Balancer:
@@ -416,8 +480,9 @@ class WorkerSession:
             self._meter.open(names if self.workers > 1 else ())
 
     def _take_flags(self) -> StepFlags:
+        digest, self._digest = self._digest, 0
         return StepFlags(
-            self._meter.take_excluded(), self._stop_requested, self._preemption_requested
+            self._meter.take_excluded(), self._stop_requested, self._preemption_requested, digest
         )
 
     def _report(self, flags: StepFlags) -> Row:
@@ -431,7 +496,7 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        return encode(message)
+        return encode(replace(message, digest=flags.digest))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""
@@ -442,9 +507,25 @@ class WorkerSession:
         balancer = self._balancer
         if logger.isEnabledFor(logging.DEBUG):
             _log_waits(balancer.step, messages, wall_seconds)
+        self._compare_weights([message.digest for message in messages])
         balancer.receive(messages, wall_seconds)
         if balancer.stopping:
             self._stop_requested = False  # has been exchanged
+
+    def _compare_weights(self, digests: Sequence[int]) -> None:
+        """Notes if two workers have sent digests of different weights."""
+        sent = {rank: Digest.from_integer(value) for rank, value in enumerate(digests) if value}
+        for rank, digest in sent.items():
+            first, expected = next(iter(sent.items()))
+            if not digest.is_close(expected):
+                self._divergence = (
+                    f"workers have different weights at step {self._balancer.step}, where they are "
+                    f"compared every {self.options.compare_weights} steps: those of worker {first} "
+                    f"have norm {expected.norm:.4g} and projection {expected.projection:.4g}, "
+                    f"those of worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a "
+                    "callback or script changes the model, the optimizer or its learning rate on "
+                    "one worker only: do the same on all workers"
+                )
 
     def _header(self) -> RunHeader:
         balancer, order = self._balancer, self.order

@@ -40,6 +40,7 @@ from lbbsp_tf.compat.state import (
 )
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
+from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
 
 __all__ = [
     "STRATEGIES",
@@ -56,7 +57,9 @@ __all__ = [
     "be_patient",
     "build",
     "callback_states",
+    "compare_variables",
     "current_graph",
+    "explained_by_variables",
     "forget_global_seed",
     "fresh_traces",
     "global_random_state",

@@ -17,14 +17,14 @@ from lbbsp_core.validate import (
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("bad", [*NOT_FINITE, 0.0, -1.0])
+@pytest.mark.parametrize("bad", [*NOT_FINITE, 0.0, -1.0, "1", None, 10**400])
 def test_require_positive(bad: float) -> None:
     assert require_positive("gain", 2) == 2.0
     with pytest.raises(ValueError, match=r"gain must be finite and > 0, got"):
         require_positive("gain", bad)
 
 
-@pytest.mark.parametrize("bad", [*NOT_FINITE, -1e-9])
+@pytest.mark.parametrize("bad", [*NOT_FINITE, -1e-9, "1", None, 10**400])
 def test_require_nonnegative(bad: float) -> None:
     assert require_nonnegative("seconds", 0) == 0.0
     with pytest.raises(ValueError, match=r"seconds must be finite and >= 0, got"):

@@ -1,7 +1,14 @@
 """Bad input on a cluster: every worker says what is wrong, with the value and the cure."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
-from jobs import run
+from jobs import SCRIPTS, run
+
+from lbbsp_core.launch.cluster import cluster_variables
 
 EXPECTED = {
     "no_data_of_ours": "fit needs the data of the balancer",
@@ -28,13 +35,22 @@ EXPECTED = {
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
+    "different_layers": "disagree on layers: worker 0 has InputLayer, Dense, Activation, worker 1 "
+    "has InputLayer, Dense, ReLU",
+    "different_schedule": "decay_steps: 10",
+    "different_loss": "disagree on loss: worker 0 has SparseCategoricalCrossentropy(",
+    "different_order": "disagree on the data: samples of worker 1 differ from those of worker 0",
+    "different_labels": "disagree on the data: samples of worker 1 differ from those of worker 0",
+    "different_types": "disagree on shapes and types of the data: worker 0 has",
+    "different_weights": "workers have different weights at step 3, where they are compared every "
+    "3 steps",
 }
 
 
 @pytest.fixture(scope="module")
 def said():
     """What each rank answered to each misuse."""
-    job = run("misuse", *EXPECTED, workers=2)
+    job = run("misuse", *EXPECTED, "equal_but_rounded", workers=2, timeout=300)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -44,3 +60,44 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
     for rank in range(2):
         assert EXPECTED[misuse] in said[rank][misuse]
         assert "Error: " in said[rank][misuse]
+
+
+def test_tensorflow_listens_on_all_interfaces_and_nothing_else_does(said):
+    """As docs/security.md says; if this changes for the better, so must the page."""
+    for each in said:
+        assert set(each["addresses"]) == {"::"}, each["addresses"]
+
+
+def test_data_that_differ_in_the_last_bits_are_the_same(said):
+    assert [each["equal_but_rounded"] for each in said] == ["no error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("different", "words"),
+    [
+        ("layer", "variable 4, counted in the order of creation: worker 0 has int64 (), worker 1 "
+         "has float32 (2, 5); build the same model"),
+        ("rate", "worker 0 has float32 () = 0.1 (the learning rate), worker 1 has float32 () = 1.1 "
+         "(the learning rate); build the same model, with the same optimizer"),
+    ],
+)  # fmt: skip
+def test_workers_that_build_different_models_say_so_by_hand(different, words):
+    """Before any collective of these variables, and on all workers, which no launcher ends."""
+    began = time.monotonic()
+    command = [sys.executable, str(SCRIPTS / "other_model.py"), different]
+    workers = [
+        subprocess.Popen(
+            command, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True
+        )
+        for variables in cluster_variables("tensorflow", 2).workers
+    ]
+    try:
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    for worker, text in zip(workers, said, strict=True):
+        assert worker.returncode
+        assert "DisagreementError: workers disagree on variable " in text
+        assert words in text

@@ -111,6 +111,12 @@ EXPECTED = {
     "different_seed": "workers disagree on seed: worker 0 has 0, worker 1 has 7",
     "different_batch": "disagree on global_batch_size: worker 0 has 16, worker 1 has 8",
     "different_samples": "disagree on number of samples: worker 0 has 64, worker 1 has 63",
+    "different_layer": "disagree on parameters: worker 0 has (2, 4) float32, (2,) float32, worker "
+    "1 has (3, 4) float32, (3,) float32",
+    "different_rate": "lr=0.2, momentum=0.0",
+    "different_schedule": "step=11, ",
+    "different_weights": "workers have different weights at step 6, where they are compared every "
+    "6 steps",
     "different_loss": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",
 }
 
@@ -128,6 +134,12 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
     for rank in range(2):
         assert EXPECTED[misuse] in said[rank][misuse]
         assert "Error: " in said[rank][misuse]
+
+
+def test_mxnet_listens_on_the_loopback_interface_under_the_launcher(said):
+    """As docs/security.md says: workers, servers and scheduler."""
+    for each in said:
+        assert set(each["addresses"]) == {"127.0.0.1"}, each["addresses"]
 
 
 # --- starting -------------------------------------------------------------------------------------

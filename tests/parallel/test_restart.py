@@ -202,6 +202,14 @@ def test_a_signal_to_the_launcher_lets_all_workers_write_and_restarts_none(
     assert output.splitlines()[-1] == f"lbbsp launch: ended by {signal.Signals(signum).name}"
 
 
+def test_a_script_that_fails_while_it_leaves_is_named(script, capfd):
+    body = LEAVES_IN_ORDER.replace("time.sleep(1.5)", "time.sleep(2), sys.exit(7)")
+    status, _, _ = run(script(body), "preempted", workers=2)
+    assert status == 143
+    said = messages(capfd)[-1]
+    assert said.endswith("after a SIGTERM (worker 0 failed with exit status 7)")
+
+
 IGNORES = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 touch("ready")

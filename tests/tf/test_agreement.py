@@ -83,20 +83,89 @@ def test_seeds_metrics_and_frozen_weights_are_not_compared():
 
 
 class Follower(Peers):
-    """Collectives of a worker whose chief has restored a model of ones in epoch 0."""
+    """Collectives of a worker whose chief has a model of ones, restored in an epoch or never."""
 
-    def __init__(self):
+    def __init__(self, epoch):
         super().__init__()
+        self.epoch = epoch
 
     def all_gather(self, values):
-        return [[1], list(values)]
+        return [[0 if self.epoch is None else 1 + self.epoch], list(values)]
 
     def broadcast(self, array):
         return np.ones_like(array)
 
 
-def test_a_model_that_was_restored_in_its_first_epoch_is_shared():
+@pytest.mark.parametrize(("own", "chief"), [(None, 0), (3, 2), (2, None)])
+def test_a_worker_follows_the_chief_whatever_it_has_restored_itself(own, chief):
     restored = model()
-    agreement.share_restored_model(restored, Follower())
-    assert restored._initial_epoch == 0
+    restored._initial_epoch = own
+    agreement.share_restored_model(restored, Follower(chief))
+    assert restored._initial_epoch == chief
     assert np.all(restored.layers[0].kernel.numpy() == 1)
+
+
+def test_nothing_is_shared_if_no_worker_has_restored_a_model():
+    restored = model()
+    before = restored.layers[0].kernel.numpy()
+    agreement.share_restored_model(restored, Follower(None))
+    assert restored._initial_epoch is None
+    np.testing.assert_array_equal(restored.layers[0].kernel.numpy(), before)
+
+
+def compiled(optimizer=None, loss="mse", units=1, rate=0.1):
+    built = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(units)])
+    inner = optimizer or keras.optimizers.SGD(rate, momentum=0.9)
+    built.compile(keras.optimizers.LossScaleOptimizer(inner), loss)
+    return built
+
+
+def test_models_that_were_built_alike_have_the_same_facts_whatever_their_names():
+    keras.layers.Dense(1)  # Keras numbers names by process
+    keras.optimizers.SGD()
+    first = agreement.facts_of(compiled())
+    assert agreement.facts_of(compiled()) == first
+    assert agreement.facts_of(compiled(rate=0.2)) == first, "a restored model may have another"
+    assert "momentum: 0.9" in first["optimizer"]
+
+
+def decaying(steps):
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, steps, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("other", "fact"),
+    [
+        (lambda: compiled(units=2), "model parameters"),
+        (lambda: compiled(keras.optimizers.SGD(0.1)), "optimizer"),
+        (lambda: compiled(keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0)), "optimizer"),
+        (lambda: compiled(loss="mae"), "loss"),
+        (lambda: compiled(loss=keras.losses.Huber(delta=2.0)), "loss"),
+    ],
+)
+def test_facts_of_other_models_differ(other, fact):
+    first, second = agreement.facts_of(compiled()), agreement.facts_of(other())
+    assert first[fact] != second[fact]
+
+
+def test_losses_and_schedules_are_compared_by_their_options():
+    facts = [agreement.facts_of(compiled(decaying(steps))) for steps in (10, 11, 10)]
+    assert facts[0] == facts[2] != facts[1]
+    huber = [agreement.facts_of(compiled(loss=keras.losses.Huber(delta=d))) for d in (1.0, 2.0)]
+    assert huber[0]["loss"] != huber[1]["loss"]
+
+
+def test_a_loss_without_options_is_its_name_not_its_address():
+    class Own:
+        def __call__(self, y_true, y_pred):
+            return keras.ops.mean((y_true - y_pred) ** 2)
+
+    texts = [agreement.facts_of(compiled(loss=each))["loss"] for each in (Own(), Own(), len)]
+    assert texts[0] == texts[1] != texts[2]
+    assert "0x" not in texts[0]
+
+
+def test_learning_rates_are_compared_by_value():
+    agreement.check_learning_rates(compiled(), SingleWorker())
+    with pytest.raises(DisagreementError, match="disagree on learning rate"):
+        agreement.check_learning_rates(compiled(), Peers([1]))

@@ -237,6 +237,12 @@ GOOD = {"schema": 1, "points": [{"batch": 1, "seconds": 1.0}], "out_of_memory_at
             json.dumps(GOOD | {"points": [{"batch": 1, "seconds": math.nan}]}),
             "NaN is not a finite number",
         ),
+        (
+            json.dumps(GOOD | {"points": [{"batch": 1, "seconds": 1e-320}]}),
+            "seconds between 1e-12 and 1e12, got",
+        ),
+        (json.dumps(GOOD | {"points": [{"batch": 2**63, "seconds": 1.0}]}), r"below 2\^53"),
+        (json.dumps(GOOD | {"out_of_memory_at": 2**63}), r"out_of_memory_at must be below 2\^53"),
         (json.dumps(GOOD | {"out_of_memory_at": 1}), "largest measured batch 1, got 1"),
         (json.dumps(GOOD | {"out_of_memory_at": "9"}), "None or an integer .* got '9'"),
         (

@@ -49,7 +49,13 @@ def test_a_script_that_fails_ends_at_once(end, status, said):
 
 @pytest.mark.parametrize(
     ("end", "told"),
-    [("pass", []), ("end_now(3)", []), ("sys.exit(3)", ["told"]), ("1 / 0", ["told"])],
+    [
+        ("pass", []),
+        ("end_now(3)", []),
+        ("sys.exit(143)", []),
+        ("sys.exit(3)", ["told"]),
+        ("1 / 0", ["told"]),
+    ],
 )
 def test_what_must_be_cleaned_and_who_must_be_told(end, told):
     script = (

@@ -6,8 +6,8 @@ import pytest
 
 from lbbsp_core import Balancer, DisagreementError
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.handshake import agree
-from lbbsp_core.runtime.protocol import checksum
+from lbbsp_core.runtime.handshake import agree, compare, gather_texts
+from lbbsp_core.runtime.protocol import checksum, fingerprint
 
 X = 12
 
@@ -143,3 +143,55 @@ def test_the_end_of_the_running_epoch(step, end):
 def test_no_epochs_without_an_order():
     with pytest.raises(LookupError, match=r"call use_order\(\) first"):
         balancer().epoch_end_step()
+
+
+class Texts:
+    """Collectives of two workers, of which the other has other texts."""
+
+    def __init__(self, other):
+        self.other, self.said = other, []
+
+    def all_gather(self, values):
+        if not self.said:
+            self.said.append(values)
+            return [list(values), [fingerprint(self.other)]]
+        theirs = _numbers(self.other)
+        if len(values) == 1:
+            return [list(values), [len(theirs)]]
+        longest = max(len(values), len(theirs))
+        return [[*row, *[0] * (longest - len(row))] for row in (values, theirs)]
+
+
+def _numbers(text):
+    """The integers of a text, as another worker sends them."""
+
+    class Alone:
+        def all_gather(self, values):
+            self.values = list(values)
+            return [self.values]
+
+    alone = Alone()
+    assert gather_texts(alone, text) == [text.encode()]
+    return alone.values
+
+
+@pytest.mark.parametrize("text", ["", "a", "abcde", "abcdef", "é" * 99, "x" * 30_000])
+def test_texts_of_any_length_are_gathered(text):
+    assert bytes(gather_texts(Gathers(lambda v: v), text)[1]).decode() == text
+
+
+def test_a_text_that_differs_is_shown_around_the_difference():
+    mine, theirs = "SGD " + "x" * 500 + " rate 0.1", "SGD " + "x" * 500 + " rate 0.25"
+    with pytest.raises(DisagreementError) as caught:
+        compare(Texts(theirs), {"optimizer": mine})
+    assert str(caught.value).startswith("workers disagree on optimizer: worker 0 has ...x")
+    assert "rate 0.1, worker 1 has ...x" in str(caught.value)
+    assert "rate 0.25; start all workers with the same optimizer" in str(caught.value)
+    with pytest.raises(DisagreementError, match="worker 0 has mse, worker 1 has mae; start all"):
+        compare(Texts("mae"), {"loss": "mse"})
+
+
+def test_equal_texts_are_gathered_once():
+    collectives = Texts("same")
+    compare(collectives, {"loss": "same"})
+    assert len(collectives.said) == 1

@@ -123,7 +123,8 @@ def test_a_worker_that_leaves_while_others_wait_is_named(job):
     job.activities[0].enter(Activity.WAITING, 7)
     job.activities[1].enter(Activity.WAITING, 7)
     job.activities[2].enter(Activity.LEAVING, 6)
-    said = job.run(5)
+    assert job.run(4) == {}
+    said = job.run(4)
     assert set(said) == {0, 1, 2}
     assert said[0] == (
         "worker 2 has left (at the end of its script, before step 6), and others wait for it"
@@ -133,7 +134,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(job):
 def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
     job.activities[1].enter(Activity.LEAVING, 6)
     with job.activities[0].during(Activity.MEETING):
-        assert set(job.run(5)) == {0, 1, 2}
+        assert set(job.run(8)) == {0, 1, 2}
 
 
 def test_a_board_that_does_not_respond_ends_the_wait(job):
@@ -168,6 +169,24 @@ def test_a_limit_ends_the_wait_for_a_late_worker(job):
     assert job.run(15) == {}
     said = job.run(7)
     assert said[2] == "others have waited for worker 1, which is in step 41, for 20 s"
+
+
+def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    view, beaten = Rows().of(0), threading.Event()
+    calls = iter([RuntimeError("the service is gone"), None])
+
+    def post(row):
+        error = next(calls, None)
+        if error is not None:
+            raise error
+        beaten.set()
+
+    view.post = post
+    heartbeat = Heartbeat(view, 0, 2, CurrentActivity())
+    heartbeat.start()
+    assert beaten.wait(10)
+    heartbeat.stop()
 
 
 def test_the_thread_ends_the_process_and_says_why(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -67,3 +68,10 @@ def test_the_launcher_learns_which_worker_was_asked(ends, monkeypatch, tmp_path)
     PreemptionHandler(lambda: None).open()
     terminate()
     assert marks.read_marks(tmp_path).preempted
+
+
+def test_another_thread_than_the_main_one_changes_nothing(ends):
+    thread = threading.Thread(target=PreemptionHandler(lambda: None).open)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -130,12 +130,6 @@ def test_a_disagreement_names_fact_ranks_and_values() -> None:
         compare_facts(["workers", "seed"], [[3, 7], [3, 7], [3, 8]])
 
 
-def test_a_disagreement_shows_what_a_fingerprint_stands_for() -> None:
-    rows = [[fingerprint("0.1.0")], [fingerprint("0.2.0")]]
-    with pytest.raises(DisagreementError, match=r"version: .* \(here: 0\.2\.0\)"):
-        compare_facts(["version"], rows, {"version": "0.2.0"})
-
-
 def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
     balancers = [Balancer(rank=rank, workers=3, global_batch_size=30) for rank in range(3)]
     seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], excluded=[1], stop=[2])

@@ -176,7 +176,6 @@ def test_a_restart_ends_the_line_that_was_being_written(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write(path, steps=3)
     path.write_bytes(path.read_bytes()[:-9])
-    write(path, steps=0)
     record = RunRecord(path, HEADER)
     record.write(replace(STEP, step=2))
     record.close()

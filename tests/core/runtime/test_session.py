@@ -21,6 +21,7 @@ from lbbsp_core import (
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime import pipelined, step_meter
 from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.protocol import WIDTH
 
@@ -217,6 +218,60 @@ def test_facts_that_differ_are_named():
 
     with pytest.raises(DisagreementError, match="disagree on epochs: worker 0 has 3, worker 1 has"):
         run(worker)
+
+
+def test_texts_that_differ_are_shown():
+    def worker(session, collectives):
+        session.start({"loss": "mae" if collectives.rank else "mse"})
+
+    with pytest.raises(DisagreementError, match="on loss: worker 0 has mse, worker 1 has mae; "):
+        run(worker)
+
+
+def diverging(session, collectives, offers=8, at=3):
+    """A model whose weights differ from step `at` on; returns the steps in which they were read."""
+    order = session.make_order(60, seed=1)
+    session.use_order(order)
+    session.start({})
+    read = []
+    for number in range(offers):
+        value = 1.0 + (collectives.rank == 1 and number >= at)
+        session.offer_weights(lambda v=value: read.append(session.step) or [np.full(9, v)])
+        step(session, collectives)
+    session.check_weights()
+    return read
+
+
+def test_weights_that_diverge_are_named_within_so_many_steps():
+    options = lambda rank: SessionOptions(compare_weights=4)  # noqa: E731
+    message = "different weights at step 4, .* every 4 steps: those of worker 0 have norm 3 .*"
+    with pytest.raises(DisagreementError, match=message + "of worker 1 6 "):
+        run(diverging, options=options)
+    with pytest.raises(DisagreementError, match="different weights at step 0"):
+        run(lambda *args: diverging(*args, at=0), options=options)
+
+
+def test_weights_are_read_only_where_they_are_compared():
+    def equal(session, collectives):
+        return diverging(session, collectives, at=99)
+
+    read = lambda every: run(equal, options=lambda rank: SessionOptions(compare_weights=every))  # noqa: E731
+    assert read(4) == [[0, 4]] * 2
+    assert read(1) == [[*range(8)]] * 2
+    assert read(None) == [[], []]
+    assert read(50) == [[0], [0]]
+    assert run(equal, workers=1, options=lambda rank: SessionOptions(compare_weights=1)) == [[]]
+
+
+def test_samples_that_differ_are_named():
+    def worker(session, collectives, changed=0.0):
+        rows = np.arange(12.0).reshape(4, 3) + 1
+        rows[2] += changed * collectives.rank
+        session.check_samples([Digest.of([row]) for row in rows])
+
+    run(lambda *args: worker(*args, changed=1e-6))
+    with pytest.raises(DisagreementError, match="on the data: samples of worker 1 differ from"):
+        run(lambda *args: worker(*args, changed=0.5))
 
 
 def test_a_value_is_compared_and_a_flag_is_shared():

@@ -22,21 +22,23 @@ TARGETS = rng.normal(size=(SAMPLES, 1)).astype("f4")
 STEPS = 11  # of an epoch; the last one is short
 
 
-class Interruption(Exception):
+class InterruptedFitError(Exception):
     """Stands for the end of the process."""
 
 
 class Watch(keras.callbacks.Callback):
     """Counts steps and epochs, and raises an error after a step."""
 
-    def __init__(self, until=None):
+    def __init__(self, until=None, balancer=None):
         super().__init__()
-        self.until, self.batches, self.epochs = until, [], []
+        self.until, self.balancer, self.batches, self.epochs = until, balancer, [], []
 
     def on_train_batch_end(self, batch, logs=None):
+        if self.balancer and self.balancer._checkpoints:  # no write is skipped
+            self.balancer._checkpoints._writer.flush()
         self.batches.append(batch)
         if len(self.batches) == self.until:
-            raise Interruption
+            raise InterruptedFitError
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append((epoch, {name: float(value) for name, value in logs.items()}))
@@ -110,9 +112,9 @@ class Batches(keras.utils.PyDataset):
         return FEATURES[place], TARGETS[place]
 
 
-def stream():
+def stream(reshuffle=True):
     data = tf.data.Dataset.from_tensor_slices((FEATURES, TARGETS))
-    return data.shuffle(200, seed=3).batch(48)
+    return data.shuffle(200, seed=3, reshuffle_each_iteration=reshuffle).batch(48)
 
 
 def callbacks():
@@ -133,6 +135,8 @@ CASES = {
     "prefetch": (dense, ARRAYS, {"prefetch": 2}, {}, 4, (18,)),
     "map": (dense, ARRAYS, {"map": lambda x, y: (2 * x, y)}, {}, 4, (6,)),
     "stream": (dense, lambda: (stream(),), {}, {}, 4, (18,)),
+    "fixed_stream": (dense, lambda: (stream(False),), {}, {}, 4, (18,)),
+    "endless_stream": (dense, lambda: (stream().repeat(),), {"steps_per_epoch": 7}, {}, 4, (10,)),
     "sequence": (dense, lambda: (Batches(),), {}, {}, 4, (18,)),
     "steps_per_epoch": (dense, ARRAYS, {"steps_per_epoch": 7}, {}, 3, (9,)),
     "class_weight": (dense, lambda: (FEATURES, (TARGETS > 0).astype("i4")[:, 0]), {},
@@ -158,14 +162,13 @@ def start(folder, every, **options):
 def train(case, folder, until=None):
     """Trains as a new process would do, until it is interrupted after some of its steps."""
     make, data, of_data, options, every, _ = case
-    balancer, model, watch = start(folder, every), build(make), Watch(until)
+    balancer, model = start(folder, every), build(make)
+    watch = Watch(until, balancer)
     others = options.get("callbacks", list)()
     options = {"epochs": 3, "verbose": 0, **options, "callbacks": [*others, watch, balancer]}
     given = balancer.dataset(*data(), **of_data)
-    with contextlib.suppress(Interruption):
+    with contextlib.suppress(InterruptedFitError):
         model.fit(given, steps_per_epoch=balancer.steps_per_epoch, **options)
-    if folder:  # the end of a process waits
-        balancer._checkpoints._writer.flush()
     return model, watch, balancer
 
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from report import answer_all
+from report import answer_all, listening, result
 
 import lbbsp_tf
 from lbbsp_core import Limits
@@ -47,6 +47,46 @@ def different(**change):
     fit(it.dataset(x[:samples], y[:samples]), balancer=it)
 
 
+def different_layers():
+    kind = keras.layers.ReLU() if rank else keras.layers.Activation("tanh")
+    with strategy.scope():
+        built = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2), kind])
+        built.compile("sgd", "mse")
+    fit(built=built)
+
+
+def schedule(steps):
+    return keras.optimizers.schedules.ExponentialDecay(0.1, steps, 0.9)
+
+
+def different_model(optimizer="sgd", loss=None):
+    built = model()
+    with strategy.scope():
+        built.compile(optimizer, loss or built.loss)
+    fit(built=built)
+
+
+def different_data(x, y):
+    it = lbbsp_tf.LoadBalancer(strategy, 16)
+    fit(it.dataset(x, y), balancer=it)
+
+
+class Diverging(keras.callbacks.Callback):
+    """Changes the weights of one worker after the second step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if rank and batch == 1:
+            self.model.layers[0].kernel.assign_add(keras.ops.ones((4, 2)))
+
+
+def different_weights():
+    it, built = lbbsp_tf.LoadBalancer(strategy, 16, compare_weights=3), model()
+    built.fit(it.dataset(x, y), steps_per_epoch=4, callbacks=[it, Diverging()], verbose=0)
+
+
+SAMPLES = np.random.default_rng(0).normal(size=(64, 4)).astype("f4")
+
+
 def metric_outside_scope():
     metric = keras.metrics.SparseTopKCategoricalAccuracy(name="top")
     fit(built=model(metrics=[metric]))
@@ -78,8 +118,19 @@ CASES = {
     "unknown_option": lambda: lbbsp_tf.LoadBalancer(strategy, 16, granularty=8),
     "different_seed": lambda: different(seed=7),
     "different_batch": lambda: different(global_batch_size=8),
+    "different_layers": different_layers,
+    "different_schedule": lambda: different_model(keras.optimizers.SGD(schedule(9 + rank))),
+    "different_loss": lambda: different_model(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=not rank)
+    ),
+    "different_order": lambda: different_data(SAMPLES[:: 1 - 2 * rank], y),
+    "different_labels": lambda: different_data(SAMPLES, rank * np.arange(64, dtype="i4") % 2),
+    "different_types": lambda: different_data(SAMPLES.astype("f8" if rank else "f4"), y),
+    "equal_but_rounded": lambda: different_data(SAMPLES * np.float32(1 + 1e-6 * rank), y),
+    "different_weights": different_weights,
     "different_samples": lambda: different(samples=63),
 }
 
 
+result("addresses", listening())
 answer_all(CASES)

@@ -6,7 +6,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.gluon.contrib.estimator import Estimator
-from report import answer_all
+from report import answer_all, listening, result
 
 from lbbsp_core import Limits, LoadBalanced
 
@@ -16,8 +16,8 @@ data = gluon.data.ArrayDataset(np.ones((64, 4), "f4"), np.zeros(64, "f4"))
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def network(**options):
-    net = gluon.nn.Dense(2, in_units=4, **options)
+def network(units=2, **options):
+    net = gluon.nn.Dense(units, in_units=4, **options)
     net.initialize()
     return net
 
@@ -81,6 +81,20 @@ def unconnected():
         net(nd.ones((2, 4)))
 
 
+def diverge():
+    """The weights of one worker change in the fifth step, and are compared in the seventh."""
+    net = network()
+    it = trainer(net, compare_weights=6)
+    for _ in range(3):
+        for x, y in gluon.data.DataLoader(data, batch_sampler=it.batch_sampler(64)):
+            with autograd.record():
+                loss = loss_of(net(x), y)
+            loss.backward()
+            it.step(len(x))
+            if rank and it._session.step == 4:
+                net.weight.set_data(net.weight.data() + 1)
+
+
 rank = store.rank
 CASES = {
     "size": lambda: train(size=7),
@@ -110,8 +124,16 @@ CASES = {
     "different_seed": lambda: train(seed=7 * rank),
     "different_batch": lambda: train(global_batch_size=16 - 8 * rank),
     "different_samples": lambda: train(samples=64 - rank),
+    "different_layer": lambda: trainer(network(2 + rank)),
+    "different_rate": lambda: trainer(optimizer=mx.optimizer.SGD(learning_rate=0.1 + 0.1 * rank)),
+    "different_schedule": lambda: trainer(
+        optimizer=mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(10 + rank))
+    ),
+    "different_weights": diverge,
     "different_loss": lambda: train(mean_loss=bool(rank)),
 }
 
 
+store.all_gather([1])  # all processes listen now
+result("addresses", listening())
 answer_all(CASES)

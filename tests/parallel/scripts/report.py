@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import psutil
 
 
 def result(name: str, value: object) -> None:
@@ -29,3 +30,15 @@ def largest_difference(model, other) -> float:
     """Largest absolute difference of all weights, moving statistics included."""
     pairs = zip(model.get_weights(), other.get_weights(), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def listening() -> list[str]:
+    """Returns the addresses on which the processes of this job listen, the launcher included."""
+    launcher = psutil.Process().parent()
+    found = {
+        connection.laddr.ip
+        for process in [launcher, *launcher.children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    return sorted(found)

@@ -1,0 +1,124 @@
+"""Digests of weights and of samples, by which workers notice that theirs differ.
+
+Workers on different processors have values that differ in the last bits, even where nothing is
+wrong. A digest is therefore no hash: it is a projection on a fixed random vector, compared with a
+tolerance. Values that differ by more than the tolerance have different projections.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+TOLERANCE: Final = 1e-3
+"""Difference of two projections that counts as one of values, relative to the norm."""
+
+SAMPLES: Final = 64
+"""Number of samples of a data set that are compared."""
+
+_TILE: Final = 4096
+_HALF: Final = 1 << 24
+
+
+class Digest(NamedTuple):
+    """Digest of arrays.
+
+    Args:
+        projection: Scalar product with a fixed random vector.
+        norm: Euclidean norm.
+    """
+
+    projection: float
+    norm: float
+
+    @classmethod
+    def of(cls, arrays: Iterable[Array]) -> Digest:
+        """Computes the digest of arrays of numbers, in one pass over them.
+
+        Example:
+            >>> Digest.of([np.zeros(3), np.array([3.0, 4.0])]).norm
+            5.0
+        """
+        projection = squares = 0.0
+        with np.errstate(all="ignore"):  # weights may have become NaN, on all workers alike
+            for number, array in enumerate(arrays):
+                own, squared = _project(array)
+                projection += own * math.sin(1.0 + number)  # arrays that change places count
+                squares += squared
+        return cls(projection, math.sqrt(squares) if squares >= 0 else math.nan)
+
+    def to_integer(self) -> int:
+        """Encodes the digest in 48 bits, with 16 bits of precision for each number."""
+        return _bits(self.projection) * _HALF + _bits(self.norm)
+
+    @classmethod
+    def from_integer(cls, value: int) -> Digest:
+        """Decodes what `to_integer` returned."""
+        return cls(*map(_number, divmod(value, _HALF)))
+
+    def is_close(self, other: Digest) -> bool:
+        """Returns whether two digests are equal up to the tolerance, or both not finite."""
+        if not (_is_finite(self) and _is_finite(other)):
+            return _is_finite(self) == _is_finite(other)
+        scale = max(self.norm, other.norm)
+        return all(abs(a - b) <= TOLERANCE * scale for a, b in zip(self, other, strict=True))
+
+
+def sampled(count: int) -> npt.NDArray[np.int64]:
+    """Returns the numbers of the samples to compare, of `count` samples, ascending."""
+    chosen = np.random.default_rng(0).choice(count, min(count, SAMPLES), replace=False)
+    return np.sort(chosen).astype(np.int64)
+
+
+def different_row(rows: Sequence[Sequence[Digest]]) -> tuple[int, int] | None:
+    """Returns where the digests of workers differ.
+
+    Args:
+        rows: Digests by rank, as many on each.
+
+    Returns:
+        Rank of the first worker that differs from worker 0, and the place; None if none differs.
+    """
+    for rank, row in enumerate(rows):
+        for place, (first, own) in enumerate(zip(rows[0], row, strict=True)):
+            if not first.is_close(own):
+                return rank, place
+    return None
+
+
+def _project(array: Array) -> tuple[float, float]:
+    flat = np.asarray(array).reshape(-1)
+    if flat.dtype not in (np.float32, np.float64):
+        flat = flat.astype(np.float64 if flat.dtype.kind in "iub" else np.float32)
+    tile = _tile(flat.dtype.name)
+    whole = len(flat) // _TILE * _TILE
+    sums = (flat[:whole].reshape(-1, _TILE) @ tile).astype(np.float64)
+    rest = float(flat[whole:] @ tile[: len(flat) - whole])
+    return float(sums @ np.resize(_tile("float64")[::-1], len(sums))) + rest, float(flat @ flat)
+
+
+@functools.cache
+def _tile(dtype: str) -> Array:
+    return np.random.default_rng(0).uniform(-1.0, 1.0, _TILE).astype(dtype)
+
+
+def _bits(number: float) -> int:
+    """Returns the upper 24 bits of a number in single precision."""
+    with np.errstate(all="ignore"):
+        return int.from_bytes(struct.pack(">f", np.float32(number)), "big") >> 8
+
+
+def _number(bits: int) -> float:
+    return float(struct.unpack(">f", (bits << 8).to_bytes(4, "big"))[0])
+
+
+def _is_finite(digest: Digest) -> bool:
+    return all(map(math.isfinite, digest))

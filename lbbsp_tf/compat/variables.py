@@ -1,0 +1,142 @@
+"""Variables that workers create: compared before their initial values are broadcast.
+
+`MultiWorkerMirroredStrategy` broadcasts the initial value of each variable. Where the workers build
+different models, it fails with errors of collectives that name no variable, or broadcasts the value
+of another variable of the same shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
+from tensorflow.python.eager import context
+
+from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.compat.values import is_patched, patched
+
+_BROADCAST = "_get_variable_creator_initial_value"
+
+_PATIENCE_MILLISECONDS = 5_000
+"""Longest wait for worker 0 to create the variable; its broadcast is then waited for."""
+
+_created: list[str] = []
+_job: list[tuple[int, int]] = []
+
+
+def compare_variables() -> None:
+    """Makes workers compare each variable that they create with that of worker 0."""
+    create = getattr(CollectiveAllReduceExtended, _BROADCAST, None)
+    reads = context.context().get_config_key_value
+    if (
+        create is None
+        or is_patched(create)
+        or "timeout_in_ms" not in inspect.signature(reads).parameters
+    ):
+        return
+
+    @functools.wraps(create)
+    def with_comparison(
+        self: Any, replica_id: int, device: str, primary_var: Any, **options: Any
+    ) -> Any:
+        if replica_id == 0 and self._num_workers > 1 and "initial_value" in options:
+            given = options["initial_value"]
+            name = str(options.get("name") or "")
+
+            def compared() -> Any:
+                value = given() if callable(given) else given
+                _compare(self, name, value, options.get("dtype"))
+                return value
+
+            options["initial_value"] = compared
+        create_value = create(
+            self, replica_id=replica_id, device=device, primary_var=primary_var, **options
+        )
+
+        @functools.wraps(create_value)
+        def explained() -> Any:
+            with explained_by_variables(own=1):
+                return create_value()
+
+        return explained if replica_id == 0 else create_value
+
+    setattr(CollectiveAllReduceExtended, _BROADCAST, patched(with_comparison))
+
+
+@contextlib.contextmanager
+def explained_by_variables(own: int = 0) -> Iterator[None]:
+    """Replaces an error of a collective by one that names the variables that differ, if any do.
+
+    Args:
+        own: 1 if this worker creates a variable in the context, else 0.
+
+    Raises:
+        DisagreementError: Another worker has created another variable, or one more.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _job:
+            raise
+        rank, workers = _job[0]
+        number = len(_created) - own
+        mine = _created[number] if own and _created else None
+        for other in range(workers):
+            theirs = None if other == rank else _read(other, number, 500)
+            if theirs is not None and theirs != mine:
+                raise _difference(number, {other: theirs, rank: mine}) from error
+            if theirs is None and mine is not None and other == 0 < rank:
+                raise _difference(number, {0: None, rank: mine}) from error
+        raise
+
+
+def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
+    if not tf.executing_eagerly():
+        return
+    if not _job:
+        _job.append(rank_and_workers(extended._container_strategy().cluster_resolver))
+    rank, _ = _job[0]
+    tensor = getattr(value, "wrapped_value", value)
+    shape = tuple(tf.convert_to_tensor(tensor, dtype).shape)
+    text = f"{tf.convert_to_tensor(tensor, dtype).dtype.name} {shape}"
+    if name == "learning_rate" and not shape:
+        text += f" = {float(keras.ops.convert_to_numpy(tensor)):.7g} (the learning rate)"
+    number = len(_created)
+    _created.append(text)
+    with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed
+        context.context().set_config_key_value(_key(rank, number), text)
+    if rank:
+        expected = _read(0, number, _PATIENCE_MILLISECONDS)
+        if expected is not None and expected != text:
+            raise _difference(number, {0: expected, rank: text})
+
+
+def _read(rank: int, number: int, milliseconds: int) -> str | None:
+    try:
+        value = context.context().get_config_key_value(_key(rank, number), milliseconds)
+    except tf.errors.OpError:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _difference(number: int, texts: dict[int, str | None]) -> DisagreementError:
+    said = ", ".join(
+        f"worker {rank} has {text or 'no such variable'}" for rank, text in sorted(texts.items())
+    )
+    return DisagreementError(
+        f"workers disagree on variable {number}, counted in the order of creation: {said}; build "
+        "the same model, with the same optimizer, on all workers"
+    )
+
+
+def _key(rank: int, number: int) -> str:
+    return f"lbbsp/variable/{rank}/{number}"

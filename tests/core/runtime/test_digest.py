@@ -1,0 +1,98 @@
+"""Digests: far apart for different values, close for values that differ in the last bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core.runtime.digest import Digest, different_row, sampled
+from lbbsp_core.runtime.protocol import StepMessage, decode, encode
+
+
+def weights(seed: int = 0, dtype: str = "float32") -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(dtype) for shape in [(300, 70), (70,), (70, 9), ()]]
+
+
+def sent(digest: Digest) -> Digest:
+    """What arrives of a digest."""
+    message = decode(encode(StepMessage(1, 2, 3, 4, digest=digest.to_integer())))
+    return Digest.from_integer(message.digest)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_equal_but_rounded_weights_are_close(dtype: str) -> None:
+    first = Digest.of(weights(dtype=dtype))
+    rounded = [w * np.asarray(1 + 1e-5, w.dtype) for w in weights(dtype=dtype)]
+    assert sent(first).is_close(sent(Digest.of(rounded)))
+    assert first.norm == pytest.approx(
+        np.sqrt(sum(float((w.astype("f8") ** 2).sum()) for w in weights(dtype=dtype))), rel=1e-3
+    )
+
+
+def scaled(number: int, factor: float) -> list[np.ndarray]:
+    return [w * np.float32(factor) if i == number else w for i, w in enumerate(weights())]
+
+
+def changed_places() -> list[np.ndarray]:
+    first, *rest = weights()
+    return [first[::-1], *rest]
+
+
+def moved_within_a_row() -> list[np.ndarray]:
+    """The gradient of a softmax sums to zero over classes: a plain sum would not show it."""
+    *before, last, scalar = weights()
+    push = np.zeros(9, np.float32)
+    push[:2] = 0.5, -0.5
+    return [*before, last + push, scalar]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [weights(1), scaled(0, 1.01), scaled(2, 1.1), scaled(1, -1.0), changed_places(),
+     moved_within_a_row(), weights()[::-1]],
+)  # fmt: skip
+def test_different_weights_are_not_close(other: list[np.ndarray]) -> None:
+    assert not sent(Digest.of(weights())).is_close(sent(Digest.of(other)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_on_all_workers_are_equal(bad: float) -> None:
+    first, *rest = weights()
+    lost = Digest.of([first * bad, *rest])
+    assert sent(lost).is_close(sent(lost))
+    assert not sent(lost).is_close(sent(Digest.of(weights())))
+
+
+@given(projection=st.floats(-1e30, 1e30), norm=st.floats(0, 1e30))
+def test_a_digest_fits_in_an_integer_of_a_message(projection: float, norm: float) -> None:
+    digest = Digest(projection, norm)
+    found = sent(digest)
+    assert 0 <= digest.to_integer() < 2**48
+    assert found.projection == pytest.approx(projection, rel=1e-4, abs=1e-37)
+    assert found.norm == pytest.approx(norm, rel=1e-4, abs=1e-37)
+
+
+def test_no_weights() -> None:
+    assert Digest.of([]).to_integer() == 0, "nothing to compare"
+
+
+def test_integers_are_exact() -> None:
+    labels = np.array([2**40, 2**40 + 1])
+    assert Digest.of([labels]).norm == pytest.approx(2**40.5)
+
+
+def test_the_first_sample_that_differs() -> None:
+    row = [Digest.of([np.array([x])]) for x in (1.0, 2.0, 3.0)]
+    assert different_row([row, row]) is None
+    assert different_row([row, row, [*row[:2], Digest.of([np.array([3.1])])]]) == (2, 2)
+
+
+def test_samples_are_spread_over_the_data_set() -> None:
+    chosen = sampled(10_000)
+    assert len(np.unique(chosen)) == 64
+    assert chosen.min() < 1000
+    assert chosen.max() >= 9000
+    assert sampled(3).tolist() == [0, 1, 2]

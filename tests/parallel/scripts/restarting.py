@@ -1,0 +1,45 @@
+"""One training over several jobs, which end at given steps by a signal of one worker.
+
+Usage: restarting.py FOLDER [STEP RANK SIGNAL]
+"""
+
+import os
+import signal
+import sys
+
+import keras
+import tensorflow as tf
+from checkpoints import FEATURES, TARGETS, Watch, X, dense
+from report import largest_difference, result
+
+import lbbsp_tf
+
+
+class End(keras.callbacks.Callback):
+    """Sends this process a signal after a global step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if at and balancer._session.step == int(at) and balancer.rank == int(rank):
+            os.kill(os.getpid(), signal.Signals[name])
+
+
+def train(*callbacks):
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = dense()
+    data = balancer.dataset(FEATURES, TARGETS)
+    watch = Watch()
+    model.fit(data, epochs=3, steps_per_epoch=balancer.steps_per_epoch, verbose=0,
+              callbacks=[watch, *callbacks, balancer])  # fmt: skip
+    return model, watch
+
+
+folder, at, rank, name = [*sys.argv[1:], "", "", ""][:4]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+balancer = lbbsp_tf.LoadBalancer(strategy, X, checkpoint=folder, every=4)
+model, watch = train(End())
+result("epochs", watch.epochs)
+balancer = lbbsp_tf.LoadBalancer(strategy, X)
+whole, expected = train()
+result("expected", expected.epochs)
+result("difference", largest_difference(model, whole))

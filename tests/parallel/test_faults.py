@@ -1,0 +1,107 @@
+"""Faults of Keras workers: all processes end soon, and the right worker is named.
+
+Bounds are generous, because the machine may be busy; the figures of an idle one are in
+docs/reliability.md.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import SCRIPTS, run
+
+from lbbsp_core.launch.cluster import free_ports
+
+SECONDS = 60
+
+
+def by_hand(*arguments: str, started=(0, 1)) -> list[subprocess.Popen]:
+    """Starts two workers as a user does, without the launcher, or only some of them."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    workers = []
+    for rank in started:
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        worker = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "faults.py"), *arguments],
+            env={**environment, "TF_CONFIG": json.dumps(task), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        workers.append(worker)
+    return workers
+
+
+def seconds_since_fault(*texts: str) -> float:
+    return time.time() - float(re.search(r"FAULT ([\d.]+)", "".join(texts))[1])
+
+
+@pytest.fixture
+def workers():
+    """Ends what a test leaves."""
+    started = []
+    yield started
+    for worker in started:
+        worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("stop", r"worker 1 \(.*\) has given no sign of life for 4 s; with its last one it was"),
+        ("exit_0_in_step", r"worker 1 \(.*\) has left \(at the end of its script, before step 1"),
+        ("exit_3_in_step", r"worker 1 \(.*\) has failed: see its output"),
+    ],
+)
+def test_the_others_end_and_name_the_worker(workers, fault, says):
+    workers += by_hand(fault, "1", "silence_seconds=4")
+    said, _ = workers[0].communicate(timeout=SECONDS + 60)
+    assert workers[0].returncode == 1
+    assert re.search(says, said)
+    if fault == "stop":
+        workers[1].kill()
+    own, _ = workers[1].communicate(timeout=SECONDS)
+    seconds = seconds_since_fault(own)
+    print(f"{fault}: {seconds:.1f} s")
+    assert seconds < SECONDS
+    assert workers[1].returncode == {"stop": -9, "exit_0_in_step": 1, "exit_3_in_step": 3}[fault]
+
+
+def test_a_short_stop_is_survived_and_a_late_worker_is_ended_only_by_a_limit():
+    job = run("faults", "stop_for_5_s", "1", workers=2)
+    assert job.status == 0
+    assert "TRAINED" in job.lines[0]
+    job = run("faults", "endless_wait", "1", "limit_seconds=3", workers=2)
+    assert job.status == 1
+    assert re.search(r"others have waited for worker 1 \(.*\), which is .* step 1\d, for", job.text)
+
+
+def test_the_launcher_names_a_frozen_worker_and_leaves_no_folder(capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    job = run("faults", "endless_wait_in_c_checkpoint", "1", "silence_seconds=4", workers=2)
+    assert job.status == 1
+    (line,) = (each for each in capfd.readouterr().err.splitlines() if "lbbsp launch" in each)
+    assert re.match(r"lbbsp launch: worker 1 \(.*\) has given no sign of life for 4 s", line)
+    assert not list(tmp_path.glob("lbbsp-*"))
+
+
+def test_a_worker_that_never_starts_is_named(workers):
+    workers += by_hand("none", "0", started=[1])
+    for line in workers[0].stdout:
+        if "lbbsp:" in line:
+            break
+    assert re.search(r"worker 1 \(.*\) is waiting for worker 0 \(.*\), which has not started", line)
+
+
+def test_a_worker_that_leaves_before_the_start_is_named(capfd):
+    job = run("faults", "exit_0_at_import", "1", workers=2)
+    assert job.status == 1
+    assert "worker 1 ended with status 0 before training, and worker 0" in capfd.readouterr().err

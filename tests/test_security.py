@@ -1,0 +1,84 @@
+"""What docs/security.md promises of the code; what listens is tested with the jobs that run."""
+
+import ast
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lbbsp_core import Profile
+from lbbsp_core.cli.options import write_figures
+from lbbsp_core.runtime.checkpoint import Checkpoint, write_checkpoint
+from lbbsp_core.runtime.record import RunRecord, run_header
+
+ROOT = Path(__file__).parents[1]
+FILES = [path for name in ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")
+         for path in sorted((ROOT / name).rglob("*.py"))]  # fmt: skip
+
+EXECUTES_DATA = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+"""Modules that can execute what they read."""
+
+PRIVATE = {"mkstemp", "NamedTemporaryFile", "chmod", "fchmod"}
+"""Functions that give a file another mode than the umask of the user."""
+
+EXCEPTIONS = {
+    ("lbbsp_mx/server.py", "pickle"),  # optimizers, as MXNet's workers send them to its servers
+    ("lbbsp_core/testing/contracts.py", "pickle"),  # copies an object of the test that calls it
+}
+
+
+def used(path):
+    """Yields the modules and functions that a file imports or calls by these names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+            flags = {each.arg: each.value for each in node.keywords}
+            yield from (f"{name}=True" for name, value in flags.items()
+                        if isinstance(value, ast.Constant) and value.value is True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "names", [EXECUTES_DATA, PRIVATE, {"eval", "exec", "allow_pickle=True", "load_model"}],
+    ids=["pickle", "modes", "eval"],
+)  # fmt: skip
+def test_nothing_that_is_loaded_is_executed_and_files_have_the_mode_of_the_umask(names):
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in FILES
+        for name in names.intersection(used(path))
+    }
+    assert found <= EXCEPTIONS, sorted(found - EXCEPTIONS)
+
+
+def record(folder):
+    header = run_header("none", workers=1, global_batch_size=1, versions={})
+    RunRecord(folder / "run.jsonl", header).close()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        record,
+        lambda folder: write_checkpoint(folder, Checkpoint(1, arrays={"x": np.zeros(3)})),
+        lambda folder: Profile([1, 2], [0.1, 0.2]).save(folder / "profile.json"),
+        lambda folder: write_figures(folder / "figures.json", {}),
+    ],
+)
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_mode_of_the_umask(tmp_path, write, umask, mode):
+    before = os.umask(umask)
+    try:
+        write(tmp_path)
+    finally:
+        os.umask(before)
+    [path] = tmp_path.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == mode

@@ -1,0 +1,206 @@
+"""Checkpoints of `fit` on one worker: what is skipped, continued and refused."""
+
+import os
+import signal
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lbbsp_tf
+from lbbsp_core.runtime.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.preemption import STATUS
+
+X, STEPS = 8, 5
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(X * STEPS, 3)).astype("f4")
+TARGETS = rng.normal(size=(X * STEPS, 1)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Makes every checkpoint due be written: no write is skipped while another one is running."""
+
+    def is_busy(writer):
+        writer.flush()
+        return False
+
+    monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
+
+
+def model(units=4, optimizer="sgd"):
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(1)])
+    built.compile(optimizer, "mse")
+    return built
+
+
+class Counter(keras.callbacks.Callback):
+    """Counts steps; may do something after one."""
+
+    def __init__(self, at=None, act=None):
+        super().__init__()
+        self.at, self.act, self.steps = at, act, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == self.at:
+            self.act(self.model)
+
+
+def balancer(folder, every=2, **options):
+    return lbbsp_tf.LoadBalancer(
+        tf.distribute.get_strategy(), X, checkpoint=folder, every=every, **options
+    )
+
+
+def fit(it, built, *callbacks, seed=1, samples=X * STEPS, **options):
+    data = it.dataset(FEATURES[:samples], TARGETS[:samples], seed=seed)
+    options = {"epochs": 2, "verbose": 0, **options, "callbacks": [*callbacks, it]}
+    built.fit(data, steps_per_epoch=it.steps_per_epoch, **options)
+    return built
+
+
+def interrupt(built):
+    raise KeyboardInterrupt
+
+
+def same(one, other):
+    for mine, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_path):
+    def script(folder, first, second):
+        it, built = balancer(folder), model()
+        fit(it, built, first)
+        built.optimizer.learning_rate = 0.5
+        fit(it, built, second, seed=2)
+        return built
+
+    whole = script(tmp_path / "whole", Counter(), Counter())
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "broken", Counter(), Counter(8, interrupt))
+    first, second = Counter(), Counter()
+    same(script(tmp_path / "broken", first, second), whole)
+    assert (first.steps, second.steps) == (0, 2 * STEPS - 6)
+
+
+def test_a_fit_that_a_callback_has_stopped_is_over_and_more_epochs_are_trained(tmp_path):
+    stop = Counter(3, lambda built: setattr(built, "stop_training", True))
+    stopped = fit(balancer(tmp_path / "stopped"), model(), stop)
+    again = Counter()
+    same(fit(balancer(tmp_path / "stopped"), model(), again), stopped)
+    assert again.steps == 0
+    fit(balancer(tmp_path / "longer"), model())
+    more = Counter()
+    same(fit(balancer(tmp_path / "longer"), model(), more, epochs=3),
+         fit(balancer(tmp_path / "whole"), model(), epochs=3))  # fmt: skip
+    assert more.steps == STEPS
+
+
+def test_a_later_fit_of_the_same_model_starts_at_its_own_first_epoch(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(balancer(tmp_path), model(), Counter(8, interrupt))
+    it, built, second = balancer(tmp_path), model(), Counter()
+    fit(it, built)
+    fit(it, built, second)
+    assert second.steps == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"seed": 7}, "seed was 1, and is 7"),
+        ({"samples": X * STEPS - X}, "number of samples was 40, and is 32"),
+        ({"units": 5}, r"variable 0 of the model was .*kernel \(3, 4\) float32, and is"),
+        ({"optimizer": "adam"}, "optimizer was SGD, and is Adam"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused_with_the_reason(tmp_path, change, fact):
+    fit(balancer(tmp_path), model())
+    of_model = {name: change.pop(name) for name in ("units", "optimizer") if name in change}
+    with pytest.raises(ValueError, match=f"is of another job: {fact}.* choose another folder"):
+        fit(balancer(tmp_path), model(**of_model), **change)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_folder_of_them_refused(tmp_path, caplog):
+    fit(balancer(tmp_path), model())
+    *_, new = sorted(tmp_path.iterdir())
+    new.write_bytes(new.read_bytes()[:-50])
+    again = Counter()
+    fit(balancer(tmp_path), model(), again)
+    assert again.steps == 2
+    assert "damaged" in caplog.text
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        fit(balancer(tmp_path), model())
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    counter = Counter()
+    fit(balancer(tmp_path / "file"), model(), counter)
+    assert counter.steps == 2 * STEPS
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_sigterm_saves_a_checkpoint_and_leaves_with_its_own_status(tmp_path):
+    leave = Counter(4, lambda built: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        fit(balancer(tmp_path, "epoch"), model(), leave)
+    assert left.value.code == STATUS == 143
+    assert newest_checkpoint(tmp_path).step == 4
+    rest = Counter()
+    same(fit(balancer(tmp_path), model(), rest), fit(balancer(tmp_path / "whole"), model()))
+    assert rest.steps == 2 * STEPS - 4
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Held(NamedTuple):
+    what: object
+
+
+class Own:
+    """Predictor of a user, whose state holds an object."""
+
+    def init(self):
+        return Held(object())
+
+    def update(self, state, measurement):
+        return state
+
+    def predict(self, state, drivers=(), horizon=1):
+        return 1.0
+
+
+def test_a_predictor_whose_state_cannot_be_written_is_refused_before_the_training(tmp_path):
+    counter = Counter()
+    with pytest.raises(TypeError, match="checkpoint cannot hold object objects"):
+        fit(balancer(tmp_path, predictor=Own()), model(), counter)
+    assert counter.steps == 0
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "epochs"])
+def test_every_is_checked(tmp_path, every):
+    with pytest.raises(ValueError, match="every must be"):
+        balancer(tmp_path, every)
+
+
+def test_what_cannot_continue_exactly_is_refused_with_the_remedy(tmp_path):
+    backup, built = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=3), model()
+    built.build((None, 3))
+    with pytest.raises(ValueError, match=r"checkpoint=folder, every=3"):
+        fit(balancer(tmp_path), built, backup)
+    it = balancer(tmp_path)
+    with pytest.raises(ValueError, match=r"fit needs the data of the balancer"):
+        model().fit(FEATURES, TARGETS, verbose=0, callbacks=[it])
+    with pytest.raises(ValueError, match="a custom loop must save"):
+        it.loop(lambda batch: None, it.dataset(FEATURES, TARGETS))
+    data = tf.data.Dataset.from_tensor_slices((FEATURES, TARGETS)).shuffle(9, seed=1)
+    with pytest.raises(ValueError, match="reshuffle_each_iteration=False"):
+        model().fit(it.dataset(data), steps_per_epoch=it.steps_per_epoch, verbose=0, callbacks=[it])
