@@ -25,7 +25,7 @@ WAITING_SECONDS: Final = 15.0
 
 _COUNTED_SECONDS: Final = 2.0  # at most, of the time between two looks: this process may be stopped
 _RECENT_SECONDS: Final = 2  # signs come every second; the transport's clock has whole seconds
-_CLOSED_SECONDS: Final = 3.0  # of silence, if a connection is closed as well
+_CLOSED_SECONDS: Final = 1.5  # of silence, if a connection is closed as well
 _REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
 
 _LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
