@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lbbsp_tf
+from lbbsp_core.runtime import preemption
 from lbbsp_core.runtime.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
 from lbbsp_core.runtime.preemption import STATUS
@@ -29,6 +30,14 @@ def patient(monkeypatch):
         return False
 
     monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
+    yield
+    new_process()
+
+
+def new_process():
+    """Forgets signals, and handlers of trainings that were interrupted."""
+    for handler in list(preemption._open):
+        handler.close()
 
 
 def model(units=4, optimizer="sgd"):
@@ -155,6 +164,7 @@ def test_sigterm_saves_a_checkpoint_and_leaves_with_its_own_status(tmp_path):
         fit(balancer(tmp_path, "epoch"), model(), leave)
     assert left.value.code == STATUS == 143
     assert newest_checkpoint(tmp_path).step == 4
+    new_process()
     rest = Counter()
     same(fit(balancer(tmp_path), model(), rest), fit(balancer(tmp_path / "whole"), model()))
     assert rest.steps == 2 * STEPS - 4
