@@ -50,6 +50,7 @@ FAULTS = {
     "stop_for_5_s": lambda: stop(5),
     "endless_wait_in_c": hold_the_interpreter,
     "endless_wait_in_c_checkpoint": hold_the_interpreter,
+    "cut": lambda: subprocess.run(["ip", "link", "set", "lbbsp0", "down"], check=True),
     "endless_wait": lambda: time.sleep(10_000),
     "exit_0_after_training": lambda: sys.exit(0),
     "_exit_0_after_training": lambda: os._exit(0),

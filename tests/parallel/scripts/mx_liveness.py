@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -44,6 +45,8 @@ def fail():
         os._exit(0)
     if fault == "hang":
         time.sleep(3600)
+    if fault == "cut":
+        subprocess.run(["ip", "link", "set", "lbbsp0", "down"], check=True)
     if fault == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
 
