@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/zipline.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py
 	$(BIN)/python benchmarks/overhead_mx.py
 	$(BIN)/python benchmarks/schemes_mx.py

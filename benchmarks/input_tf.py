@@ -91,7 +91,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
     }
     times = step_seconds(sides, blocks, steps=steps, steps_per_epoch=balancer.steps_per_epoch)
     if balancer.rank == 0:
-        report("Keras", times["stock"], times["balanced"])
+        report("stock Keras", times["stock"], times["balanced"])
 
     def fit(feed, *callbacks, epochs=1):
         model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, epochs=epochs, verbose=0,

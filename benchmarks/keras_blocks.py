@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -24,9 +25,14 @@ class Side(NamedTuple):
 
 
 def step_seconds(
-    sides: dict[str, Side], blocks: int, *, steps: int, steps_per_epoch: int
+    sides: dict[str, Side],
+    blocks: int,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    of_block: Callable[[list[float]], float] = np.median,
 ) -> dict[str, list[float]]:
-    """Returns the median wall seconds per step of each block, by the name of the side.
+    """Returns the wall seconds per step of each block, by the name of the side.
 
     The order of the sides alternates, because the load of the machine may depend on the position
     in a round of blocks. A first round, which includes tracing, is not counted.
@@ -36,6 +42,7 @@ def step_seconds(
         blocks: Number of blocks of each side.
         steps: Steps in a block, a multiple of `steps_per_epoch`.
         steps_per_epoch: Steps of an epoch of every side.
+        of_block: Median of the steps of a block, or another summary.
     """
     clock = _Clock()
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -47,7 +54,7 @@ def step_seconds(
             model.fit(data, steps_per_epoch=steps_per_epoch, epochs=steps // steps_per_epoch,
                       callbacks=[*callbacks, clock], verbose=0)  # fmt: skip
             if block:
-                times[name].append(float(np.median(clock.seconds)))
+                times[name].append(float(of_block(clock.seconds)))
     return times
 
 

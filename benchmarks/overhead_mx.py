@@ -87,7 +87,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
             if block:  # the first block is a warm-up
                 times[name].append(np.mean(seconds))
     if native.rank == 0:
-        report("gluon", times["stock"], times["balanced"])
+        report("stock gluon", times["stock"], times["balanced"])
 
 
 class _Shifted:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 RESULT = "RESULT "
 
 
-def report(name: str, stock: list[float], balanced: list[float]) -> None:
+def report(name: str, stock: list[float], balanced: list[float], other: str = "balanced") -> None:
     """Prints step times, and their median ratio with its interval.
 
     Args:
-        name: Name of the stock framework.
-        stock: Seconds per step of each block with the stock framework.
-        balanced: Seconds per step of each block with the balancer.
+        name: Name of what the other side is compared with, such as the stock framework.
+        stock: Its seconds per step of each block.
+        balanced: Seconds per step of each block of the other side.
+        other: Name of the other side.
     """
     import numpy as np
 
@@ -24,8 +25,8 @@ def report(name: str, stock: list[float], balanced: list[float]) -> None:
     ratios = ours / theirs
     draws = np.random.default_rng(0).integers(0, len(ratios), (4000, len(ratios)))
     low, high = np.quantile(np.median(ratios[draws], axis=1), (0.025, 0.975))
-    print(f"{RESULT}step, stock {name} {np.median(theirs) * 1e3:.1f} ms")
-    print(f"{RESULT}step, balanced    {np.median(ours) * 1e3:.1f} ms")
+    print(f"{RESULT}step, {name} {np.median(theirs) * 1e3:.1f} ms")
+    print(f"{RESULT}step, {other} {np.median(ours) * 1e3:.1f} ms")
     print(
         f"{RESULT}ratio of medians {np.median(ratios):.4f}, 95 % interval {low:.4f} to {high:.4f}"
     )
