@@ -62,14 +62,20 @@ class Checkpoints:
         self._begin_save(folder)
         return self._writer_to(folder).flush()
 
-    def _begin_save(self, folder: str | Path) -> None:
-        """Starts to write a checkpoint in the background; a collective."""
+    def _begin_save(self, folder: str | Path, *, may_skip: bool = False) -> None:
+        """Starts to write a checkpoint in the background; a collective.
+
+        Args:
+            folder: Folder of the checkpoints.
+            may_skip: Whether to leave it out if the one before is still being written.
+        """
         state, session_arrays = self._session.save_state()
         self._session.exclude_step()
-        if self._session.rank == 0:
+        if may_skip and self._session.rank == 0 and self._writer_to(folder).is_busy:
+            logger.debug("no checkpoint: the last one is still being written")
+        elif self._session.rank == 0:
             saved = self._checkpoint(state, session_arrays, with_parameters=True)
             self._writer_to(folder).start(saved)
-        self._step = self._session.step
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
@@ -106,8 +112,7 @@ class Checkpoints:
         if self._writer is None or self._every is None or not self._session.preempted:
             return
         session, folder = self._session, self._writer.folder
-        if self._step != session.step:
-            self._begin_save(folder)
+        self._begin_save(folder)
         # No worker leaves before the file is complete: its absence would be noticed.
         failed = session.any_worker(not self._writer.flush())
         print(
@@ -121,7 +126,7 @@ class Checkpoints:
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`."""
         if self._writer is not None and self._every is not None and self._is_due(step + 1):
-            self._begin_save(self._writer.folder)
+            self._begin_save(self._writer.folder, may_skip=True)
 
     def _is_due(self, done: int) -> bool:
         if self._every == "epoch":

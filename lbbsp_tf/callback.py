@@ -323,8 +323,6 @@ class LoadBalancer(keras.callbacks.Callback):
             self._begin_first_epoch(epoch)
         elif self.active:
             self._training.begin_epoch()
-        if self._checkpoints:
-            self._checkpoints.begin_epoch(epoch)
 
     def _begin_first_epoch(self, epoch: int) -> None:
         resumes = bool(self._checkpoints) and self._checkpoints.resumes
@@ -365,7 +363,7 @@ class LoadBalancer(keras.callbacks.Callback):
             self._training.end()
             self.model.train_function = None
         if self.active or self._checkpoints:
-            for hook in ("on_train_begin", "on_train_batch_end", "on_epoch_end"):
+            for hook in ("on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)
 
     # Helpers
@@ -420,6 +418,11 @@ class LoadBalancer(keras.callbacks.Callback):
             if self.workers > 1:
                 agreement.check_models(model, mirrored_collectives(self.strategy))
 
+        def last_at_epoch_begin(epoch: int, logs: Logs = None) -> None:
+            type(history).on_epoch_begin(history, epoch, logs)
+            if checkpoints:  # after callbacks that change the model at the start of an epoch
+                checkpoints.begin_epoch(epoch)
+
         def last_at_batch_end(batch: int, logs: Logs = None) -> None:
             type(history).on_train_batch_end(history, batch, logs)
             if self.active:
@@ -444,6 +447,7 @@ class LoadBalancer(keras.callbacks.Callback):
                 checkpoints.end_fit()
 
         history.on_train_begin = last_at_train_begin
+        history.on_epoch_begin = last_at_epoch_begin
         history.on_train_batch_end = last_at_batch_end
         history.on_epoch_end = last_at_epoch_end
         history.on_train_end = last_at_train_end

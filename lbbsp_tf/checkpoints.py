@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -21,6 +21,8 @@ from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.model_state import ModelState
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sharing import share_checkpoint
+
+_STATE: Final = {"place", "session", "callbacks", "model"}
 
 
 class Place(NamedTuple):
@@ -130,7 +132,10 @@ class Checkpoints:
         return self._resumed is not None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes the number of an epoch; the first one may continue in its middle."""
+        """Notes the number of an epoch; the first one may continue in its middle.
+
+        What callbacks have changed at the start of that epoch is in its checkpoint already.
+        """
         self._place = self._place._replace(epoch=epoch, batch=0)
         self._model._initial_epoch = self._initial_epoch
         if self._resumed is None:
@@ -138,6 +143,7 @@ class Checkpoints:
         found, self._resumed = self._resumed, None
         place = _place_in(found)
         if place.batch:
+            self._state.restore(found.state["model"], found.arrays)
             self._state.restore_in_epoch(found.arrays)
             compat.start_at_batch(self._epochs, place.batch)
         else:
@@ -197,6 +203,11 @@ class Checkpoints:
     def _read(self) -> Checkpoint | None:
         """Reads the newest checkpoint; one that was written in this fit must fit to it."""
         found = newest_checkpoint(self._writer.folder)
+        if found is not None and not _is_of_fit(found):
+            raise ValueError(
+                f"the checkpoint in {self._writer.folder} was not written by LoadBalancer: choose "
+                "another folder"
+            )
         if found is not None and _place_in(found).fit == self._place.fit:
             check_same_job(self._writer.folder, found.facts, self._facts)
         return found
@@ -254,6 +265,10 @@ class Checkpoints:
             )
         self._preemption.close()
         sys.exit(STATUS)
+
+
+def _is_of_fit(found: Checkpoint) -> bool:
+    return isinstance(found.state, dict) and found.state.keys() == _STATE
 
 
 def _place_in(found: Checkpoint) -> Place:

@@ -61,8 +61,8 @@ class TrainingInput:
 
     @property
     def spec(self) -> str:
-        """Shapes and types of a batch of one sample, as text."""
-        return str(tf.nest.map_structure(tf.type_spec_from_value, self._pipeline.example))
+        """Shapes and types of batches, as text."""
+        return str(self._pipeline.batches.element_spec)
 
     @property
     def iterators(self) -> list[BatchIterator]:

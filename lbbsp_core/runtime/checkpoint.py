@@ -34,6 +34,7 @@ KEEP: Final = 2
 _HEADER: Final = "header"
 _NAME: Final = re.compile(r"step-(\d+)\.npz")
 _UNFINISHED: Final = ".unfinished"
+_REPLACED: Final = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Checkpoint:
 def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint, then removes all but the newest `KEEP`.
 
-    Whatever interrupts it, the checkpoints that existed before stay complete.
+    Whatever interrupts it, the checkpoints that existed before stay complete. Those of later steps,
+    from which this training has not continued, are renamed.
 
     Args:
         folder: Folder of the job's checkpoints; it is created. Only one process may write to it.
@@ -73,7 +75,13 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:09d}.npz"
     write_file(path, checkpoint)
-    for old in [*_paths(folder)[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
+    paths = _paths(folder)
+    kept = paths[: paths.index(path) + 1]
+    for later in paths[len(kept) :]:  # the next start would continue from it
+        logger.warning("%s is of another training, or damaged: renamed to *%s", later, _REPLACED)
+        with suppress(OSError):
+            later.replace(later.with_name(later.name + _REPLACED))
+    for old in [*kept[:-KEEP], *folder.glob(f"step-*{_UNFINISHED}")]:
         with suppress(OSError):
             old.unlink()
     return path

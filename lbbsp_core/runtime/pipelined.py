@@ -149,6 +149,10 @@ class PipelinedSession(WorkerSession):
                 )
             yield step
 
+    def step_of_order(self, step: int) -> int:
+        """Returns the number of a global step, counted from the start of the order."""
+        return self._balancer.step_of_order(step)  # a barrier does not change it
+
     def skip_epoch(self) -> None:
         """Lets the next epoch have no steps, because the training is already complete."""
         self._skips = True

@@ -23,6 +23,7 @@ _CALLBACK_STATE: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: (
         "best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch",
     ),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }  # fmt: skip
 """Attributes in which Keras's callbacks keep what they have seen."""
 

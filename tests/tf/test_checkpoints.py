@@ -98,6 +98,32 @@ def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_pat
     assert (first.steps, second.steps) == (0, 2 * STEPS - 6)
 
 
+@pytest.mark.parametrize(
+    ("callback", "until"),
+    [
+        # Both change the model when an epoch begins or ends.
+        (lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), STEPS + 3),
+        (lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True), STEPS),
+    ],
+)
+def test_what_callbacks_do_to_the_model_is_done_once(tmp_path, callback, until):
+    def script(folder, *more):
+        averaging = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        every = "epoch" if until == STEPS else 2
+        built = model(optimizer=averaging)
+        return fit(balancer(folder, every), built, *more, callback(), epochs=3)
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if (epoch, until) == (1, STEPS):
+                raise KeyboardInterrupt
+
+    whole = script(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "broken", Counter(until, interrupt) if until > STEPS else Ends())
+    same(script(tmp_path / "broken"), whole)
+
+
 def test_a_fit_that_a_callback_has_stopped_is_over_and_more_epochs_are_trained(tmp_path):
     stop = Counter(3, lambda built: setattr(built, "stop_training", True))
     stopped = fit(balancer(tmp_path / "stopped"), model(), stop)

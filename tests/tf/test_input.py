@@ -72,14 +72,21 @@ class MapStyle:
 
     def __init__(self, items):
         self.items, self.threads = items, set()
+        self.meeting = None  # of the threads with the first two reads
 
     def __len__(self):
         return len(self.items)
 
     def __getitem__(self, index):
         assert isinstance(index, int)
-        self.threads.add(threading.get_ident())
+        self.note_thread()
         return self.items[index]
+
+    def note_thread(self):
+        meeting, is_new = self.meeting, threading.get_ident() not in self.threads
+        self.threads.add(threading.get_ident())
+        if meeting and is_new and len(self.threads) <= 2:
+            meeting.wait()
 
 
 class InGroups(MapStyle):
@@ -87,7 +94,7 @@ class InGroups(MapStyle):
 
     def __getitems__(self, indices):
         assert isinstance(indices, list)
-        self.threads.add(threading.get_ident())
+        self.note_thread()
         return [self.items[i] for i in indices]
 
 
@@ -439,6 +446,7 @@ def test_memory_maps_and_hdf5_are_read_by_batch(tmp_path):
 
 def test_readers_are_threads():
     for kind in (MapStyle(TUPLES), InGroups(TUPLES)):
+        kind.meeting = threading.Barrier(2, timeout=20)
         list(open_data(kind, readers=3))
         assert len(kind.threads) > 1
     seen = set()

@@ -56,6 +56,18 @@ def test_the_two_newest_are_kept(tmp_path):
     assert newest_checkpoint(tmp_path).step == 1_000_000_000
 
 
+def test_later_ones_of_another_training_are_kept_under_another_name(tmp_path, caplog):
+    for step in (100, 200, 50):
+        write_checkpoint(tmp_path, checkpoint(step))
+    assert newest_checkpoint(tmp_path).step == 50
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "step-000000050.npz",
+        "step-000000100.npz.replaced",
+        "step-000000200.npz.replaced",
+    ]
+    assert "step-000000200.npz is of another training" in caplog.text
+
+
 def test_the_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
