@@ -6,16 +6,20 @@ ends. Workers and servers end when the scheduler has ended or is lost.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 from lbbsp_core.runtime.exit import end_now
 from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
 from lbbsp_mx.nodes import worker_rank
+
+logger = logging.getLogger("lbbsp.liveness")
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -247,7 +251,12 @@ class LookingThread:
         before = time.monotonic()
         while not self._stopped.wait(LOOK_SECONDS):
             now = time.monotonic()
-            why, before = self._look(now - before), now
+            try:
+                why = self._look(now - before)
+            except Exception:  # the next look may succeed
+                logger.debug("the look for lost processes has failed", exc_info=True)
+                why = None
+            before = now
             if why is not None:
                 _say(f"{why}; {self._name()} ends")
                 self._end(1)
@@ -255,4 +264,5 @@ class LookingThread:
 
 
 def _say(message: str) -> None:
-    print(f"lbbsp: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # without a usable standard error
+        print(f"lbbsp: {message}", file=sys.stderr, flush=True)

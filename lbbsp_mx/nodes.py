@@ -94,4 +94,5 @@ def scheduler_answers() -> bool | None:
 
 def _connections() -> list[Any]:
     process = psutil.Process()
-    return getattr(process, "net_connections", process.connections)(kind="tcp")
+    connections = getattr(process, "net_connections", None) or process.connections
+    return list(connections(kind="tcp"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
@@ -22,7 +24,7 @@ from lbbsp_tf.model_state import ModelState
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sharing import share_checkpoint
 
-_STATE: Final = {"place", "session", "callbacks", "model"}
+_STATE: Final = {"fits", "place", "session", "callbacks", "model"}
 
 
 class Place(NamedTuple):
@@ -81,6 +83,7 @@ class Checkpoints:
         self._found: Checkpoint | None = None
         self._resumed: Checkpoint | None = None
         self._place = Place(-1, 0, 0)
+        self._fits: list[dict[str, Json]] = []
         self._initial_epoch: int | None = None
 
     # A fit, in the order of its events
@@ -104,6 +107,7 @@ class Checkpoints:
         self._epochs = compat.latest_epochs()
         self._facts = {**self._session.facts(), **self._state.facts()}
         self._place = Place(self._place.fit + 1, 0, 0)
+        self._fits.append({"facts": self._facts, "history": None})
         self._resumed, self._initial_epoch = None, model._initial_epoch
         self._session.check_state()
         if self._input.is_reshuffled:
@@ -120,8 +124,7 @@ class Checkpoints:
             return
         place = _place_in(self._found)
         if place.fit > self._place.fit:
-            self._state.restore_weights(self._found.arrays)
-            model._initial_epoch = epochs
+            self._skip(self._found, place.fit, epochs)
             return
         found, self._found = self._found, None
         self._resume(found, place, epochs)
@@ -212,6 +215,38 @@ class Checkpoints:
             check_same_job(self._writer.folder, found.facts, self._facts)
         return found
 
+    def _skip(self, found: Checkpoint, later: int, epochs: int) -> None:
+        """Lets the fit that begins train nothing, because the checkpoint is of a later one.
+
+        Raises:
+            ValueError: The fit is not the one that came before; or it has another model, whose
+                weights are not in the checkpoint.
+        """
+        fit = self._place.fit
+        before = found.state["fits"][fit]
+        check_same_job(self._writer.folder, before["facts"], self._facts)
+        if ModelState.facts_of_weights(found.facts) != ModelState.facts_of_weights(self._facts):
+            raise ValueError(
+                f"the checkpoint in {self._writer.folder} is of fit {later} of the script (counted "
+                f"from 0), whose model is not that of fit {fit}: a folder has the checkpoints of "
+                "one model; make a LoadBalancer with a folder of its own for each"
+            )
+        self._state.restore_weights(found.arrays)
+        self._restore_history(before)
+        self._model._initial_epoch = epochs
+        if self._is_chief:
+            print(
+                f"lbbsp: fit {fit} of the script (counted from 0) is skipped, because the "
+                f"checkpoint in {self._writer.folder} is of fit {later}",
+                flush=True,
+            )
+
+    def _restore_history(self, fit: Mapping[str, Json]) -> None:
+        if fit["history"] is not None:
+            self._fits[-1]["history"] = fit["history"]
+            history = self._model.history
+            history.epoch, history.history = from_json(fit["history"], {}, {})
+
     def _resume(self, found: Checkpoint, place: Place, epochs: int) -> None:
         """Restores all that Keras does not reset before the first epoch."""
         self._state.restore(found.state["model"], found.arrays)
@@ -219,6 +254,7 @@ class Checkpoints:
         self._sessions.exclude_step()
         seen = from_json(found.state["callbacks"], found.arrays, {})
         compat.restore_callbacks(self._callbacks, seen)
+        self._restore_history(found.state["fits"][place.fit])
         self._model._initial_epoch = epochs if place.finished else place.epoch
         self._place, self._resumed = place, found
         if self._is_chief:
@@ -233,10 +269,13 @@ class Checkpoints:
         for session in self._sessions:
             session.begin_wait()
         session_state, arrays = self._sessions.save_state()
+        self._session.activity.enter(Activity.OUTSIDE)  # the others may have to wait for this one
         writes = self._is_chief and not self._writer.is_busy
         model_state, model_arrays = self._state.read(copy=writes)
         if writes:
+            self._fits[-1]["history"] = _history_of(self._model)
             state: Json = {
+                "fits": list(self._fits),
                 "place": to_json(tuple(self._place), arrays),
                 "session": session_state,
                 "callbacks": _seen_by(self._callbacks, arrays),
@@ -273,6 +312,14 @@ def _is_of_fit(found: Checkpoint) -> bool:
 
 def _place_in(found: Checkpoint) -> Place:
     return Place(*from_json(found.state["place"], {}, {}))
+
+
+def _history_of(model: keras.Model) -> Json:
+    """Returns the epochs and logs of a fit; None if a log is no number."""
+    try:
+        return to_json((list(model.history.epoch), dict(model.history.history)), {})
+    except TypeError:
+        return None
 
 
 def _seen_by(callbacks: compat.Callbacks, arrays: Arrays) -> Json:

@@ -7,4 +7,4 @@ import os
 
 def tf_config() -> str:
     """Returns ``TF_CONFIG``, the cluster and this process's task as JSON; empty if it is unset."""
-    return os.environ.get("TF_CONFIG", "")
+    return os.environ.get("TF_CONFIG", "").strip()

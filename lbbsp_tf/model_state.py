@@ -38,6 +38,11 @@ class ModelState:
             **{f"variable {i} of the model": _shown(each) for i, each in enumerate(variables)},
         }
 
+    @staticmethod
+    def facts_of_weights(facts: Mapping[str, Json]) -> dict[str, Json]:
+        """Returns those of a model's facts on which its weights depend, without its optimizer."""
+        return {name: value for name, value in facts.items() if name.startswith("variable ")}
+
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
         """Returns the state; a collective, because statistics are averaged over replicas.
 
@@ -70,10 +75,8 @@ class ModelState:
                 _assign_all(group, variables, arrays)
 
     def restore_weights(self, arrays: Arrays) -> None:
-        """Restores the weights only, as far as the shapes are those of this model."""
-        for variable, value in zip(self._model.variables, _group(arrays, "model"), strict=False):
-            if tuple(variable.shape) == value.shape:
-                variable.assign(value)
+        """Restores the weights only."""
+        _assign_all("model", self._model.variables, arrays)
 
     def restore_in_epoch(self, arrays: Arrays) -> None:
         """Restores metrics, after Keras has reset them, and the global random state.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
@@ -145,7 +146,7 @@ class Watch:
 
     def wait(self, seconds: float) -> None:
         """Counts seconds in which no worker was seen."""
-        for rank in self.beats:
+        for rank in list(self.beats):  # which another thread adds to
             self._quiet[rank] += min(seconds, _COUNTED_SECONDS)
 
     def loss(self) -> Loss | None:
@@ -176,7 +177,8 @@ class Watch:
         return [*self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE), *unseen]
 
     def _doing(self, *activities: Activity) -> list[int]:
-        return [rank for rank, beat in self.beats.items() if beat.activity in activities]
+        beats = list(self.beats.items())
+        return [rank for rank, beat in beats if beat.activity in activities]
 
     def lost(self, rank: int, reason: Reason) -> Loss:
         """Returns the loss of a worker, with what it did last."""
@@ -187,7 +189,8 @@ class Watch:
 class Heartbeat:
     """Threads that post this worker's beats, and end the process if a worker is lost.
 
-    One thread posts and reads, and may have to wait for the board. Another one reads the clock.
+    One thread posts and one reads; they may have to wait for the board, or for another thread that
+    keeps the interpreter busy. A third one reads the clock.
 
     Args:
         board: Store that all workers share.
@@ -222,7 +225,7 @@ class Heartbeat:
         self._watch = Watch(range(workers) if rank == 0 else [0], silence_seconds, limit_seconds)
         self._beat, self._loss = Beat(), Loss()
         self._reports = 0
-        self._unanswered = 0.0
+        self._unanswered, self._read_at = 0.0, time.monotonic()
         self._stopped = threading.Event()
         self._started = False
 
@@ -236,22 +239,32 @@ class Heartbeat:
         if self._started:
             return
         self._started = True
-        for target in (self._post_and_read, self._look):
+        self._read_at = time.monotonic()
+        for target in (
+            partial(self._repeat, self.post),
+            partial(self._repeat, self.read),
+            self._look,
+        ):
             threading.Thread(target=target, name="lbbsp-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """Ends the beats; call it when all workers have reached their end."""
         self._stopped.set()
 
-    def exchange(self) -> None:
-        """Posts a beat, and reads those of other workers."""
+    def post(self) -> None:
+        """Posts a beat."""
         self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
-        for rank in self._watch.ranks:  # first: some boards can wait less well with a post
+        self._board.post(self._beat.row())
+        self._unanswered = 0.0
+
+    def read(self) -> None:
+        """Reads the beats of other workers; time counts as silence once all have been read."""
+        for rank in self._watch.ranks:
             row = self._beat.row() if rank == self._rank else self._board.read(rank)
             if row is not None:
                 self._watch.see(rank, Beat.of(row))
-        self._board.post(self._beat.row())
-        self._unanswered = 0.0
+        before, self._read_at = self._read_at, time.monotonic()
+        self._watch.wait(self._read_at - before)
 
     def look(self, seconds: float) -> str | None:
         """Looks for a worker that is lost.
@@ -263,7 +276,6 @@ class Heartbeat:
             Why this process must end, or None.
         """
         self._unanswered += min(seconds, _COUNTED_SECONDS)
-        self._watch.wait(seconds)
         if self._rank == 0:
             self._report()
         loss = self._find_loss()
@@ -286,10 +298,10 @@ class Heartbeat:
             return told if told.reason else None
         return loss
 
-    def _post_and_read(self) -> None:
+    def _repeat(self, exchange: Callable[[], None]) -> None:
         while not self._stopped.is_set():
             try:
-                self.exchange()
+                exchange()
             except Exception:  # a board that fails is one that does not respond
                 logger.debug("heartbeats cannot be exchanged", exc_info=True)
             self._stopped.wait(BEAT_SECONDS)
@@ -321,7 +333,9 @@ class Heartbeat:
             for rank in self._watch.late():
                 beat = self._watch.beats.get(rank, Beat())
                 doing = f"{self._names[rank]} is {describe(beat.activity, beat.step)}"
-                print(f"lbbsp: {doing}; others have waited for it for {waited} s", file=sys.stderr)
+                with suppress(OSError, ValueError):
+                    text = f"lbbsp: {doing}; others have waited for it for {waited} s"
+                    print(text, file=sys.stderr)
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:
@@ -329,6 +343,7 @@ class Heartbeat:
         if loss.reason == Reason.LEFT:
             return f"{name} has left ({last}), and others wait for it"
         if loss.reason == Reason.LATE:
-            return f"others have waited for {name}, which is {last}, for {self._limit_seconds:g} s"
+            limit = f" for {self._limit_seconds:g} s" if self._limit_seconds is not None else ""
+            return f"others have waited for {name}, which is {last},{limit or ' for too long'}"
         silent = f"{name} has given no sign of life for {self._silence_seconds:g} s"
         return f"{silent}; with its last one it was {last}"

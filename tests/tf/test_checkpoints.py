@@ -98,6 +98,40 @@ def test_a_script_with_two_fits_skips_the_first_and_continues_the_second(tmp_pat
     assert (first.steps, second.steps) == (0, 2 * STEPS - 6)
 
 
+def test_each_fit_has_its_own_history_and_skipped_ones_are_named(tmp_path, capsys):
+    def script(folder, *last):
+        it, built, histories = balancer(folder), model(), []
+        for callbacks in ((), last):
+            fit(it, built, *callbacks, epochs=3)
+            histories.append((built.history.epoch, built.history.history))
+        return histories
+
+    whole = script(tmp_path / "whole")
+    assert script(tmp_path / "whole") == whole
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "broken", Counter(2 * STEPS + 3, interrupt))
+    assert script(tmp_path / "broken") == whole
+    assert "fit 0 of the script (counted from 0) is skipped" in capsys.readouterr().out
+
+
+def test_a_skipped_fit_must_be_the_one_that_was_trained(tmp_path):
+    def small():
+        built = keras.Sequential([keras.layers.Dense(1)])
+        built.compile("sgd", "mse")
+        return built
+
+    def script(folder, *fits):
+        it = balancer(folder)
+        for built in fits:
+            fit(it, built)
+
+    script(tmp_path, model(), model(units=5))
+    with pytest.raises(ValueError, match="a folder has the checkpoints of one model"):
+        script(tmp_path, model(), model(units=5))
+    with pytest.raises(ValueError, match="is of another job: number of the model's variables"):
+        script(tmp_path, small())
+
+
 @pytest.mark.parametrize(
     ("callback", "until"),
     [

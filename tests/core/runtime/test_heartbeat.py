@@ -67,7 +67,8 @@ class Job:
         for _ in range(round(seconds / BEAT_SECONDS)):
             self.now += BEAT_SECONDS
             for rank in sorted(self.alive):
-                self.workers[rank].exchange()
+                self.workers[rank].post()
+                self.workers[rank].read()
                 why = self.workers[rank].look(BEAT_SECONDS)
                 if why is not None:
                     said.setdefault(rank, why)
@@ -103,8 +104,35 @@ def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost)
 def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
     job.run(5)
     job.now += 3600
-    for rank in (0, 1, 2):
-        assert job.workers[rank].look(3600.0) is None
+    for worker in job.workers:
+        worker.read()
+        assert worker.look(3600.0) is None
+
+
+def test_time_without_readings_is_no_silence_of_the_others(job):
+    job.run(5)
+    job.workers[2].post()  # and reads only now, because another thread has kept it from running
+    for _ in range(40):
+        job.now += BEAT_SECONDS
+        assert job.workers[0].look(0.0) is None
+    job.workers[0].read()
+    assert job.workers[0].look(0.0) is None
+
+
+def test_the_threads_beat_and_end_the_process_of_a_worker_that_has_lost_another():
+    """Real threads and time; the board of worker 1 stops."""
+    board, ended = Rows(), threading.Event()
+    lasting, stopping = (
+        Heartbeat(board.of(rank), rank, 2, CurrentActivity(), silence_seconds=3.0,
+                  end=lambda status: ended.set())
+        for rank in range(2)
+    )  # fmt: skip
+    lasting.start()
+    stopping.start()
+    assert not ended.wait(5.0)
+    stopping.stop()
+    assert ended.wait(60.0)
+    assert lasting._loss.rank == 1
 
 
 def test_a_worker_that_has_never_beaten_is_not_suspected(job):
