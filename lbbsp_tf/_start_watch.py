@@ -2,8 +2,8 @@
 
 The constructor of the strategy waits without a word, and no thread of Python can run meanwhile. But
 it first listens on the port of its worker. So the parent waits as long as its own port accepts
-connections and that of another worker does not. The program ends when its standard input does:
-when the parent is through, or has died. It imports only the standard library.
+connections and that of another worker does not. The program ends when there is something on its
+standard input, or its end, or when the parent has died. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def main(arguments: list[str]) -> None:
         float(arguments[2]),
         arguments[3],
     )
-    waits_since, reports = None, 0
+    waits_since, reports, parent = None, 0, os.getppid()
     try:
-        while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0]:
+        # A fork of the parent may hold the other end of the standard input open.
+        while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
             missing = missing_workers(rank, addresses)
             if missing and waits_since is None:
                 waits_since = time.monotonic()

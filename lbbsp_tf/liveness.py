@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -39,6 +40,8 @@ def watch_from_import() -> None:
     A script that fails anywhere then ends at once, and says which workers it waits for at its
     start. Without such a cluster this has no effect, nor in jobs with parameter servers.
     """
+    if multiprocessing.parent_process() is not None:
+        return  # a process that reads data, say
     config = json.loads(env.tf_config() or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
     addresses = [*cluster.get("chief", ()), *cluster.get("worker", ())]
@@ -110,7 +113,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
     def end() -> None:
         while not _is_initialized():
             time.sleep(_POLL_SECONDS)
-        process.communicate()
+        process.communicate(b"\n")  # a fork may hold the pipe open
 
     threading.Thread(target=end, name="lbbsp-start", daemon=True).start()
 
@@ -118,4 +121,4 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
 def _is_initialized() -> bool:
     """Returns whether the constructor of a strategy, or any other use of TensorFlow, has ended."""
     context = sys.modules.get("tensorflow.python.eager.context")
-    return hasattr(context, "context") and bool(context.context()._initialized)
+    return hasattr(context, "context") and bool(getattr(context.context(), "_initialized", True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import os
 import signal
@@ -38,11 +39,9 @@ def on_exit(leave: Callable[[], None]) -> None:
     Args:
         leave: Waits for the other workers; an exception in it is a failure.
     """
-    status, owner = _requested_status(), os.getpid()
+    status = _requested_status()
 
     def at_exit() -> None:
-        if os.getpid() != owner:  # a fork
-            return
         if status() == _ON_REQUEST:
             end_now(status())
         if status():
@@ -53,20 +52,30 @@ def on_exit(leave: Callable[[], None]) -> None:
             traceback.print_exc()
             _fail(1)
 
-    atexit.register(at_exit)
+    atexit.register(_unless_forked(at_exit))
 
 
 @functools.cache
 def _requested_status() -> Callable[[], int]:
     """Wraps `sys.exit`, and returns a function that gives the status; 0 without a call.
 
-    Functions at exit cannot ask for it.
+    Functions at exit cannot ask for it. A call counts on the main thread, unless it is caught.
     """
     exit_with, requested = sys.exit, [0]
 
+    class Exit(SystemExit):
+        """Exit whose status Python reads, which it does only if nothing catches it."""
+
+        @property
+        def code(self) -> str | int | None:  # type: ignore[override]
+            status: str | int | None = self.args[0]
+            requested[0] = status if isinstance(status, int) else int(status is not None)
+            return status
+
     @functools.wraps(exit_with)
-    def exit_and_note(status: str | int | None = None) -> NoReturn:
-        requested[0] = status if isinstance(status, int) else int(status is not None)
+    def exit_and_note(status: str | int | None = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            raise Exit(status)
         exit_with(status)
 
     sys.exit = exit_and_note
@@ -78,13 +87,20 @@ def on_failure(tell: Callable[[], None]) -> None:
 
     A script that leaves with status 143, because a SIGTERM has asked it to, has not failed.
     """
-    _messengers.append(tell)
+    _messengers.append(_unless_forked(tell))
 
 
 def before_end(clean: Callable[[], None]) -> None:
     """Calls `clean` at the end of this process, also by `end_now`."""
-    atexit.register(clean)
-    _endings.append(clean)
+    ending = _unless_forked(clean)
+    atexit.register(ending)
+    _endings.append(ending)
+
+
+def _unless_forked(call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that calls `call` in this process, but not in forks of it."""
+    owner = os.getpid()
+    return lambda: call() if os.getpid() == owner else None
 
 
 def end_now(status: int) -> NoReturn:
@@ -98,7 +114,10 @@ def _fail(status: int) -> NoReturn:
 
 def _end_after(calls: list[Callable[[], object]], status: int) -> NoReturn:
     """Ends the process after calls, which do not delay it for long even if they block."""
-    with suppress(RuntimeError):  # at the end of the interpreter no thread can be started
+    with suppress(OSError, ValueError):  # if one keeps the interpreter's lock, the status is 1
+        nowhere = open(os.devnull, "w")  # noqa: SIM115
+        faulthandler.dump_traceback_later(2 * _PATIENCE_SECONDS, exit=True, file=nowhere)
+    with suppress(RuntimeError):  # from Python 3.12 on, no thread can be started at exit
         timer = threading.Timer(_PATIENCE_SECONDS, os._exit, [status])
         timer.daemon = True
         timer.start()

@@ -78,6 +78,37 @@ def test_what_blocks_does_not_keep_a_process_from_its_end():
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 3
 
 
+def test_a_messenger_that_keeps_the_interpreter_does_not_either():
+    script = (
+        "import ctypes, sys\nfrom lbbsp_core.runtime.exit import *\non_exit(lambda: None)\n"
+        "on_failure(lambda: ctypes.PyDLL(None).sleep(100))\nsys.exit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "import threading; thread = threading.Thread(target=sys.exit, args=[3]); thread.start()",
+        "try: sys.exit(3)\nexcept SystemExit: pass",
+    ],
+)
+def test_an_exit_that_does_not_end_the_script_is_no_failure(end):
+    assert ended(end) == (0, ["left", "finalised"], "")
+
+
+def test_a_fork_neither_cleans_nor_tells():
+    script = (
+        "import os, sys\nfrom lbbsp_core.runtime.exit import *\nfail_fast()\n"
+        "on_failure(lambda: print('told'))\nbefore_end(lambda: print('cleaned', flush=True))\n"
+        "if os.fork() == 0: 1 / 0\nos.wait()\nprint('waited', flush=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["waited", "cleaned"]
+
+
 def test_a_failure_while_leaving_is_one_of_the_script():
     status, printed, errors = ended("pass", "raise OSError('gone')")
     assert (status, printed) == (1, ["left"])
