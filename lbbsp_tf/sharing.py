@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lbbsp_core.runtime.checkpoint import Checkpoint
+from lbbsp_core.runtime.checkpoint import Checkpoint, plain_arrays, typed_arrays
 from lbbsp_tf.collectives import MirroredCollectives
 
 _CHUNK = 1 << 24  # bytes; a collective needs several times as much memory
@@ -44,10 +44,11 @@ def share_checkpoint(
 def _shared(
     found: Checkpoint | None, problem: str | None, collectives: MirroredCollectives
 ) -> tuple[Checkpoint | None, str | None]:
-    arrays = dict(found.arrays) if found else {}
+    arrays, types = plain_arrays(dict(found.arrays) if found else {})
     header = {
         "problem": problem,
         "found": found and [found.step, dict(found.facts), found.state],
+        "types": types,
         "arrays": [[name, each.dtype.str, each.shape] for name, each in arrays.items()],
     }
     text = json.dumps(header).encode() if collectives.rank == 0 else b""
@@ -58,7 +59,7 @@ def _shared(
         data = arrays[name].tobytes() if name in arrays else b""
         arrays[name] = np.frombuffer(_broadcast(data, collectives), dtype).reshape(shape)
     step, facts, state = header["found"]
-    return Checkpoint(step, facts, state, arrays), None
+    return Checkpoint(step, facts, state, typed_arrays(arrays, header["types"])), None
 
 
 def _broadcast(data: bytes, collectives: MirroredCollectives) -> bytes:

@@ -96,14 +96,16 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     """
     path = Path(path)
     unfinished = path.with_name(path.name + _UNFINISHED)
-    arrays = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
-    for name, array in arrays.items():
+    named = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
+    for name, array in named.items():
         if array.dtype.hasobject:
             raise ValueError(f"array {name[1:]!r} must not hold objects, which would be pickled")
+    arrays, types = plain_arrays(named)
     content: dict[str, Json] = {
         "step": checkpoint.step,
         "facts": dict(checkpoint.facts),
         "state": checkpoint.state,
+        "types": dict(types),
     }
     header = {"format": FORMAT, "checksum": _checksum(content, arrays), **content}
     text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
@@ -176,13 +178,48 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
                 f"{FORMAT}): install that version, or start from another folder"
             )
         arrays = {name: archive[name] for name in archive.files if name != _HEADER}
-    content = {name: header[name] for name in ("step", "facts", "state")}
+    content = {name: header[name] for name in ("step", "facts", "state", "types")}
     step, facts = content["step"], content["facts"]
     if type(step) is not int or step < 0 or not isinstance(facts, dict):
         raise TypeError(f"step {step!r}")
     if header["checksum"] != _checksum(content, arrays):
         raise ValueError("its content does not match its checksum")
-    return Checkpoint(step, facts, content["state"], {n[1:]: each for n, each in arrays.items()})
+    typed = typed_arrays(arrays, content["types"])
+    return Checkpoint(step, facts, content["state"], {n[1:]: each for n, each in typed.items()})
+
+
+def plain_arrays(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
+    """Returns arrays of NumPy's own types, and the names of the types of those that had others.
+
+    These are the types of ``ml_dtypes``, bfloat16 and float8, which files of NumPy cannot hold.
+    """
+    own = {name for name, array in arrays.items() if array.dtype.kind == "V"}
+    plain = {
+        name: array.view(f"u{array.dtype.itemsize}") if name in own else array
+        for name, array in arrays.items()
+    }
+    return plain, {name: arrays[name].dtype.name for name in own}
+
+
+def typed_arrays(arrays: Arrays, types: Mapping[str, str]) -> Arrays:
+    """Returns the arrays of which `plain_arrays` has been made.
+
+    Raises:
+        ValueError: A type is unknown here; names the remedy.
+    """
+    return {
+        name: array.view(_type_named(types[name])) if name in types else array
+        for name, array in arrays.items()
+    }
+
+
+def _type_named(name: str) -> npt.DTypeLike:
+    try:
+        import ml_dtypes  # a dependency of the frameworks that have such types
+
+        return np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError, TypeError):
+        raise ValueError(f"an array of type {name} needs ml_dtypes: install it") from None
 
 
 def _read_or_problem(path: Path) -> Checkpoint | ValueError:

@@ -40,6 +40,17 @@ def test_it_is_read_as_it_was_written(tmp_path):
     assert_same(newest_checkpoint(tmp_path / "new" / "folder"), checkpoint())
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_types_that_numpy_lacks_are_kept(tmp_path, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6.0).reshape(2, 3).astype(getattr(ml_dtypes, name))
+    write_checkpoint(tmp_path, Checkpoint(1, arrays={"x": values, "scalar": values[1, 2]}))
+    found = newest_checkpoint(tmp_path).arrays
+    assert found["x"].dtype == found["scalar"].dtype == values.dtype
+    np.testing.assert_array_equal(found["x"], values)
+    assert found["scalar"].shape == ()
+
+
 def test_there_is_none_in_a_folder_that_is_empty_or_missing(tmp_path):
     (tmp_path / "step-1.npz.bak").touch()
     assert newest_checkpoint(tmp_path) is None
