@@ -24,6 +24,8 @@ from lbbsp_tf.model_state import ModelState
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sharing import share_checkpoint
 
+_owners: dict[Path, Checkpoints] = {}  # by folder
+
 _STATE: Final = {"fits", "place", "session", "callbacks", "model"}
 
 
@@ -101,6 +103,12 @@ class Checkpoints:
             TypeError: A state of the user's predictor or policy cannot be saved.
             ValueError: The checkpoint is of another job, or cannot be read.
         """
+        if _owners.setdefault(self._writer.folder.resolve(), self) is not self:
+            raise ValueError(
+                f"{self._writer.folder} has the checkpoints of another LoadBalancer of this process, "
+                "from which this one would continue: give each a folder of its own, or use one for "
+                "all fits of a model"
+            )
         self._model = model
         self._state = ModelState(model, self._strategy, self._session.rank)
         self._callbacks = compat.running_callbacks()

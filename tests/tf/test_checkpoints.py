@@ -14,6 +14,7 @@ from lbbsp_core.runtime import preemption
 from lbbsp_core.runtime.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
 from lbbsp_core.runtime.preemption import STATUS
+from lbbsp_tf import checkpoints
 
 X, STEPS = 8, 5
 rng = np.random.default_rng(0)
@@ -61,6 +62,8 @@ class Counter(keras.callbacks.Callback):
 
 
 def balancer(folder, every=2, **options):
+    """Returns the balancer of a new process."""
+    checkpoints._owners.clear()
     return lbbsp_tf.LoadBalancer(
         tf.distribute.get_strategy(), X, checkpoint=folder, every=every, **options
     )
@@ -112,6 +115,13 @@ def test_each_fit_has_its_own_history_and_skipped_ones_are_named(tmp_path, capsy
         script(tmp_path / "broken", Counter(2 * STEPS + 3, interrupt))
     assert script(tmp_path / "broken") == whole
     assert "fit 0 of the script (counted from 0) is skipped" in capsys.readouterr().out
+
+
+def test_two_balancers_of_a_process_do_not_share_a_folder(tmp_path):
+    fit(balancer(tmp_path), model())
+    second = lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, checkpoint=f"{tmp_path}/.")
+    with pytest.raises(ValueError, match="another LoadBalancer of this process"):
+        fit(second, model())
 
 
 def test_a_skipped_fit_must_be_the_one_that_was_trained(tmp_path):

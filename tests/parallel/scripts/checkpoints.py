@@ -14,6 +14,7 @@ from comparison import SAMPLES, Cycle, X
 from report import largest_difference, result
 
 import lbbsp_tf
+from lbbsp_tf.checkpoints import _owners
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -154,6 +155,7 @@ def start(folder, every, **options):
     if strategy.num_replicas_in_sync > 1:
         options = {"policy": Cycle.over(strategy.num_replicas_in_sync), **options}
     checkpoint = {"checkpoint": folder, "every": every} if folder else {}
+    _owners.clear()  # it is that of a new process
     return lbbsp_tf.LoadBalancer(strategy, X, **checkpoint, **options)
 
 
