@@ -105,9 +105,9 @@ class Checkpoints:
         """
         if _owners.setdefault(self._writer.folder.resolve(), self) is not self:
             raise ValueError(
-                f"{self._writer.folder} has the checkpoints of another LoadBalancer of this process, "
-                "from which this one would continue: give each a folder of its own, or use one for "
-                "all fits of a model"
+                f"another LoadBalancer of this process writes to {self._writer.folder}, so that "
+                "this one would continue from its checkpoint: give each a folder of its own, or "
+                "use one for all fits of a model"
             )
         self._model = model
         self._state = ModelState(model, self._strategy, self._session.rank)
@@ -192,7 +192,6 @@ class Checkpoints:
 
     def end_fit(self) -> None:
         """Writes the last checkpoint of a fit, and waits for it; a collective."""
-        self._preemption.close()
         self._model._initial_epoch = self._initial_epoch
         if self._resumed is not None:  # nothing was left to train
             self._state.restore_random(self._resumed.arrays)
@@ -202,6 +201,7 @@ class Checkpoints:
             self._writer.flush()
             self._save()
             self._writer.flush()
+        self._preemption.close()
         self._callbacks = []
 
     # Helpers

@@ -187,8 +187,16 @@ class TrainingInput:
             DisagreementError: They differ; names the worker and the remedy.
         """
         source = self._pipeline.source
-        if source.records is None and not self._session.any_worker(source.digests is None):
-            self._session.check_samples(source.digests)
+        if source.records is not None:
+            return
+        digests = source.digests
+        if self._session.any_worker(digests is None):
+            return
+        try:
+            self._session.check_samples(digests)
+        except DisagreementError:  # which all workers find
+            if not self._session.any_worker(source.digests != digests):
+                raise
 
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun.

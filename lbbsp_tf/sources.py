@@ -260,7 +260,9 @@ class Items:
         again = index[:_READ_AGAIN]
         if digests_of(self._read(again)) != digests_of(self._read(again)):
             return None
-        return digests_of(self._read(index))
+        # Few at once: samples may be large.
+        parts = np.split(index, range(_READ_AGAIN, len(index), _READ_AGAIN))
+        return [digest for part in parts for digest in digests_of(self._read(part))]
 
     @property
     def _rows(self) -> list[tf.TensorSpec]:

@@ -301,7 +301,8 @@ class WorkerSession:
         if every and self.workers > 1:
             self._offers += 1
             if self._offers % every == 1 % every:
-                self._digest = Digest.of(weights()).to_integer()
+                with self._meter.excluded_wait():  # it may take long, and is no work on samples
+                    self._digest = Digest.of(weights()).to_integer()
 
     def check_weights(self) -> None:
         """Raises if the latest comparison of weights has found a difference.

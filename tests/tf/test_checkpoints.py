@@ -120,7 +120,7 @@ def test_each_fit_has_its_own_history_and_skipped_ones_are_named(tmp_path, capsy
 def test_two_balancers_of_a_process_do_not_share_a_folder(tmp_path):
     fit(balancer(tmp_path), model())
     second = lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), X, checkpoint=f"{tmp_path}/.")
-    with pytest.raises(ValueError, match="another LoadBalancer of this process"):
+    with pytest.raises(ValueError, match="another LoadBalancer of this process writes to"):
         fit(second, model())
 
 
