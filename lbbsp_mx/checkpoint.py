@@ -97,6 +97,7 @@ class Checkpoints:
                 f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
             )
         self._session.check_state()
+        optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         found = self.load(folder)
         self._writer_to(folder)
         self._preemption.open()

@@ -14,6 +14,7 @@ import numpy as np
 
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.protocol import (
     DisagreementError,
     pack_float,
@@ -23,6 +24,8 @@ from lbbsp_tf import compat
 from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 
 Logs = Mapping[str, object]
+
+_WEIGHTS = "trainable weights"
 
 _CAUSE = (
     "a callback has probably acted on a value that differs between workers, such as a loss that it "
@@ -146,8 +149,9 @@ def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
 def check_models(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers have the same weights, learning rates and steps.
 
-    Every worker must call this, after all callbacks. Variables that the strategy does not keep
-    equal (statistics that are averaged when they are read) are not compared.
+    Weights may differ by the rounding of unlike processors, see `lbbsp_core.runtime.digest`. Every
+    worker must call this, after all callbacks. Variables that the strategy does not keep equal
+    (statistics that are averaged when they are read) are not compared.
 
     Raises:
         DisagreementError: Something differs; names it, the ranks and the likely cause.
@@ -156,6 +160,10 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
     rows = collectives.all_gather(list(facts.values()))
     for column, name in enumerate(facts):
         values = [row[column] for row in rows]
+        if name == _WEIGHTS:
+            digests = [Digest.from_integer(value) for value in values]
+            values = [next(i for i, first in enumerate(digests) if first.is_close(each))
+                      for each in digests]  # fmt: skip
         groups = [
             "worker" + "s" * (len(ranks) > 1) + " " + ", ".join(map(str, ranks))
             for value in dict.fromkeys(values)
@@ -173,7 +181,7 @@ def model_facts(model: keras.Model) -> dict[str, int]:
     return {
         "learning rate": _crc32(optimizer.learning_rate for optimizer in optimizers),
         "number of updates": _crc32(optimizer.iterations for optimizer in optimizers),
-        "trainable weights": _crc32(filter(compat.is_mirrored, model.trainable_variables)),
+        _WEIGHTS: Digest.of(weights_of(model)).to_integer(),
     }
 
 
