@@ -69,6 +69,7 @@ class ModelState:
         Raises:
             ValueError: The state is that of another model or optimizer.
         """
+        _check_count("model", self._model.variables, _group(arrays, "model"))
         self._build_optimizers(state)
         for group, variables in self._groups().items():
             if group.startswith(("model", "optimizer")):
@@ -134,8 +135,8 @@ def _check_count(
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"the checkpoint is of another job: the variables of {group} had the shapes "
-            f"{shapes[1]}, and have {shapes[0]} now; compile the model as before, or choose "
-            "another folder"
+            f"{shapes[1]}, and have {shapes[0]} now; build and compile the model as before (all "
+            "layers before fit, not in its first step), or choose another folder"
         )
 
 
