@@ -177,7 +177,8 @@ class NodesWatch:
         """
         peers = self._peers()
         closed = self._longer(silent, _CLOSED_SECONDS)
-        if closed and len(peers) < len(self._names):
+        all_silent = len(silent) == len(self._names)  # they may have left together, in order
+        if closed and len(peers) < len(self._names) and not all_silent:
             names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"

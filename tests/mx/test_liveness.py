@@ -85,6 +85,16 @@ def test_a_closed_connection_shortens_the_wait_and_is_no_proof_alone():
     assert seconds <= 4
 
 
+def test_all_who_end_together_are_given_time_because_they_may_have_left_in_order():
+    network = Network()
+    watch = nodes_watch(network)
+    assert looks(watch, 20) is None
+    network.silent, network.peers = set(NAMES), set()
+    why, seconds = looks(watch, 20)
+    assert why.endswith("has given no sign of life for 10 s")
+    assert seconds >= 8
+
+
 def test_a_scheduler_that_was_suspended_suspects_no_worker():
     network = Network()
     watch = nodes_watch(network)
