@@ -111,6 +111,7 @@ def launch(
             run_dir=run_dir,
             servers=servers,
             restart=attempt.number,
+            workers_at_first=workers,
         )
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,7 @@ def job_spec(
     run_dir: Path | None,
     servers: int | None = None,
     restart: int = 0,
+    workers_at_first: int | None = None,
 ) -> JobSpec:
     """Returns the environments of the workers and of the processes beside them.
 
@@ -76,12 +77,17 @@ def job_spec(
         run_dir: Folder of the run's files, passed on as LBBSP_RUN_DIR.
         servers: Number of parameter servers, or None for the framework's default.
         restart: Number of restarts before this attempt, passed on as LBBSP_RESTART.
+        workers_at_first: Number of workers of the first attempt, passed on in LBBSP_ELASTIC with
+            that of this one; None if it is the same.
 
     Raises:
         ValueError: The framework is unknown, or the number of servers is invalid.
     """
     own = cluster_variables(framework, workers, servers)
-    shared = {"LBBSP_RESTART": str(restart)}
+    shared = {
+        "LBBSP_RESTART": str(restart),
+        "LBBSP_ELASTIC": f"{workers_at_first or workers}/{workers}",
+    }
     if run_dir is not None:
         shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
     emulation = emulation_defaults() if emulated else {}

@@ -156,10 +156,12 @@ class Balancer:
         shuffle: bool = True,
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
+        most_workers: int = 0,
     ) -> GlobalOrder:
         """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
-        A short last step with fewer samples than workers is dropped, with a warning. The other
+        A short last step with fewer samples than workers is dropped, with a warning; than
+        `most_workers`, if the job has had so many, since its order must stay the same. The other
         arguments are those of `GlobalOrder`.
 
         Raises:
@@ -174,14 +176,15 @@ class Balancer:
                 num_samples if steps_per_epoch is None else self.constraints.global_batch_size,
                 self.constraints.global_batch_size,
             )
-        drop = 0 < rest < self.workers
+        workers = max(self.workers, most_workers)
+        drop = 0 < rest < workers
         if drop:
             logger.warning(
                 "%d of %d samples are dropped in each epoch, because the last step would have "
                 "fewer samples than the %d workers",
                 rest,
                 num_samples,
-                self.workers,
+                workers,
             )
         return GlobalOrder(
             num_samples,

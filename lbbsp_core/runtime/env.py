@@ -18,6 +18,20 @@ def restart() -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def workers_at_first(workers: int) -> int:
+    """Returns how many workers, or replicas, the first attempt of an elastic job had.
+
+    Args:
+        workers: Number of this attempt.
+
+    Returns:
+        `workers` times the first number in ``LBBSP_ELASTIC``, "before/now" as the launcher sets it,
+        over the second; `workers` without it.
+    """
+    before, _, now = os.environ.get("LBBSP_ELASTIC", "").partition("/")
+    return workers * int(before) // int(now) if before.isdecimal() and now.isdecimal() else workers
+
+
 def marks() -> Path | None:
     """Returns ``LBBSP_MARKS``, the folder of this worker's marks for `lbbsp launch`."""
     folder = os.environ.get("LBBSP_MARKS", "")

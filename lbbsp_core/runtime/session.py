@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices
 from lbbsp_core.policy import Sizes
-from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
@@ -187,6 +187,7 @@ class WorkerSession:
             shuffle=shuffle,
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
+            most_workers=env.workers_at_first(self.workers),
         )
 
     def use_order(self, order: GlobalOrder) -> None:

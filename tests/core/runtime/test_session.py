@@ -495,3 +495,15 @@ def test_batches_drawn_before_a_restore_belong_to_no_step():
     session.restore(session.state())
     with pytest.raises(RuntimeError, match="iterate the loader again"):
         next(numbers)
+
+
+def test_the_order_of_an_elastic_job_stays_that_of_its_first_workers(monkeypatch):
+    def order(workers, elastic):
+        monkeypatch.setenv("LBBSP_ELASTIC", elastic)
+        alone = Threads(0, workers, Meeting(workers))
+        session = WorkerSession(alone, X, SessionOptions(), framework="threads")
+        return session.make_order(5 * X + 2)
+
+    assert order(3, "3/3").drop_last
+    assert order(2, "3/2") == order(3, "3/3") != order(2, "2/2")
+    assert order(4, "3/2").drop_last, "two replicas on each worker"
