@@ -18,7 +18,7 @@ PAUSE_SECONDS = 5
 GONE = "has ended without leaving the job"
 SILENT = "has given no sign of life for 10 s"
 SCHEDULER = "the scheduler at 127.0.0.1:{port} "
-UNHEARD = "worker 1 had not been heard of lately; it was in step"
+UNHEARD = "worker 1 had not been heard of lately; it was "
 
 OWN = {  # faults of worker 1 itself: what the scheduler, and worker 0, must say
     "raise": (f"worker 1 {GONE}", UNHEARD),
