@@ -13,10 +13,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import Final, NoReturn
+
+LEFT: Final = 128 + signal.SIGTERM
+"""Exit status of workers that have left on request: 143, as after SIGTERM itself."""
 
 _PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
-_ON_REQUEST = 128 + signal.SIGTERM  # status of a worker that leaves in order, but at once
 _endings: list[Callable[[], None]] = []
 _messengers: list[Callable[[], None]] = []
 
@@ -42,7 +44,7 @@ def on_exit(leave: Callable[[], None]) -> None:
     status = _requested_status()
 
     def at_exit() -> None:
-        if status() == _ON_REQUEST:
+        if status() == LEFT:
             end_now(status())
         if status():
             _fail(status())

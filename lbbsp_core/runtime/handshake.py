@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.record import lbbsp_version
 
@@ -95,15 +95,7 @@ def compare(collectives: Collectives, facts: Facts) -> None:
 
 def gather_texts(collectives: Collectives, text: str) -> list[bytes]:
     """Gathers a text of each worker, in UTF-8, cut off after some ten thousand bytes."""
-    data = text.encode()[:_LONGEST]
-    numbers = [int.from_bytes(data[i : i + 5], "big") for i in range(0, len(data), 5)]
-    rows = _gather_padded(collectives, [len(data), *numbers])
-    texts = []
-    for length, *row in rows:
-        parts = [number.to_bytes(6, "big")[-min(5, length - i * 5) :]
-                 for i, number in enumerate(row) if i * 5 < length]  # fmt: skip
-        texts.append(b"".join(parts))
-    return texts
+    return gather_bytes(collectives, text.encode()[:_LONGEST])
 
 
 def _excerpts(texts: Sequence[bytes], rank: int) -> list[str]:
@@ -120,11 +112,8 @@ def _excerpts(texts: Sequence[bytes], rank: int) -> list[str]:
 
 
 def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[list[int]]:
-    return _gather_padded(collectives, balancer.static_info())
-
-
-def _gather_padded(collectives: Collectives, mine: Sequence[int]) -> list[list[int]]:
     """Gathers rows of different lengths, padded to the longest."""
+    mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.exit import LEFT, end_now
 from lbbsp_core.runtime.marks import note_preempted
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-STATUS: Final = 128 + signal.SIGTERM
-"""Exit status of workers that have left on request: 143, as after SIGTERM itself."""
+STATUS: Final = LEFT
+"""Exit status of workers that have saved their checkpoint and left."""
 
 _REPEAT_SECONDS: Final = 1.0
 """Time within which several signals are one request: of the scheduler and of the launcher."""

@@ -19,7 +19,7 @@ from lbbsp_core.cost import Affine
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import Observation
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.serialization import (
     Arrays,
     Json,
@@ -29,9 +29,6 @@ from lbbsp_core.runtime.serialization import (
     to_bytes,
     to_json,
 )
-
-_INTEGER = 6
-"""Bytes of each gathered integer, which must be below 2^48."""
 
 
 def order_facts(order: GlobalOrder | None, global_batch_size: int) -> dict[str, Json]:
@@ -188,20 +185,6 @@ def check_states(balancer: Balancer) -> None:
     records = records_of(*states, balancer.policy, balancer.predictor)
     for state in states:
         from_bytes(to_bytes(state), records)
-
-
-def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
-    """Returns the bytes of all workers by rank, of any length; a collective."""
-    lengths = [row[0] for row in collectives.all_gather([len(data)])]
-    padded = data.ljust(-(-max(lengths) // _INTEGER) * _INTEGER, b"\0")
-    integers = [
-        int.from_bytes(padded[i : i + _INTEGER], "big") for i in range(0, len(padded), _INTEGER)
-    ]
-    rows = collectives.all_gather(integers)
-    return [
-        b"".join(integer.to_bytes(_INTEGER, "big") for integer in row)[:length]
-        for row, length in zip(rows, lengths, strict=True)
-    ]
 
 
 def _example_states(balancer: Balancer) -> list[object]:

@@ -152,14 +152,10 @@ class Texts:
         self.other, self.said = other, []
 
     def all_gather(self, values):
-        if not self.said:
-            self.said.append(values)
-            return [list(values), [fingerprint(self.other)]]
-        theirs = _numbers(self.other)
-        if len(values) == 1:
-            return [list(values), [len(theirs)]]
-        longest = max(len(values), len(theirs))
-        return [[*row, *[0] * (longest - len(row))] for row in (values, theirs)]
+        other = self.other
+        theirs = ([fingerprint(other)], [len(other.encode())], _numbers(other))[len(self.said)]
+        self.said.append(values)
+        return [list(values), [*theirs, *[0] * (len(values) - len(theirs))]]
 
 
 def _numbers(text):

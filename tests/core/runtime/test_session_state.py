@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, Ema, LastValue
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
+from lbbsp_core.runtime.collectives import gather_bytes
 from lbbsp_core.runtime.session_state import (
     check_same_job,
     check_states,
-    gather_bytes,
     gather_state,
     order_facts,
     restored_state,
