@@ -1,7 +1,8 @@
 """Injects faults into real training jobs of three workers, and says what became of them.
 
-``faults.py ends`` injects each kind of fault at a random step on a random worker, into jobs that
-the launcher started and into jobs whose processes were started one by one, without restarts.
+``faults.py ends`` injects each kind of fault at a random step, or at the start, on a random worker,
+into jobs that the launcher started and into jobs whose processes were started one by one, without
+restarts.
 Prints the seconds from the fault to the end of all processes, and whether the right worker was
 named.
 
@@ -28,15 +29,20 @@ WORKERS, STEPS_PER_EPOCH = 3, -(-SAMPLES // X)
 STEPS = EPOCHS * STEPS_PER_EPOCH
 JOB_SECONDS = 300.0
 TOLERANCE = 2e-6
-KINDS = ("kill", "raise", "exit 0", "exit 3", "leave", "freeze", "spin", "pause")
-PROCEEDS = ("pause",)
+PHASES = {
+    **dict.fromkeys(("kill", "raise", "exit 0", "exit 3", "leave"), ("start", "step", "step")),
+    **dict.fromkeys(("freeze", "spin", "pause", "full disk"), ("step",)),
+}
+PROCEEDS = ("pause", "full disk")
 
 
 def ends(plugins: list[str], runs: int, rng: random.Random) -> None:
     """Prints a line for each fault without a restart."""
-    print(f"{'plugin':<7}{'started':<10}{'fault':<11}{'worker':>6}{'step':>5}  end")
-    for plugin, by_hand, kind, _ in product(plugins, (False, True), KINDS, range(runs)):
-        fault = Fault(kind, "step", rng.randrange(WORKERS), rng.randrange(1, STEPS))
+    print(f"{'plugin':<7}{'started':<10}{'fault':<11}{'worker':>6}{'step':>6}  end")
+    for plugin, by_hand, kind, _ in product(plugins, (False, True), PHASES, range(runs)):
+        rank = 0 if kind == "full disk" else rng.randrange(WORKERS)  # it writes the checkpoints
+        phase = rng.choice(PHASES[kind])
+        fault = Fault(kind, phase, rank, rng.randrange(1, STEPS) if phase == "step" else 0)
         with tempfile.TemporaryDirectory() as folder:
             end = run_job(
                 plugin,
@@ -48,7 +54,8 @@ def ends(plugins: list[str], runs: int, rng: random.Random) -> None:
                 limit_seconds=JOB_SECONDS,
             )
         started = "by hand" if by_hand else "launched"
-        start = f"{plugin:<7}{started:<10}{kind:<11}{fault.rank:>6}{fault.step:>5}  "
+        step = fault.step or fault.phase
+        start = f"{plugin:<7}{started:<10}{kind:<11}{fault.rank:>6}{step:>6}  "
         print(start + _describe(fault, end), flush=True)
 
 

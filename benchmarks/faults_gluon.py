@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X
+from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X, limit_seconds
 
 
 def train(folder: Path) -> None:
@@ -24,10 +24,16 @@ def train(folder: Path) -> None:
     net.add(gluon.nn.Dense(16, in_units=8, activation="tanh"), gluon.nn.Dense(1, in_units=16))
     net.initialize(mx.init.Xavier())
     trainer = lbbsp_mx.Trainer(
-        net.collect_params(), "adam", {"learning_rate": 0.01}, global_batch_size=X, seed=0
+        net.collect_params(),
+        "adam",
+        {"learning_rate": 0.01},
+        global_batch_size=X,
+        limit_seconds=limit_seconds(),
+        seed=0,
     )
     rank = trainer.kvstore.rank
     injector = Injector(rank)
+    injector.at("start")
     samples = ReadSamples(folder, injector.attempt, rank)
     loader = gluon.data.DataLoader(samples, batch_sampler=trainer.batch_sampler(len(samples)))
     trainer.resume(folder / "checkpoints", every=EVERY)

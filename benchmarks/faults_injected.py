@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class Fault(NamedTuple):
 
     Args:
         kind: "kill" (SIGKILL), "raise", "exit 0", "exit 3", "leave" (``os._exit(0)``), "freeze"
-            (SIGSTOP), "pause" (the same for some seconds) or "spin" (an endless wait in Python).
+            (SIGSTOP), "pause" (the same for some seconds), "spin" (an endless wait in Python, in
+            jobs with a limit) or "full disk" (of the files that are flushed to it).
         phase: Place in the script: "start", "step" or "end".
         rank: Worker.
         step: Global step, in the phase "step".
@@ -38,6 +40,11 @@ class Fault(NamedTuple):
 def to_environment(faults: Sequence[Fault]) -> dict[str, str]:
     """Returns the variables that tell the workers their faults: one fault for each attempt."""
     return {VARIABLE: ";".join(",".join(map(str, fault)) for fault in faults)}
+
+
+def limit_seconds() -> float | None:
+    """Returns the limit of waits for a worker that is alive: one if a fault is such a wait."""
+    return 3.0 if "spin" in os.environ.get(VARIABLE, "") else None
 
 
 class Injector:
@@ -73,8 +80,14 @@ class Injector:
         elif fault.kind == "spin":
             while True:
                 time.sleep(1)
+        elif fault.kind == "full disk":
+            os.fsync = _no_space
         else:
             sys.exit(int(fault.kind.removeprefix("exit ")))
+
+
+def _no_space(_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class ReadSamples:

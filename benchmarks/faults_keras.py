@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X
+from faults_injected import EPOCHS, EVERY, Injector, ReadSamples, X, limit_seconds
 
 
 def train(folder: Path) -> None:
@@ -27,7 +27,12 @@ def train(folder: Path) -> None:
     injector.at("start")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     balancer = lbbsp_tf.LoadBalancer(
-        strategy, X, checkpoint=folder / "checkpoints", every=EVERY, seed=0
+        strategy,
+        X,
+        checkpoint=folder / "checkpoints",
+        every=EVERY,
+        limit_seconds=limit_seconds(),
+        seed=0,
     )
     keras.utils.set_random_seed(0)
     with strategy.scope():

@@ -1,9 +1,11 @@
-"""Program that reports workers that have not started, while its parent waits for them.
+"""Program beside a worker while it starts: names those that have not started, or have failed.
 
 The constructor of the strategy waits without a word, and no thread of Python can run meanwhile. But
 it first listens on the port of its worker. So the parent waits as long as its own port accepts
-connections and that of another worker does not. The program ends when there is something on its
-standard input, or its end, or when the parent has died. It imports only the standard library.
+connections and that of another worker does not. A line on the standard input ends the program: all
+have started. If the parent ends before that, the program listens on its port for a moment, to tell
+the programs of the other workers, which then end their parents. A launcher ends them itself, and is
+told by a mark who waits. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,20 +13,26 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 
 PROBE_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 0.2  # TensorFlow's servers speak first, too
+TELL_SECONDS = 12.0
+FAILED = b"lbbsp: failed"
 
 
 def main(arguments: list[str]) -> None:
-    """Reports until the standard input ends.
+    """Reports until the standard input has a line or ends.
 
     Args:
         arguments: ``rank addresses_as_json seconds_between_reports path_of_mark_or_empty``; the
-            mark exists while the parent waits.
+            mark exists while the parent waits. With a mark, failures are left to the launcher.
     """
     rank, addresses, seconds, mark = (
         int(arguments[0]),
@@ -32,48 +40,107 @@ def main(arguments: list[str]) -> None:
         float(arguments[2]),
         arguments[3],
     )
+    own = f"localhost:{addresses[rank].rpartition(':')[2]}"
     waits_since, reports, parent = None, 0, os.getppid()
+    if not mark:
+        probe(own, rank)  # the program of a failed attempt before this one then ends
     try:
         # A fork of the parent may hold the other end of the standard input open.
         while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
-            missing = missing_workers(rank, addresses)
+            if probe(own, rank) is None:
+                continue  # the parent has not got so far
+            answers = {
+                each: probe(address, rank) for each, address in enumerate(addresses) if each != rank
+            }
+            failed = [each for each, answer in answers.items() if answer == FAILED]
+            if failed and not mark and os.getppid() == parent:
+                print(report_of_failed(addresses, failed), file=sys.stderr, flush=True)
+                os.kill(parent, signal.SIGKILL)  # TensorFlow ignores SIGTERM meanwhile
+                return
+            missing = [each for each, answer in answers.items() if answer is None]
             if missing and waits_since is None:
                 waits_since = time.monotonic()
                 if mark:
                     open(mark, "w", encoding="utf-8").close()
             if missing and time.monotonic() - waits_since >= seconds * (reports + 1):
                 reports += 1
-                print(report(rank, addresses, missing), file=sys.stderr, flush=True)
+                print(report_of_missing(rank, addresses, missing), file=sys.stderr, flush=True)
+        if not mark and not has_line(sys.stdin.fileno()):
+            tell_of_failure(rank, addresses)
     finally:
         if mark and os.path.exists(mark):
             os.remove(mark)
 
 
-def missing_workers(rank: int, addresses: list[str]) -> list[int]:
-    """Returns the workers for which this one waits."""
-    if not accepts(f"localhost:{addresses[rank].rpartition(':')[2]}"):
-        return []
-    return [each for each, address in enumerate(addresses) if not accepts(address)]
+def probe(address: str, rank: int) -> bytes | None:
+    """Returns what a worker's port says at once, or None if nothing accepts a connection there.
 
-
-def accepts(address: str) -> bool:
-    """Returns whether something accepts connections at an address."""
+    Args:
+        address: Address of the worker.
+        rank: Number of the worker that asks: one that has failed need not tell it again.
+    """
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            answer = b""
+            with suppress(OSError):
+                answer = connection.recv(len(FAILED))
+                if answer == FAILED:
+                    connection.sendall(b"%d\n" % rank)
+            return answer
     except OSError:
-        return False
-    return True
+        return None
 
 
-def report(rank: int, addresses: list[str], missing: list[int]) -> str:
+def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
+    """Tells the other workers that this one has failed, until they know, for a moment at most."""
+    untold, until = set(range(len(addresses))) - {rank}, time.monotonic() + TELL_SECONDS
+    port = int(addresses[rank].rpartition(":")[2])
+    with suppress(OSError), listening(port) as server:  # or the port belongs to another worker
+        server.settimeout(PROBE_SECONDS)
+        while untold and time.monotonic() < until:
+            with suppress(OSError, ValueError), server.accept()[0] as connection:
+                connection.settimeout(CONNECT_SECONDS)
+                connection.sendall(FAILED)
+                told = int(connection.makefile("rb").readline(20))
+                if told == rank:  # it has been started again
+                    return
+                untold.discard(told)
+
+
+def listening(port: int) -> socket.socket:
+    """Returns a socket that listens as a worker of TensorFlow does: on all interfaces."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def has_line(file: int) -> bool:
+    """Returns whether there is something to read, and not only the end of the file."""
+    return bool(select.select([file], [], [], 0)[0] and os.read(file, 1))
+
+
+def report_of_failed(addresses: Sequence[str], failed: Sequence[int]) -> str:
+    """Returns a line that names the workers that have failed."""
+    return (
+        f"lbbsp: {named(addresses, failed)} ended before all workers had started: see its output; "
+        "this worker ends, too"
+    )
+
+
+def report_of_missing(rank: int, addresses: Sequence[str], missing: Sequence[int]) -> str:
     """Returns a line that names the workers for which this one waits."""
-    names = ", ".join(f"worker {each} ({addresses[each]})" for each in missing)
     have = "has" if len(missing) == 1 else "have"
     return (
-        f"lbbsp: worker {rank} ({addresses[rank]}) is waiting for {names}, which {have} not "
-        "started, or cannot be reached"
+        f"lbbsp: {named(addresses, [rank])} is waiting for {named(addresses, missing)}, "
+        f"which {have} not started, or cannot be reached"
     )
+
+
+def named(addresses: Sequence[str], ranks: Sequence[int]) -> str:
+    """Returns workers with their addresses."""
+    return ", ".join(f"worker {rank} ({addresses[rank]})" for rank in ranks)
 
 
 if __name__ == "__main__":

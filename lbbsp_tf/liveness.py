@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import CurrentActivity
-from lbbsp_core.runtime.exit import fail_fast, on_failure
+from lbbsp_core.runtime.exit import before_end, fail_fast, on_failure
 from lbbsp_core.runtime.heartbeat import Heartbeat
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import _start_watch, env
@@ -56,6 +57,7 @@ def watch_from_import() -> None:
     from lbbsp_tf.board import CoordinationBoard
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
+        on_failure(lambda: _name_unreached(cluster))
         on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
     if CoordinationBoard.is_available():
         compat.be_patient()
@@ -93,12 +95,24 @@ def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat:
     return Heartbeat(CoordinationBoard(rank), rank, len(addresses), activity, names=names)
 
 
+def _name_unreached(cluster: Mapping[str, Sequence[str]]) -> None:
+    """Says for which worker this one has failed, as its last line."""
+    from lbbsp_tf import compat
+
+    unreached = compat.unreached_worker(getattr(sys, "last_value", None))
+    if unreached is not None:
+        job, index = unreached
+        rank = index + (len(cluster.get("chief", ())) if job == "worker" else 0)
+        name = _name(rank, cluster[job][index])
+        print(f"lbbsp: {name} cannot be reached any more: see its output", file=sys.stderr)
+
+
 def _name(rank: int, address: str) -> str:
     return f"worker {rank} ({address})"
 
 
 def _watch_start(rank: int, addresses: Sequence[str]) -> None:
-    """Starts a process that reports workers that have not started, until all of them have."""
+    """Starts a process that names workers that have not started, until all of them have."""
     mark = marks.waiting_mark()
     process = subprocess.Popen(
         [
@@ -110,15 +124,25 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
         start_new_session=True,  # a Ctrl-C at the terminal need not end it
     )
 
+    def end_if_started() -> bool:
+        if _has_started():
+            with suppress(OSError, ValueError):  # it may have ended already
+                process.communicate(b"\n")  # a fork may hold the pipe open
+        return _has_started()
+
     def end() -> None:
-        while not _is_initialized():
+        while not end_if_started():
             time.sleep(_POLL_SECONDS)
-        process.communicate(b"\n")  # a fork may hold the pipe open
 
     threading.Thread(target=end, name="lbbsp-start", daemon=True).start()
+    before_end(end_if_started)  # else it would take this for a failure
 
 
-def _is_initialized() -> bool:
-    """Returns whether the constructor of a strategy, or any other use of TensorFlow, has ended."""
-    context = sys.modules.get("tensorflow.python.eager.context")
-    return hasattr(context, "context") and bool(getattr(context.context(), "_initialized", True))
+def _has_started() -> bool:
+    """Returns whether this worker has met the others, in the constructor of a strategy."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    if not hasattr(module, "context"):
+        return False  # it is still being imported
+    context = module.context()
+    initialized = getattr(context, "_initialized", True)
+    return bool(initialized and context.coordination_service is not None)

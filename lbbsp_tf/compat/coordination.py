@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from functools import wraps
 
 import tensorflow as tf
@@ -17,6 +18,8 @@ HEARTBEAT_MILLISECONDS = 24_000
 With its default of 10 s it does so 5 to 10 s after a worker was suspended. That is before our own
 heartbeats can, and without a word about what that worker did.
 """
+
+_UNREACHED = re.compile(r"remote target /job:(\w+)/replica:\d+/task:(\d+)")
 
 
 def be_patient() -> None:
@@ -42,3 +45,9 @@ def tell_of_failure(who: str) -> None:
         return
     with contextlib.suppress(tf.errors.OpError):
         service.report_error_to_cluster(tf.errors.ABORTED, f"{who} has failed: see its output")
+
+
+def unreached_worker(error: BaseException | None) -> tuple[str, int] | None:
+    """Returns the job and index of the worker that a collective could not reach, if that failed."""
+    match = _UNREACHED.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+    return None if match is None else (match[1], int(match[2]))

@@ -7,6 +7,7 @@ docs/reliability.md.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -105,3 +106,14 @@ def test_a_worker_that_leaves_before_the_start_is_named(capfd):
     job = run("faults", "exit_0_at_import", "1", workers=2)
     assert job.status == 1
     assert "worker 1 ended with status 0 before training, and worker 0" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("fault", "victim"), [("raise_at_import", 0), ("_exit_0_at_import", 1)])
+def test_a_worker_that_ends_before_the_start_by_hand_ends_the_other(workers, fault, victim):
+    workers += by_hand(fault, str(victim))
+    survivor = workers[1 - victim]
+    said, _ = survivor.communicate(timeout=SECONDS + 60)
+    assert survivor.returncode == -signal.SIGKILL
+    assert re.search(rf"worker {victim} \(.*\) ended before all workers had started", said)
+    own, _ = workers[victim].communicate(timeout=SECONDS)
+    print(f"{fault}: {seconds_since_fault(own):.1f} s")

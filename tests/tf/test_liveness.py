@@ -1,12 +1,15 @@
 """Liveness from the import on: who starts what, and who is waited for."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_tf import _start_watch, compat, liveness
@@ -36,29 +39,85 @@ def closed():
         return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_a_worker_waits_for_those_whose_ports_are_closed_once_its_own_is_open(listening, closed):
-    here, there = listening(), listening()
-    assert _start_watch.missing_workers(0, [here, there, closed]) == [2]
-    assert _start_watch.missing_workers(0, [here, there]) == []
-    assert _start_watch.missing_workers(2, [here, there, closed]) == [], "has not got so far"
+@pytest.fixture
+def program():
+    """Returns a function that starts the program beside a worker, and ends those left.
+
+    The worker ends when its standard input does; after a line, it has started.
+    """
+    started = []
+
+    def start(rank, addresses, mark=""):
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, PROGRAM, str(rank), json.dumps(addresses), "0.1", mark],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(parent)
+        return parent
+
+    yield start
+    for parent in started:
+        with parent:
+            parent.kill()
 
 
-def test_the_program_reports_and_marks_until_its_input_ends(listening, closed, tmp_path):
-    addresses, mark = [closed, listening()], tmp_path / "waiting"
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", PROGRAM, "1", json.dumps(addresses), "0.1", str(mark)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr.readline() == (
-        f"lbbsp: worker 1 ({addresses[1]}) is waiting for worker 0 ({closed}), which has not "
+PARENT = """
+import subprocess, sys
+program = [sys.executable, "-I", "-S", *sys.argv[1:]]
+child = subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True)
+if sys.stdin.readline():
+    child.communicate(b"\\n")
+"""
+
+
+def test_it_reports_and_marks_those_whose_ports_are_closed_until_all_have_started(
+    listening, closed, tmp_path, program
+):
+    here, there, mark = listening(), listening(), tmp_path / "waiting"
+    parent = program(1, [closed, here, there], str(mark))
+    assert parent.stderr.readline() == (
+        f"lbbsp: worker 1 ({here}) is waiting for worker 0 ({closed}), which has not "
         "started, or cannot be reached\n"
     )
     assert mark.exists()
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    parent.communicate("\n", timeout=30)
     assert not mark.exists()
+
+
+def test_a_worker_waits_for_nobody_before_its_own_port_is_open(closed, program):
+    parent = program(0, [closed, closed])
+    time.sleep(3)  # a report would come after 1.1 s
+    said = parent.communicate("\n", timeout=30)[1]
+    assert said == ""
+
+
+def test_a_worker_that_ends_before_its_start_ends_those_that_wait_for_it(
+    listening, closed, program
+):
+    addresses = [listening(), closed]
+    waits, fails = program(0, addresses), program(1, addresses)
+    assert "waiting for worker 1" in waits.stderr.readline()
+    fails.stdin.close()
+    assert waits.wait(timeout=30) == -signal.SIGKILL
+    assert waits.stderr.read().splitlines()[-1] == (
+        f"lbbsp: worker 1 ({closed}) ended before all workers had started: see its output; this "
+        "worker ends, too"
+    )
+    fails.wait(timeout=30)
+    assert fails.stderr.read() == ""
+
+
+def test_a_failure_is_forgotten_when_the_worker_is_started_again(closed, program):
+    addresses = [closed, "127.0.0.1:9"]
+    fails = program(0, addresses)
+    fails.stdin.close()
+    while _start_watch.probe(closed, 7) != _start_watch.FAILED:
+        time.sleep(0.05)
+    program(0, addresses)
+    fails.stderr.read()  # until the program beside it has ended, too
+    assert _start_watch.probe(closed, 7) is None
 
 
 @pytest.mark.parametrize(
@@ -95,18 +154,18 @@ def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch, launched
     monkeypatch.setattr(liveness.marks, "are_read", lambda: launched)
     liveness.watch_from_import()
     watched = (2, ["a:1", "b:1", "c:1"])
-    tells = [] if launched else ["on_failure"]
+    tells = [] if launched else ["on_failure", "on_failure"]
     assert done == ["fail_fast", "begin", watched, *tells, "be_patient"]
 
 
 def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
     given = []
     original = context.Context.configure_coordination_service
-    monkeypatch.setattr(
-        context.Context,
-        "configure_coordination_service",
-        lambda self, *args, **options: given.append(options["heartbeat_timeout_in_ms"]),
-    )
+
+    def configure(self, service_type, service_leader="", heartbeat_timeout_in_ms=0):
+        given.append(heartbeat_timeout_in_ms)
+
+    monkeypatch.setattr(context.Context, "configure_coordination_service", configure)
     compat.be_patient()
     compat.be_patient()
     configure = context.Context.configure_coordination_service
@@ -119,5 +178,22 @@ def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
 
 def test_what_is_started_beside_a_worker_needs_no_package():
     lines = Path(PROGRAM).read_text().splitlines()
-    imported = [line.split()[1] for line in lines if line.startswith(("import", "from"))]
+    imported = [
+        line.split()[1].split(".")[0] for line in lines if line.startswith(("import", "from"))
+    ]
     assert set(imported) <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize(
+    ("job", "name"), [("chief", "worker 0 (a:1)"), ("worker", "worker 2 (c:1)")]
+)
+def test_the_worker_that_a_collective_could_not_reach_is_named_last(monkeypatch, capsys, job, name):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    index = 0 if job == "chief" else 1
+    told = f"error information from remote target /job:{job}/replica:0/task:{index} while calling"
+    monkeypatch.setattr(sys, "last_value", tf.errors.UnavailableError(None, None, told), False)
+    liveness._name_unreached(cluster)
+    assert capsys.readouterr().err == f"lbbsp: {name} cannot be reached any more: see its output\n"
+    monkeypatch.setattr(sys, "last_value", ValueError(told))
+    liveness._name_unreached(cluster)
+    assert capsys.readouterr().err == ""
