@@ -47,6 +47,7 @@ class Runtime:
         self._watching: LookingThread | None = None
         self._board: KeyBoard | None = None
         self._heartbeat: Heartbeat | None = None
+        self._end_key: int | None = None
 
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
         """Returns a native store; a process has only one distributed store.
@@ -138,6 +139,8 @@ class Runtime:
         native = self.distributed
         if native is None or native.type not in DISTRIBUTED or native.num_workers == 1:
             return
+        self._end_key = next(self.numbers)
+        native.init(self._end_key, mx.nd.zeros(1))
         keys = [next(self.numbers) for _ in range(native.num_workers)]
         self._board = KeyBoard(native, keys, self.lock)
         self._heartbeat = Heartbeat(
@@ -164,6 +167,7 @@ class Runtime:
         with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()  # the others do not need this worker any more, unless they go on
             self.activity.enter(Activity.LEAVING)
+            self._meet_at_end()
             self.distributed._barrier()
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -173,6 +177,19 @@ class Runtime:
         with self.watchdog.deadline(_SHUTDOWN_SECONDS, message):
             self.distributed.__del__()
             self.distributed.handle = None  # freed: Python must not free it again
+
+    def _meet_at_end(self) -> None:
+        """Waits until all workers have reached their end.
+
+        MXNet counts who waits at a barrier, not at which one: a worker that leaves too early would
+        let others pass one of their training, and fail in places without a meaning. The sum of a
+        key is complete when all workers have pushed it.
+        """
+        if self._end_key is not None:
+            array = mx.nd.zeros(1)
+            with self.lock:
+                self.distributed.pushpull(self._end_key, array)
+            array.wait_to_read()
 
 
 @lru_cache(maxsize=1)

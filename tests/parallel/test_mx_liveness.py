@@ -23,6 +23,7 @@ UNHEARD = "worker 1 had not been heard of lately; it was {place} step"
 OWN = {  # faults of worker 1 itself: what the scheduler, and worker 0, must say
     "raise": (f"worker 1 {GONE}", UNHEARD),
     "exit0": (GONE, "worker 1 has left (at the end of its script, before step 20)"),
+    "exit0_at_start": (GONE, "worker 1 has left (at the end of its script, before step 0)"),
     "hang": (GONE, "others have waited for worker 1, which is in step 20, for 3 s"),
 }
 SENT = {  # signals from outside, and to whom

@@ -39,7 +39,7 @@ def fail():
     print(f"FAULT {time.time()}", flush=True)
     if fault == "raise":
         raise RuntimeError("the data base is gone")
-    if fault == "exit0":
+    if fault.startswith("exit0"):
         sys.exit(0)
     if fault == "_exit0":
         os._exit(0)
@@ -51,6 +51,8 @@ def fail():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+if fault == "exit0_at_start" and rank == culprit:
+    fail()
 for step, (x, y) in enumerate(loader):
     if step == AT:
         print("AT", flush=True)
