@@ -57,7 +57,7 @@ def watch_from_import() -> None:
     from lbbsp_tf.board import CoordinationBoard
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
-        on_failure(lambda: _name_unreached(cluster))
+        on_failure(lambda: _say_who_is_lost(cluster))
         on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
     if CoordinationBoard.is_available():
         compat.be_patient()
@@ -95,16 +95,17 @@ def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat:
     return Heartbeat(CoordinationBoard(rank), rank, len(addresses), activity, names=names)
 
 
-def _name_unreached(cluster: Mapping[str, Sequence[str]]) -> None:
+def _say_who_is_lost(cluster: Mapping[str, Sequence[str]]) -> None:
     """Says for which worker this one has failed, as its last line."""
     from lbbsp_tf import compat
 
-    unreached = compat.unreached_worker(getattr(sys, "last_value", None))
-    if unreached is not None:
-        job, index = unreached
-        rank = index + (len(cluster.get("chief", ())) if job == "worker" else 0)
-        name = _name(rank, cluster[job][index])
-        print(f"lbbsp: {name} cannot be reached any more: see its output", file=sys.stderr)
+    def name(job: str, index: int) -> str:
+        chiefs = len(cluster.get("chief", ()))
+        return _name(index + (chiefs if job == "worker" else 0), cluster[job][index])
+
+    lost = compat.lost_worker(getattr(sys, "last_value", None), name)
+    if lost is not None:
+        print(f"lbbsp: {lost}", file=sys.stderr)
 
 
 def _name(rank: int, address: str) -> str:

@@ -3,7 +3,7 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
-from lbbsp_tf.compat.coordination import be_patient, tell_of_failure, unreached_worker
+from lbbsp_tf.compat.coordination import be_patient, lost_worker, tell_of_failure
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
@@ -70,6 +70,7 @@ __all__ = [
     "last_rows",
     "latest_epochs",
     "local",
+    "lost_worker",
     "mean_over_replicas",
     "noise_alike_for_all_samples",
     "noise_of_replica",
@@ -88,7 +89,6 @@ __all__ = [
     "synchronize_moments",
     "tell_of_failure",
     "token_means_scaled",
-    "unreached_worker",
     "without_metrics",
     "write_once_per_job",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+from collections.abc import Callable
 from functools import wraps
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ With its default of 10 s it does so 5 to 10 s after a worker was suspended. That
 heartbeats can, and without a word about what that worker did.
 """
 
-_UNREACHED = re.compile(r"remote target /job:(\w+)/replica:\d+/task:(\d+)")
+_FAILED = "has failed: see its output"
 
 
 def be_patient() -> None:
@@ -39,15 +40,30 @@ def be_patient() -> None:
 
 
 def tell_of_failure(who: str) -> None:
-    """Ends the collectives of all other workers with an error, if this one has met them."""
+    """Ends the collectives of all other workers with an error, if this one has met them.
+
+    Args:
+        who: Name of this worker, "worker 1 (address)".
+    """
     service = context.context()
     if not service._initialized or service.coordination_service is None:
         return
     with contextlib.suppress(tf.errors.OpError):
-        service.report_error_to_cluster(tf.errors.ABORTED, f"{who} has failed: see its output")
+        service.report_error_to_cluster(tf.errors.ABORTED, f"{who} {_FAILED}")
 
 
-def unreached_worker(error: BaseException | None) -> tuple[str, int] | None:
-    """Returns the job and index of the worker that a collective could not reach, if that failed."""
-    match = _UNREACHED.search(str(error)) if isinstance(error, tf.errors.OpError) else None
-    return None if match is None else (match[1], int(match[2]))
+def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
+    """Returns which worker has ended a collective, as its error tells; None if it tells nothing.
+
+    Args:
+        error: Error with which this worker ends.
+        name: Returns the name of the worker with a job and index.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    if told := re.search(rf"worker \d+ \(\S+\) {_FAILED}", str(error)):
+        return told[0]
+    unreached = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", str(error))
+    if unreached is None:
+        return None
+    return f"{name(unreached[1], int(unreached[2]))} cannot be reached any more: see its output"

@@ -184,16 +184,25 @@ def test_what_is_started_beside_a_worker_needs_no_package():
     assert set(imported) <= set(sys.stdlib_module_names)
 
 
+FROM = "error information from remote target /job:{}/replica:0/task:{} while calling"
+
+
 @pytest.mark.parametrize(
-    ("job", "name"), [("chief", "worker 0 (a:1)"), ("worker", "worker 2 (c:1)")]
+    ("told", "says"),
+    [
+        (FROM.format("chief", 0), "worker 0 (a:1) cannot be reached any more: see its output"),
+        (FROM.format("worker", 1), "worker 2 (c:1) cannot be reached any more: see its output"),
+        (
+            "aborted by: worker 1 (b:1) has failed: see its output\n" + FROM.format("chief", 0),
+            "worker 1 (b:1) has failed: see its output",
+        ),
+    ],
 )
-def test_the_worker_that_a_collective_could_not_reach_is_named_last(monkeypatch, capsys, job, name):
+def test_the_worker_for_which_this_one_fails_is_named_last(monkeypatch, capsys, told, says):
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
-    index = 0 if job == "chief" else 1
-    told = f"error information from remote target /job:{job}/replica:0/task:{index} while calling"
     monkeypatch.setattr(sys, "last_value", tf.errors.UnavailableError(None, None, told), False)
-    liveness._name_unreached(cluster)
-    assert capsys.readouterr().err == f"lbbsp: {name} cannot be reached any more: see its output\n"
+    liveness._say_who_is_lost(cluster)
+    assert capsys.readouterr().err == f"lbbsp: {says}\n"
     monkeypatch.setattr(sys, "last_value", ValueError(told))
-    liveness._name_unreached(cluster)
+    liveness._say_who_is_lost(cluster)
     assert capsys.readouterr().err == ""
