@@ -6,20 +6,16 @@ ends. Workers and servers end when the scheduler has ended or is lost.
 
 from __future__ import annotations
 
-import logging
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread
 from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
-from lbbsp_mx.nodes import worker_rank
-
-logger = logging.getLogger("lbbsp.liveness")
+from lbbsp_mx.nodes import Address, worker_rank
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -27,14 +23,11 @@ LOOK_SECONDS: Final = 0.5
 WAITING_SECONDS: Final = 15.0
 """Time between two messages about processes that have not started."""
 
-_COUNTED_SECONDS: Final = 2.0  # at most, of the time between two looks: this process may be stopped
 _RECENT_SECONDS: Final = 2  # signs come every second; the transport's clock has whole seconds
 _CLOSED_SECONDS: Final = 1.5  # of silence, if a connection is closed as well
 _REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
 
 _LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
-
-Address = tuple[str, int]
 
 
 class Transport(Protocol):
@@ -83,7 +76,7 @@ class SchedulerWatch:
         if not transport.is_silent(1, 1):
             self._quiet = self._refused = 0.0
             return None
-        self._quiet += min(seconds, _COUNTED_SECONDS)
+        self._quiet += min(seconds, MAX_COUNTED_SECONDS)
         if self._answers() is False:
             self._refused += 1
             if self._refused >= 2:
@@ -97,7 +90,7 @@ class SchedulerWatch:
         answers = self._answers()
         self._has_answered = self._has_answered or bool(answers)
         gone = self._has_answered and answers is False
-        self._refused = self._refused + min(seconds, _COUNTED_SECONDS) if gone else 0.0
+        self._refused = self._refused + min(seconds, MAX_COUNTED_SECONDS) if gone else 0.0
         if self._refused > _CLOSED_SECONDS:
             return self._ended()
         before, self._waited = self._waited, self._waited + seconds
@@ -151,7 +144,7 @@ class NodesWatch:
             seconds: Seconds since the last look.
         """
         transport = self._transport()
-        seconds = min(seconds, _COUNTED_SECONDS)
+        seconds = min(seconds, MAX_COUNTED_SECONDS)
         self._ready = self._ready or (transport is not None and transport.is_ready())
         if transport is None or not self._ready:
             return self._look_before_start(seconds)
@@ -220,48 +213,24 @@ def _hosts(peers: Iterable[Address]) -> str:
     return ", ".join(sorted({host for host, _ in peers}))
 
 
-class LookingThread:
-    """Thread that looks regularly, and ends the process when the look tells a reason.
+def looking_thread(
+    name: Callable[[], str],
+    look: Callable[[float], str | None],
+    end: Callable[[int, str], object] = end_now,
+) -> PeriodicThread:
+    """Returns a thread that looks regularly, and ends the process when a look tells a reason.
 
     Args:
         name: Name of this process, for the message.
         look: Takes the seconds since the last look, and returns why the process must end, or None.
-        end: Ends the process with a status.
+        end: Ends the process with a status and a message.
     """
 
-    def __init__(
-        self,
-        name: Callable[[], str],
-        look: Callable[[float], str | None],
-        end: Callable[[int], None] = end_now,
-    ) -> None:
-        self._name, self._look, self._end = name, look, end
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lbbsp-liveness", daemon=True)
+    def look_and_name(seconds: float) -> str | None:
+        why = look(seconds)
+        return None if why is None else f"{why}; {name()} ends"
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the looks, and waits until none is running."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        before = time.monotonic()
-        while not self._stopped.wait(LOOK_SECONDS):
-            now = time.monotonic()
-            try:
-                why = self._look(now - before)
-            except Exception:  # the next look may succeed
-                logger.debug("the look for lost processes has failed", exc_info=True)
-                why = None
-            before = now
-            if why is not None:
-                _say(f"{why}; {self._name()} ends")
-                self._end(1)
-                return
+    return PeriodicThread(look_and_name, LOOK_SECONDS, "lbbsp-liveness", end)
 
 
 def _say(message: str) -> None:

@@ -15,11 +15,11 @@ from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.exit import on_exit
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
-from lbbsp_core.runtime.liveness import Watchdog
+from lbbsp_core.runtime.liveness import PeriodicThread, Watchdog
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.board import KeyBoard
-from lbbsp_mx.liveness import LookingThread, SchedulerWatch
+from lbbsp_mx.liveness import SchedulerWatch, looking_thread
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
 IN_ONE_PROCESS = ("local", "device")
@@ -44,7 +44,7 @@ class Runtime:
         """Work that must be done before this process leaves the cluster."""
         self.serves_optimizer = False
         self._transport: nodes.Nodes | None = None
-        self._watching: LookingThread | None = None
+        self._watching: PeriodicThread | None = None
         self._board: KeyBoard | None = None
         self._heartbeat: Heartbeat | None = None
         self._end_key: int | None = None
@@ -131,7 +131,7 @@ class Runtime:
                 env.silence_seconds(),
                 lambda: self._board.explain() if self._board is not None else "",
             )
-            self._watching = LookingThread(self._name, watch.look)
+            self._watching = looking_thread(self._name, watch.look)
             self._watching.start()
 
     def _begin_heartbeat(self) -> None:
@@ -173,6 +173,7 @@ class Runtime:
             self._heartbeat.stop()
             self._board.close()
         self._watching.stop()
+        self._watching.join()
         message = f"the servers have not ended within {_SHUTDOWN_SECONDS:g} s: exiting"
         with self.watchdog.deadline(_SHUTDOWN_SECONDS, message):
             self.distributed.__del__()

@@ -18,7 +18,7 @@ from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.exit import end_now
 from lbbsp_mx import cluster, env, nodes
-from lbbsp_mx.liveness import LookingThread, NodesWatch, SchedulerWatch
+from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread
 
 _OPTIMIZER = 0  # the only command that workers send
 
@@ -27,7 +27,7 @@ def serve() -> NoReturn:
     """Runs the server or scheduler until the job ends, and exits."""
     store = mx.kv.create("dist")
     process = _Process(store)
-    watching = LookingThread(process.name, process.watch().look)
+    watching = looking_thread(process.name, process.watch().look)
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -36,11 +36,11 @@ def serve() -> NoReturn:
         try:
             _obey(store, command, body)
         except BaseException:  # MXNet would ignore it, and the workers would keep waiting
-            traceback.print_exc()
-            end_now(1)
+            end_now(1, traceback.format_exc())
 
     check_call(_LIB.MXKVStoreRunServer(store.handle, control, None))
     watching.stop()
+    watching.join()
     end_now(0)
 
 

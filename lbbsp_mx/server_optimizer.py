@@ -111,8 +111,7 @@ def _ending_on_error() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        traceback.print_exc()
-        end_now(1)
+        end_now(1, traceback.format_exc())
 
 
 def _table(pushed: mx.nd.NDArray, width: int) -> Table:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import time
 
@@ -52,8 +51,7 @@ def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
         try:
             _wait_for_all(rank, workers, heartbeat)
         except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
-            print(f"lbbsp: another worker has died before its end: {error}", file=sys.stderr)
-            end_now(1)
+            end_now(1, f"lbbsp: another worker has died before its end: {error}")
     if rank == 0:
         time.sleep(_LEADER_SECONDS)
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import functools
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, NoReturn
+
+logger = logging.getLogger("lbbsp.liveness")
 
 LEFT: Final = 128 + signal.SIGTERM
 """Exit status of workers that have left on request: 143, as after SIGTERM itself."""
@@ -51,8 +55,7 @@ def on_exit(leave: Callable[[], None]) -> None:
         try:
             leave()
         except BaseException:  # Python would only print it, and exit with status 0
-            traceback.print_exc()
-            _fail(1)
+            _fail(1, traceback.print_exc)
 
     atexit.register(_unless_forked(at_exit))
 
@@ -105,32 +108,51 @@ def _unless_forked(call: Callable[[], None]) -> Callable[[], None]:
     return lambda: call() if os.getpid() == owner else None
 
 
-def end_now(status: int) -> NoReturn:
-    """Ends the process at once, without the framework's exit barrier, after flushing the output."""
-    _end_after([*_endings, sys.stdout.flush, sys.stderr.flush], status)
+def end_now(status: int, message: str = "", *, linger_seconds: float = 0.0) -> NoReturn:
+    """Ends the process at once, without the framework's exit barrier, after flushing the output.
+
+    With the logger ``lbbsp.liveness`` at debug level, the stacks of all threads follow the message.
+
+    Args:
+        status: Exit status.
+        message: Printed to standard error, which delays the end for a moment at most.
+        linger_seconds: Time after the message in which other threads run on.
+    """
+    say, linger = functools.partial(_say, message), functools.partial(time.sleep, linger_seconds)
+    _end_after([say, linger, *_endings], status, linger_seconds)
 
 
-def _fail(status: int) -> NoReturn:
-    _end_after([*_messengers, *_endings, sys.stdout.flush, sys.stderr.flush], status)
+def _fail(status: int, *say: Callable[[], object]) -> NoReturn:
+    _end_after([*say, *_messengers, *_endings], status)
 
 
-def _end_after(calls: list[Callable[[], object]], status: int) -> NoReturn:
+def _end_after(
+    calls: Sequence[Callable[[], object]], status: int, linger_seconds: float = 0.0
+) -> NoReturn:
     """Ends the process after calls, which do not delay it for long even if they block."""
+    patience = _PATIENCE_SECONDS + linger_seconds
     with suppress(OSError, ValueError):  # if one keeps the interpreter's lock, the status is 1
         nowhere = open(os.devnull, "w")  # noqa: SIM115
-        faulthandler.dump_traceback_later(2 * _PATIENCE_SECONDS, exit=True, file=nowhere)
+        faulthandler.dump_traceback_later(_PATIENCE_SECONDS + patience, exit=True, file=nowhere)
     with suppress(RuntimeError):  # from Python 3.12 on, no thread can be started at exit
-        timer = threading.Timer(_PATIENCE_SECONDS, os._exit, [status])
+        timer = threading.Timer(patience, os._exit, [status])
         timer.daemon = True
         timer.start()
-    for call in calls:
+    for call in (*calls, sys.stdout.flush, sys.stderr.flush):
         with suppress(Exception):
             call()
     os._exit(status)
 
 
+def _say(message: str) -> None:
+    if message:
+        print(message.rstrip(), file=sys.stderr, flush=True)
+        if logger.isEnabledFor(logging.DEBUG):
+            faulthandler.dump_traceback()
+
+
 def _print_and_exit(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    traceback.print_exception(kind, error, trace)
-    _fail(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    say = functools.partial(traceback.print_exception, kind, error, trace)
+    _fail(130 if issubclass(kind, KeyboardInterrupt) else 1, say)

@@ -8,7 +8,6 @@ that is lost. So the traffic grows linearly with the number of workers.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread, daemon_thread
 from lbbsp_core.runtime.marks import note_lost
 
 logger = logging.getLogger("lbbsp.liveness")
@@ -34,9 +34,9 @@ SILENCE_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 60.0
 """Time for which others wait for a worker before it is reported."""
 
+_TELL_SECONDS: Final = 2.0  # in which the others read which worker is lost
 _LEFT_SECONDS: Final = 5.0  # time in which a message may still arrive from a worker that leaves
 _WAITS: Final = (Activity.WAITING, Activity.MEETING)
-_COUNTED_SECONDS: Final = 4 * BEAT_SECONDS  # at most, of the time between two looks at the clock
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
 
 
@@ -147,7 +147,7 @@ class Watch:
     def wait(self, seconds: float) -> None:
         """Counts seconds in which no worker was seen."""
         for rank in list(self.beats):  # which another thread adds to
-            self._quiet[rank] += min(seconds, _COUNTED_SECONDS)
+            self._quiet[rank] += min(seconds, MAX_COUNTED_SECONDS)
 
     def loss(self) -> Loss | None:
         """Returns a worker that is lost, or None."""
@@ -201,7 +201,7 @@ class Heartbeat:
         silence_seconds: Time without a beat after which a worker is lost, > 0.
         report_seconds: Time for which others wait for a worker before it is reported, > 0.
         limit_seconds: Time for which others wait for a worker before it is lost; None for no limit.
-        end: Ends the process with a status.
+        end: Ends the process, as `end_now` does.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Heartbeat:
         silence_seconds: float = SILENCE_SECONDS,
         report_seconds: float = REPORT_SECONDS,
         limit_seconds: float | None = None,
-        end: Callable[[int], None] = end_now,
+        end: Callable[..., object] = end_now,
     ) -> None:
         self._board, self._rank, self._activity = board, rank, activity
         self._names = names or [f"worker {each}" for each in range(workers)]
@@ -227,6 +227,9 @@ class Heartbeat:
         self._reports = 0
         self._unanswered, self._read_at = 0.0, time.monotonic()
         self._stopped = threading.Event()
+        self._looking = PeriodicThread(
+            self.look, BEAT_SECONDS, "lbbsp-liveness", self._tell_and_end
+        )
         self._started = False
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
@@ -240,16 +243,14 @@ class Heartbeat:
             return
         self._started = True
         self._read_at = time.monotonic()
-        for target in (
-            partial(self._repeat, self.post),
-            partial(self._repeat, self.read),
-            self._look,
-        ):
-            threading.Thread(target=target, name="lbbsp-heartbeat", daemon=True).start()
+        for exchange in (self.post, self.read):
+            daemon_thread(partial(self._repeat, exchange), "lbbsp-heartbeat").start()
+        self._looking.start()
 
     def stop(self) -> None:
         """Ends the beats; call it when all workers have reached their end."""
         self._stopped.set()
+        self._looking.stop()
 
     def post(self) -> None:
         """Posts a beat."""
@@ -275,7 +276,7 @@ class Heartbeat:
         Returns:
             Why this process must end, or None.
         """
-        self._unanswered += min(seconds, _COUNTED_SECONDS)
+        self._unanswered += min(seconds, MAX_COUNTED_SECONDS)
         if self._rank == 0:
             self._report()
         loss = self._find_loss()
@@ -306,24 +307,10 @@ class Heartbeat:
                 logger.debug("heartbeats cannot be exchanged", exc_info=True)
             self._stopped.wait(BEAT_SECONDS)
 
-    def _look(self) -> None:
-        before = time.monotonic()
-        while not self._stopped.wait(BEAT_SECONDS):
-            now = time.monotonic()
-            why, before = self.look(now - before), now
-            if why is not None:
-                self._say(f"{why}; {self._names[self._rank]} ends")
-                if self._rank in (0, self._loss.rank):
-                    time.sleep(4 * BEAT_SECONDS)  # in which the others read which worker is lost
-                self._end(1)
-                return
-
-    def _say(self, text: str) -> None:
-        """Prints why this process ends; with logging at debug level, what its threads do."""
-        with suppress(OSError, ValueError):  # without a usable standard error
-            print(f"lbbsp: {text}", file=sys.stderr, flush=True)
-            if logger.isEnabledFor(logging.DEBUG):
-                faulthandler.dump_traceback()
+    def _tell_and_end(self, status: int, why: str) -> None:
+        tells = self._rank in (0, self._loss.rank)
+        text = f"{why}; {self._names[self._rank]} ends"
+        self._end(status, text, linger_seconds=_TELL_SECONDS if tells else 0.0)
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""

@@ -4,7 +4,7 @@ import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
-from lbbsp_mx.liveness import LookingThread, NodesWatch, SchedulerWatch  # noqa: E402
+from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread  # noqa: E402
 from lbbsp_mx.nodes import node_names  # noqa: E402
 
 NAMES = node_names(workers=2, servers=1)
@@ -216,13 +216,14 @@ def test_a_scheduler_that_ends_before_the_start_is_lost():
 # --- the thread -----------------------------------------------------------------------------------
 
 
-def test_the_thread_ends_the_process_and_says_why(capsys):
+def test_the_thread_ends_the_process_and_says_why():
     ended = []
-    thread = LookingThread(lambda: "server 0", lambda _: "worker 1 is lost", ended.append)
+    thread = looking_thread(
+        lambda: "server 0", lambda _: "worker 1 is lost", lambda *given: ended.append(given)
+    )
     thread.start()
-    thread._thread.join()
-    assert ended == [1]
-    assert capsys.readouterr().err == "lbbsp: worker 1 is lost; server 0 ends\n"
+    thread.join()
+    assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
 
 
 @pytest.mark.parametrize("text", ["4", "inf", "ten", "nan"])

@@ -78,6 +78,38 @@ def test_what_blocks_does_not_keep_a_process_from_its_end():
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 3
 
 
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("end_now(3, 'worker 1 is lost')", 3),
+        ("fail_fast()\n1 / 0", 1),
+        ("on_exit(lambda: 1 / 0)", 1),
+    ],
+)
+def test_a_full_pipe_of_errors_does_not_either(end, status):
+    script = (
+        "import os\nfrom lbbsp_core.runtime.exit import *\nreader, writer = os.pipe()\n"
+        "os.set_blocking(writer, False)\n"
+        "try:\n    while True: os.write(writer, bytes(4096))\n"
+        "except BlockingIOError: os.set_blocking(writer, True)\n"
+        f"os.dup2(writer, 2)\n{end}"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == status
+
+
+def test_the_last_word_is_heard_and_then_the_threads_that_tell_others():
+    script = (
+        "import threading, time\nfrom lbbsp_core.runtime.exit import *\n"
+        "def tell():\n    time.sleep(2.5)\n    print('told', flush=True)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "end_now(3, 'worker 1 is lost', linger_seconds=5)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "told\n", "worker 1 is lost\n")
+
+
 def test_a_messenger_that_keeps_the_interpreter_does_not_either():
     script = (
         "import ctypes, sys\nfrom lbbsp_core.runtime.exit import *\non_exit(lambda: None)\n"

@@ -51,14 +51,13 @@ class Job:
         self.now = 1000.0
         monkeypatch.setattr("lbbsp_core.runtime.heartbeat.time.monotonic", lambda: self.now)
         self.board = Rows()
-        self.ended = []
         self.activities = [CurrentActivity() for _ in range(3)]
         self.workers = [self.worker(rank) for rank in range(3)]
         self.alive = {0, 1, 2}
 
     def worker(self, rank, **options):
         return Heartbeat(
-            self.board.of(rank), rank, 3, self.activities[rank], end=self.ended.append, **options
+            self.board.of(rank), rank, 3, self.activities[rank], end=pytest.fail, **options
         )
 
     def run(self, seconds):
@@ -124,7 +123,7 @@ def test_the_threads_beat_and_end_the_process_of_a_worker_that_has_lost_another(
     board, ended = Rows(), threading.Event()
     lasting, stopping = (
         Heartbeat(board.of(rank), rank, 2, CurrentActivity(), silence_seconds=3.0,
-                  end=lambda status: ended.set())
+                  end=lambda *_, **__: ended.set())
         for rank in range(2)
     )  # fmt: skip
     lasting.start()
@@ -217,20 +216,17 @@ def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
     heartbeat.stop()
 
 
-def test_the_thread_ends_the_process_and_says_why(monkeypatch, capsys):
+def test_the_thread_ends_the_process_and_says_why(monkeypatch):
     monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
     board, ended = Rows(), threading.Event()
     board.of(0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
-    statuses = []
+    given = []
 
-    def end(status):
-        statuses.append(status)
+    def end(*arguments, linger_seconds):
+        given.append((*arguments, linger_seconds))
         ended.set()
 
     Heartbeat(board.of(1), 1, 3, CurrentActivity(), names=["a:1", "b:1", "c:1"], end=end).start()
     assert ended.wait(10)
-    assert statuses == [1]
-    assert capsys.readouterr().err == (
-        "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was "
-        "between steps, before step 9; b:1 ends\n"
-    )
+    says = "lbbsp: c:1 has given no sign of life for 10 s; with its last one it was between steps"
+    assert given == [(1, f"{says}, before step 9; b:1 ends", 0)]
