@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 
 import tensorflow as tf
@@ -45,8 +44,8 @@ def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None
 def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
     current_activity().enter(Activity.LEAVING)
     if heartbeat is None:
-        with contextlib.suppress(tf.errors.OpError, RuntimeError, AttributeError):
-            _wait_at_barrier()
+        with contextlib.suppress(tf.errors.OpError, AttributeError):
+            context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
     else:
         try:
             _wait_for_all(rank, workers, heartbeat)
@@ -61,15 +60,19 @@ def _wait_for_all(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     if rank > 0:
         _set(f"lbbsp/reached/{rank}")
         _wait_for("lbbsp/reached/all")
-        heartbeat.stop()
         _set(f"lbbsp/left/{rank}")
+        heartbeat.stop()
         return
     for each in range(1, workers):
         _wait_for(f"lbbsp/reached/{each}")
-    heartbeat.stop()
     _set("lbbsp/reached/all")
-    for each in range(1, workers):
-        _wait_for(f"lbbsp/left/{each}")  # the leader must not end before they have been answered
+    staying = set(range(1, workers))
+    while staying:  # the leader must not end before they have been answered
+        for each in sorted(staying):
+            if _is_set(f"lbbsp/left/{each}"):
+                heartbeat.forget(each)
+                staying.remove(each)
+    heartbeat.stop()
 
 
 def _set(key: str) -> None:
@@ -77,19 +80,14 @@ def _set(key: str) -> None:
 
 
 def _wait_for(key: str) -> None:
-    while True:
-        try:
-            context.context().get_config_key_value(key, _POLL_MILLISECONDS)
-            return
-        except tf.errors.DeadlineExceededError:  # noqa: PERF203
-            continue
+    while not _is_set(key):
+        pass
 
 
-def _wait_at_barrier() -> None:
-    # The main thread can be interrupted only while it does not wait inside TensorFlow.
-    arguments = ("lbbsp/exit", EXIT_SECONDS * 1000)
-    waiting = threading.Thread(
-        target=context.context().wait_at_barrier, args=arguments, daemon=True
-    )
-    waiting.start()
-    waiting.join(EXIT_SECONDS + 10)
+def _is_set(key: str) -> bool:
+    """Returns whether a worker sets a key within a second."""
+    try:
+        context.context().get_config_key_value(key, _POLL_MILLISECONDS)
+    except tf.errors.DeadlineExceededError:
+        return False
+    return True

@@ -25,9 +25,10 @@ from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
+from lbbsp_core.runtime.env import MARKS
 from lbbsp_core.runtime.marks import read_marks
 
-GRACE_SECONDS: Final = 0.2  # within which workers fail as a consequence of the first failure
+CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
 TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
@@ -125,7 +126,7 @@ class Supervisor:
     ) -> ChildProcess:
         marks = self._marks_of(index)
         marks.mkdir()
-        own = {_reaper.JOB: str(self._folder), "LBBSP_MARKS": str(marks)}
+        own = {_reaper.JOB: str(self._folder), MARKS: str(marks)}
         process = ChildProcess(
             index,
             name,
@@ -280,7 +281,7 @@ class Supervisor:
         if event.code == LEFT and self._processes()[event.process_index] in self._scripts:
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
             return Outcome(LEFT, None, message, leaving=True)
-        later = self._failures_within(GRACE_SECONDS)
+        later = self._failures_within(CONSEQUENCE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
         for process in self._processes():
             lost = read_marks(self._marks_of(process.index)).lost

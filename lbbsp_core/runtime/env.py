@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+MARKS: Final = "LBBSP_MARKS"
+"""Environment variable with the folder of a worker's marks, which the launcher reads."""
 
 
 def run_dir() -> Path | None:
@@ -34,5 +38,5 @@ def workers_at_first(workers: int) -> int:
 
 def marks() -> Path | None:
     """Returns ``LBBSP_MARKS``, the folder of this worker's marks for `lbbsp launch`."""
-    folder = os.environ.get("LBBSP_MARKS", "")
+    folder = os.environ.get(MARKS, "")
     return Path(folder) if folder else None

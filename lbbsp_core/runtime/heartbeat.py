@@ -133,6 +133,7 @@ class Watch:
         self.beats: dict[int, Beat] = {}
         self.ranks = list(ranks)
         self._quiet = dict.fromkeys(self.ranks, 0.0)
+        self._left: set[int] = set()
         self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
@@ -144,6 +145,10 @@ class Watch:
         if beat != self.beats.get(rank):
             self.beats[rank], self._quiet[rank] = beat, 0.0
 
+    def forget(self, rank: int) -> None:
+        """Watches a worker no more: it has left in order."""
+        self._left.add(rank)
+
     def wait(self, seconds: float) -> None:
         """Counts seconds in which no worker was seen."""
         for rank in list(self.beats):  # which another thread adds to
@@ -152,7 +157,7 @@ class Watch:
     def loss(self) -> Loss | None:
         """Returns a worker that is lost, or None."""
         for rank, seconds in self._quiet.items():
-            if seconds > self._silence_seconds:
+            if seconds > self._silence_seconds and rank not in self._left:
                 return self.lost(rank, Reason.SILENT)
         waited = self.waited_seconds(*_WAITS)
         if waited >= _LEFT_SECONDS:
@@ -251,6 +256,10 @@ class Heartbeat:
         """Ends the beats; call it when all workers have reached their end."""
         self._stopped.set()
         self._looking.stop()
+
+    def forget(self, rank: int) -> None:
+        """Takes a worker for lost no more if it is silent: it has left in order."""
+        self._watch.forget(rank)
 
     def post(self) -> None:
         """Posts a beat."""

@@ -100,6 +100,14 @@ def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost)
         assert why == f"{silent}; with its last one it was in step 41"
 
 
+def test_a_worker_that_has_left_in_order_may_be_silent(job):
+    job.run(5)
+    job.workers[0].forget(1)
+    job.alive -= {1, 2}
+    (why,) = job.run(15).values()
+    assert why.startswith("worker 2 has given no sign of life")
+
+
 def test_a_worker_that_was_suspended_does_not_suspect_the_others(job):
     job.run(5)
     job.now += 3600
