@@ -25,8 +25,7 @@ from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
-from lbbsp_core.runtime.env import MARKS
-from lbbsp_core.runtime.marks import read_marks
+from lbbsp_core.runtime.marks import folder_variable, read_marks
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
@@ -34,7 +33,7 @@ TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 0.05
 MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
-NOTICE_SECONDS: Final = 1.0  # after which a wait for scripts that leave is reported
+NOTICE_SECONDS: Final = 1.0  # after which a wait for scripts that leave is reported, or not needed
 TIMED_OUT: Final = 124  # as for timeout(1)
 LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 
@@ -126,7 +125,7 @@ class Supervisor:
     ) -> ChildProcess:
         marks = self._marks_of(index)
         marks.mkdir()
-        own = {_reaper.JOB: str(self._folder), MARKS: str(marks)}
+        own = {_reaper.JOB: str(self._folder), **folder_variable(marks)}
         process = ChildProcess(
             index,
             name,
@@ -172,7 +171,9 @@ class Supervisor:
         """Waits until all scripts have ended by themselves, with a checkpoint if they write any.
 
         After a signal to this process they are asked to. The processes beside them, on which
-        their last step may depend, run on. A Ctrl-C ends the wait.
+        their last step may depend, run on. A Ctrl-C ends the wait; it also ends when all that
+        remain wait for the start of others, as inside the constructor of a strategy, which does
+        not respond to signals.
 
         Args:
             outcome: Why they leave.
@@ -187,8 +188,7 @@ class Supervisor:
         if outcome.signalled:
             self._ask_scripts_to_leave()
         while any(script.running for script in self._scripts):
-            wake = started + (NOTICE_SECONDS if silent else seconds)
-            event = self._next_event(min(wake, started + seconds))
+            event = self._next_event(min(time.monotonic() + NOTICE_SECONDS, started + seconds))
             if isinstance(event, Exited):
                 self._mark_exited(event)
                 is_script = self._processes()[event.process_index] in self._scripts
@@ -204,6 +204,8 @@ class Supervisor:
                     f"still running after {seconds:g} s, and now killed: {running}; raise --grace "
                     "if a checkpoint needs more time"
                 )
+                break
+            elif self._have_nothing_to_save():
                 break
             elif silent:
                 silent = False
@@ -329,6 +331,11 @@ class Supervisor:
     def _ended_workers(self) -> list[ChildProcess]:
         """Returns the workers that have ended while others still run."""
         return [worker for worker in self._workers if not worker.running]
+
+    def _have_nothing_to_save(self) -> bool:
+        """Returns whether all scripts that still run wait for workers that have not started."""
+        running = [script for script in self._scripts if script.running]
+        return all(read_marks(self._marks_of(script.index)).waiting for script in running)
 
     def _marks_of(self, process_index: int) -> Path:
         return self._folder / str(process_index)

@@ -235,6 +235,23 @@ def test_a_second_interrupt_ends_the_grace(script, tmp_path):
     assert process.returncode == 130
 
 
+WAITS_FOR_THE_START = """
+if rank == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as TensorFlow does meanwhile
+touch("ready")
+time.sleep(2)
+open(os.environ["LBBSP_MARKS"] + "/waiting", "w").close()
+time.sleep(60)
+"""
+
+
+def test_a_script_that_waits_for_the_start_of_others_gets_no_grace(script, tmp_path):
+    process = start(script(WAITS_FOR_THE_START), "{'grace': 50}", tmp_path)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=25)
+    assert process.returncode == 130
+    assert "still running" not in output
+
+
 def test_a_signal_during_the_pause_ends_the_job(script, tmp_path, monkeypatch):
     body = "touch('ready')\nfor other in range(2): wait_for('ready', other)\nsys.exit(1)"
     process = start(script(body), "{'max_restarts': 5}", tmp_path)
