@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,9 +76,17 @@ class Process:
 class Cluster:
     """Scheduler, servers and workers; workers in the order of their ranks once these are known."""
 
-    def __init__(self, args: list[str], workers: int, servers: int, absent: int = 0) -> None:
+    def __init__(
+        self,
+        args: list[str],
+        workers: int,
+        servers: int,
+        absent: int,
+        environment: Mapping[str, str],
+    ) -> None:
         (self.port,) = free_ports(1)
         variables = {
+            **environment,
             "DMLC_PS_ROOT_URI": HOST,
             "DMLC_PS_ROOT_PORT": str(self.port),
             "DMLC_NODE_HOST": HOST,
@@ -115,9 +123,11 @@ class Cluster:
 
 
 @contextmanager
-def by_hand(*args: str, workers: int = 2, servers: int = 1, absent: int = 0) -> Iterator[Cluster]:
+def by_hand(
+    *args: str, workers: int = 2, servers: int = 1, absent: int = 0, **environment: str
+) -> Iterator[Cluster]:
     """Runs a script; no process is left afterwards."""
-    cluster = Cluster(list(args), workers, servers, absent)
+    cluster = Cluster(list(args), workers, servers, absent, environment)
     try:
         yield cluster
     finally:

@@ -1,7 +1,6 @@
 """Faults of Keras workers: all processes end soon, and the right worker is named.
 
-Bounds are generous, because the machine may be busy; the figures of an idle one are in
-docs/reliability.md.
+The figures of an idle machine are in docs/reliability.md.
 """
 
 import json
@@ -18,7 +17,8 @@ from jobs import SCRIPTS, run
 
 from lbbsp_core.launch.cluster import free_ports
 
-SECONDS = 60
+SILENCE = "silence_seconds=4"
+BOUND_SECONDS = 25  # 15 are promised for the default silence of 10 s; the machine may be busy
 
 
 def by_hand(*arguments: str, started=(0, 1)) -> list[subprocess.Popen]:
@@ -39,8 +39,8 @@ def by_hand(*arguments: str, started=(0, 1)) -> list[subprocess.Popen]:
     return workers
 
 
-def seconds_since_fault(*texts: str) -> float:
-    return time.time() - float(re.search(r"FAULT ([\d.]+)", "".join(texts))[1])
+def fault_time(text: str) -> float:
+    return float(re.search(r"FAULT ([\d.]+)", text)[1])
 
 
 @pytest.fixture
@@ -54,25 +54,27 @@ def workers():
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "status", "says"),
     [
-        ("stop", r"worker 1 \(.*\) has given no sign of life for 4 s; with its last one it was"),
-        ("exit_0_in_step", r"worker 1 \(.*\) has left \(at the end of its script, before step 1"),
-        ("exit_3_in_step", r"worker 1 \(.*\) has failed: see its output"),
+        ("stop", None, "has given no sign of life for 4 s; with its last one it was"),
+        ("exit_0_in_step", 1, r"has left \(at the end of its script, before step 1"),
+        ("exit_3_in_step", 3, "has failed: see its output"),
     ],
 )
-def test_the_others_end_and_name_the_worker(workers, fault, says):
-    workers += by_hand(fault, "1", "silence_seconds=4")
-    said, _ = workers[0].communicate(timeout=SECONDS + 60)
-    assert workers[0].returncode == 1
-    assert re.search(says, said)
-    if fault == "stop":
+def test_the_others_end_and_name_the_worker(workers, fault, status, says):
+    workers += by_hand(fault, "1", SILENCE)
+    said, _ = workers[0].communicate(timeout=120)
+    if status is None:
+        ended = time.time()
         workers[1].kill()
-    own, _ = workers[1].communicate(timeout=SECONDS)
-    seconds = seconds_since_fault(own)
+    own, _ = workers[1].communicate(timeout=60)
+    if status is not None:
+        ended = time.time()
+    seconds = ended - fault_time(own)
     print(f"{fault}: {seconds:.1f} s")
-    assert seconds < SECONDS
-    assert workers[1].returncode == {"stop": -9, "exit_0_in_step": 1, "exit_3_in_step": 3}[fault]
+    assert seconds < BOUND_SECONDS
+    assert (workers[0].returncode, workers[1].returncode) == (1, status or -signal.SIGKILL)
+    assert re.search(rf"worker 1 \(.*\) {says}", said)
 
 
 def test_a_short_stop_is_survived_and_a_late_worker_is_ended_only_by_a_limit():
@@ -87,7 +89,8 @@ def test_a_short_stop_is_survived_and_a_late_worker_is_ended_only_by_a_limit():
 def test_the_launcher_names_a_frozen_worker_and_leaves_no_folder(capfd, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    job = run("faults", "endless_wait_in_c_checkpoint", "1", "silence_seconds=4", workers=2)
+    job = run("faults", "endless_wait_in_c_checkpoint", "1", SILENCE, workers=2)
+    assert time.time() - fault_time(job.text) < BOUND_SECONDS
     assert job.status == 1
     (line,) = (each for each in capfd.readouterr().err.splitlines() if "lbbsp launch" in each)
     assert re.match(r"lbbsp launch: worker 1 \(.*\) has given no sign of life for 4 s", line)

@@ -140,6 +140,15 @@ def test_an_import_without_other_workers_has_no_effect(monkeypatch, config):
     liveness.watch_from_import()
 
 
+def test_a_process_that_reads_data_for_a_worker_is_not_watched(monkeypatch):
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    monkeypatch.setattr(liveness.multiprocessing, "parent_process", lambda: "the worker")
+    for name in ("fail_fast", "on_failure", "_watch_start"):
+        monkeypatch.setattr(liveness, name, lambda *_: pytest.fail("has an effect"))
+    liveness.watch_from_import()
+
+
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_worker_of_several_is_watched_from_its_import_on(monkeypatch, launched):
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}

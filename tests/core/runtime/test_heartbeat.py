@@ -224,6 +224,31 @@ def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
     heartbeat.stop()
 
 
+def test_posts_go_on_while_a_read_waits_for_the_board(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    view, release, posted = Rows().of(1), threading.Event(), threading.Semaphore(0)
+    view.post = lambda row: posted.release()
+    view.read = lambda rank: release.wait(60) and None
+    heartbeat = Heartbeat(view, 1, 2, CurrentActivity(), end=pytest.fail)
+    heartbeat.start()
+    assert all(posted.acquire(timeout=10) for _ in range(5))
+    heartbeat.stop()
+    release.set()
+
+
+def test_a_post_that_the_board_never_answers_ends_the_process(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    view, release, ended = Rows().of(1), threading.Event(), threading.Event()
+    view.post = lambda row: release.wait(60)
+    heartbeat = Heartbeat(
+        view, 1, 2, CurrentActivity(), silence_seconds=0.5, end=lambda *_, **__: ended.set()
+    )
+    heartbeat.start()
+    assert ended.wait(10)
+    heartbeat.stop()
+    release.set()
+
+
 def test_the_thread_ends_the_process_and_says_why(monkeypatch):
     monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
     board, ended = Rows(), threading.Event()
