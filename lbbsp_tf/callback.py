@@ -103,6 +103,7 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.workers > 1:
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
             leave_together(self.rank, self.workers, heartbeat)
+            compat.let_sigterm_end()
             check_devices(self.rank, self.workers, local)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),

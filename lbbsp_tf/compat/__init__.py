@@ -3,7 +3,12 @@
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
-from lbbsp_tf.compat.coordination import be_patient, lost_worker, tell_of_failure
+from lbbsp_tf.compat.coordination import (
+    be_patient,
+    let_sigterm_end,
+    lost_worker,
+    tell_of_failure,
+)
 from lbbsp_tf.compat.evaluation import (
     last_rows,
     patch_evaluation,
@@ -69,6 +74,7 @@ __all__ = [
     "is_mirrored",
     "last_rows",
     "latest_epochs",
+    "let_sigterm_end",
     "local",
     "lost_worker",
     "mean_over_replicas",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import signal
+import threading
 from collections.abc import Callable
 from functools import wraps
 
@@ -37,6 +39,17 @@ def be_patient() -> None:
         original(self, *args, **options)
 
     context.Context.configure_coordination_service = patched(configure)
+
+
+def let_sigterm_end() -> None:
+    """Makes SIGTERM end this process again, unless the script handles it.
+
+    The constructor of a strategy installs a handler, unknown to Python, which only notes the signal
+    for TensorFlow's own preemption checkpoints: a launcher would wait for the process in vain.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def tell_of_failure(who: str) -> None:

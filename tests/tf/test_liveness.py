@@ -1,6 +1,8 @@
 """Liveness from the import on: who starts what, and who is waited for."""
 
+import ctypes
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -183,6 +185,26 @@ def test_tensorflow_waits_longer_than_our_heartbeats(monkeypatch):
     assert given == [24_000, 5]
     monkeypatch.undo()
     assert context.Context.configure_coordination_service is original
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
+def test_sigterm_ends_a_worker_unless_its_script_handles_it(handler):
+    default = signal.signal(signal.SIGTERM, handler)
+    try:
+        if handler is signal.SIG_DFL:
+            ignore, library = ctypes.c_void_p(1), ctypes.CDLL(None)
+            library.signal(signal.SIGTERM, ignore)  # as TensorFlow, without the knowledge of Python
+            assert is_ignored(signal.SIGTERM)
+        compat.let_sigterm_end()
+        assert not is_ignored(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, default)
+
+
+def is_ignored(signum):
+    (mask,) = re.findall(r"SigIgn:\s*(\w+)", Path("/proc/self/status").read_text())
+    return bool(int(mask, 16) >> signum - 1 & 1)
 
 
 def test_what_is_started_beside_a_worker_needs_no_package():
