@@ -33,7 +33,7 @@ TERM_SECONDS: Final = 3.0
 KILL_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 0.05
 MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
-NOTICE_SECONDS: Final = 1.0  # after which a wait for scripts that leave is reported, or not needed
+NOTICE_SECONDS: Final = 1.0  # between two looks at scripts that leave; after one, it is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
 LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 

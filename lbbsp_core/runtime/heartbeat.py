@@ -146,7 +146,7 @@ class Watch:
             self.beats[rank], self._quiet[rank] = beat, 0.0
 
     def forget(self, rank: int) -> None:
-        """Watches a worker no more: it has left in order."""
+        """Stops watching a worker that has left in order."""
         self._left.add(rank)
 
     def wait(self, seconds: float) -> None:
@@ -258,7 +258,7 @@ class Heartbeat:
         self._looking.stop()
 
     def forget(self, rank: int) -> None:
-        """Takes a worker for lost no more if it is silent: it has left in order."""
+        """Stops watching a worker that has left in order."""
         self._watch.forget(rank)
 
     def post(self) -> None:

@@ -31,7 +31,7 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 
 class PeriodicThread:
-    """Thread that looks for a reason to end the process, again and again, and ends it.
+    """Thread that looks regularly for a reason to end the process, and then ends it.
 
     An error in a look has no effect: the next one may succeed.
 

@@ -81,6 +81,7 @@ def test_a_short_stop_is_survived_and_a_late_worker_is_ended_only_by_a_limit():
     job = run("faults", "stop_for_5_s", "1", workers=2)
     assert job.status == 0
     assert "TRAINED" in job.lines[0]
+    assert "SIGTERM ENDS" in job.lines[0]
     job = run("faults", "endless_wait", "1", "limit_seconds=3", workers=2)
     assert job.status == 1
     assert re.search(r"others have waited for worker 1 \(.*\), which is .* step 1\d, for", job.text)

@@ -3,10 +3,12 @@
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 fault, victim = sys.argv[1], int(sys.argv[2])
 options = {name: float(value) for name, value in (each.split("=") for each in sys.argv[3:])}
@@ -74,6 +76,8 @@ meet("import")
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 balancer = lbbsp_tf.LoadBalancer(strategy, 16, **options)
+(caught,) = re.findall(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
+print("SIGTERM IS CAUGHT" if int(caught, 16) >> signal.SIGTERM - 1 & 1 else "SIGTERM ENDS")
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
