@@ -7,6 +7,7 @@ import json
 import math
 import operator
 from collections.abc import Collection
+from typing import NoReturn
 
 
 def require_positive(name: str, value: float) -> float:
@@ -103,10 +104,10 @@ def parse_json(data: bytes, where: str) -> object:
         where: File and place in it, for the error message.
 
     Raises:
-        ValueError: The text is not JSON, or nested too deeply.
+        ValueError: The text is not JSON, nested too deeply, or a number is not finite (1e400 too).
     """
     try:
-        return json.loads(data.decode(), parse_constant=_refuse_constant)
+        return json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
     except (ValueError, RecursionError) as error:  # also of an encoding, and of too many digits
         raise ValueError(f"{where} is not JSON: {error}") from None
 
@@ -127,5 +128,10 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _refuse_constant(name: str) -> None:
+def _finite_float(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_constant(text[:80])
+
+
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a finite number")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
-from lbbsp_core.runtime.serialization import Json
+from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session_state import check_same_job
 from lbbsp_mx.states import (
     check_parameters,
@@ -43,10 +44,18 @@ class Checkpoints:
 
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
-        self._preemption = PreemptionHandler(session.request_preemption)
-        self._writer: CheckpointWriter | None = None
+        self._preemption = PreemptionHandler(
+            session.request_preemption,
+            is_idle=lambda: self._is_idle,
+            save=self._save_alone,
+            leave=self._leave_alone,
+        )
+        self._copying = threading.RLock()  # a thread may copy the state, which steps change
+        self._writers: dict[Path, CheckpointWriter] = {}
+        self._writer: CheckpointWriter | None = None  # of regular checkpoints
+        self._has_warned = self._has_ended = False
         self._every: Every | None = None
-        self._step = -1  # of the last checkpoint that was written or loaded
+        self._step = -1  # of the last regular checkpoint that was written, or of what was loaded
         self._unchecked: Checkpoint | None = None
         self._where: object = None
 
@@ -74,13 +83,30 @@ class Checkpoints:
         if may_skip and self._session.rank == 0 and self._writer_to(folder).is_busy:
             logger.debug("no checkpoint: the last one is still being written")
         elif self._session.rank == 0:
-            saved = self._checkpoint(state, session_arrays, with_parameters=True)
-            self._writer_to(folder).start(saved)
+            self._start_write(self._writer_to(folder), state, session_arrays)
+
+    def _start_write(self, writer: CheckpointWriter, state: Json, session_arrays: Arrays) -> None:
+        """Starts to write a checkpoint; what cannot be saved is reported if it is a regular one.
+
+        Raises:
+            ValueError: The optimizer or a parameter cannot be saved.
+        """
+        try:
+            with self._copying:
+                writer.start(self._checkpoint(state, session_arrays, with_parameters=True))
+                if writer is self._writer:
+                    self._step = self._session.step
+        except ValueError as error:
+            if writer is not self._writer:
+                raise
+            log = logger.debug if self._has_warned else logger.warning
+            log("no checkpoint, and the training continues: %s", error)
+            self._has_warned = True
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
-        if self._writer is not None:
-            self._writer.flush()
+        for writer in self._writers.values():
+            writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete
         found = newest_checkpoint(folder)
         self._check_same_file(folder, found)
@@ -99,10 +125,16 @@ class Checkpoints:
         self._session.check_state()
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         found = self.load(folder)
-        self._writer_to(folder)
-        self._preemption.open()
+        self._writer = self._writer_to(folder)
+        self._step = self._session.step
         self._every = every
+        self.begin_training()
         return found
+
+    def begin_training(self) -> None:
+        """Waits for SIGTERM from now on, if checkpoints are written regularly."""
+        if self.regular:
+            self._preemption.open()
 
     def begin_step(self) -> None:
         """Leaves, with a checkpoint, if a worker was asked to before the end of the last step.
@@ -110,31 +142,105 @@ class Checkpoints:
         Raises:
             SystemExit: The workers leave, with `STATUS`.
         """
-        if self._writer is None or self._every is None or not self._session.preempted:
+        with self._copying:
+            pass
+        if self._writer is not None and self._session.preempted:
+            self._leave(self._writer)
+
+    def end_step(self, step: int) -> None:
+        """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to.
+
+        Raises:
+            SystemExit: The workers leave, with `STATUS`.
+        """
+        if self._writer is None:
             return
-        session, folder = self._session, self._writer.folder
+        ends_epoch = self._ends_epoch(step + 1)
+        if ends_epoch:
+            self._session.in_epoch = False
+            self._leave_if_asked(self._writer)
+        if ends_epoch if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
+            self._begin_save(self._writer.folder, may_skip=True)
+
+    def end_training(self) -> None:
+        """Writes the last checkpoint of a training, and lets SIGTERM end the process again.
+
+        Raises:
+            SystemExit: The workers leave, with `STATUS`.
+        """
+        if self._writer is None:
+            return
+        self._leave_if_asked(self._writer)
+        if self._session.any_worker(self._has_news):
+            self._begin_save(self._writer.folder)
+        self._writer.flush()
+        self._preemption.close()
+
+    def close(self) -> None:
+        """Lets SIGTERM end the process again, because the script has ended.
+
+        One that has arrived before ends it if the other workers let it wait.
+        """
+        self._has_ended = True
+        if not self._session.preemption_requested:
+            self._preemption.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """True between epochs, of which none may follow."""
+        return self._has_ended or (self._session.order is not None and not self._session.in_epoch)
+
+    @property
+    def _has_news(self) -> bool:
+        """True on the worker that writes, if the last checkpoint is of an earlier step."""
+        return self._session.rank == 0 and self._step != self._session.step
+
+    def _ends_epoch(self, done: int) -> bool:
+        order = self._session.order
+        in_order = self._session.step_of_order(done)
+        return order is not None and in_order % order.steps_per_epoch == 0
+
+    def _leave_if_asked(self, writer: CheckpointWriter) -> None:
+        """Leaves if any worker was asked to; a collective between two steps."""
+        preempted = self._session.preempted  # passes the last barrier, before another collective
+        if self._session.any_worker(preempted or self._session.preemption_requested):
+            self._leave(writer)
+
+    def _leave(self, writer: CheckpointWriter) -> NoReturn:
+        """Writes a checkpoint, and ends this process, as all others do; a collective."""
+        session, folder = self._session, writer.folder
         self._begin_save(folder)
         # No worker leaves before the file is complete: its absence would be noticed.
-        failed = session.any_worker(not self._writer.flush())
+        failed = session.any_worker(not writer.flush() or self._has_news)
         print(
             f"lbbsp: worker {session.rank} leaves before step {session.step}, because a worker got "
             f"SIGTERM: start the job again to continue from the checkpoint in {folder}"
             + (", which is of an earlier step because none could be written" if failed else ""),
             file=sys.stderr,
         )
+        self._preemption.close()
         sys.exit(STATUS)
 
-    def end_step(self, step: int) -> None:
-        """Writes a checkpoint if one is due after `step`."""
-        if self._writer is not None and self._every is not None and self._is_due(step + 1):
-            self._begin_save(self._writer.folder, may_skip=True)
+    def _save_alone(self) -> None:
+        """Writes a checkpoint without the other workers, who take part in steps only.
 
-    def _is_due(self, done: int) -> bool:
-        if self._every == "epoch":
-            order = self._session.order
-            in_order = self._session.step_of_order(done)
-            return order is not None and in_order % order.steps_per_epoch == 0
-        return done % int(self._every or 1) == 0
+        It lacks what they know of their speeds.
+        """
+        with self._copying:
+            if self._writer is not None and self._is_idle and self._has_news:
+                self._start_write(self._writer, *self._session.own_state())
+
+    def _leave_alone(self) -> None:
+        """Waits until the checkpoint is written; no step begins any more."""
+        self._copying.acquire()  # for good: the process ends
+        if self._writer is not None:
+            self._writer.flush()
+            print(
+                f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, "
+                "because it got SIGTERM, and no step has followed; the last checkpoint is in "
+                f"{self._writer.folder}",
+                file=sys.stderr,
+            )
 
     # File with the states of one worker
 
@@ -168,11 +274,7 @@ class Checkpoints:
         self._unchecked = None
 
     def _writer_to(self, folder: str | Path) -> CheckpointWriter:
-        if self._writer is None or self._writer.folder != Path(folder):
-            if self._writer is not None:
-                self._writer.flush()
-            self._writer = CheckpointWriter(folder)
-        return self._writer
+        return self._writers.setdefault(Path(folder), CheckpointWriter(folder))
 
     def _facts(self) -> dict[str, Json]:
         return {**self._session.facts(), "mean_loss": self._trainer.mean_loss}

@@ -9,13 +9,14 @@ from mxnet.gluon.contrib.estimator import (
     EpochBegin,
     GradientUpdateHandler,
     TrainBegin,
+    TrainEnd,
 )
 
 from lbbsp_mx.checkpoint import Every
 from lbbsp_mx.trainer import Trainer
 
 
-class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
+class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, GradientUpdateHandler):
     """Handler with which `Estimator.fit` trains on unequal workers that stop at the same step.
 
     Pass it as one of the ``event_handlers`` of `fit`, together with a loader that has the
@@ -23,8 +24,8 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
     `lbbsp_mx.Trainer.request_stop`; all workers then stop at the same step.
 
     With a `checkpoint` folder the first `fit` continues where the last job has ended, and makes the
-    epochs or batches that are left; see `lbbsp_mx.Trainer.resume`. Metrics of an epoch that is
-    continued are those of its rest.
+    epochs or batches that are left; see `lbbsp_mx.Trainer.resume`. The state at the end of a `fit`
+    is written too. Metrics of an epoch that is continued are those of its rest.
 
     Args:
         priority: Order among the handlers, as for gluon's GradientUpdateHandler.
@@ -63,6 +64,11 @@ class LoadBalancingHandler(TrainBegin, EpochBegin, GradientUpdateHandler):
         first = self._checkpoint is not None and not checkpoints.regular
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
+        checkpoints.begin_training()
+
+    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes the last checkpoint; SIGTERM then ends the process at once."""
+        estimator.trainer._checkpoints.end_training()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""

@@ -147,11 +147,39 @@ def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
 
 def _owners(trainer: gluon.Trainer) -> dict[str, object]:
     """Returns the objects whose attributes change in a training, or None where one is missing."""
+    schedule = trainer.optimizer.lr_scheduler
     return {
         "optimizer": trainer.optimizer,
-        "learning rate schedule": trainer.optimizer.lr_scheduler,
+        "learning rate schedule": schedule,
         "loss scaler": getattr(trainer, "_amp_loss_scaler", None),  # of mixed precision
+        **_inner_schedules("learning rate schedule", schedule, [schedule]),
     }
+
+
+def _inner_schedules(what: str, schedule: object, seen: list[object]) -> dict[str, object]:
+    """Returns the schedules that a schedule calls, as one that warms up does, by their places."""
+    found = {}
+    for name, value in getattr(schedule, "__dict__", {}).items():
+        for place, inner in _schedules_in(value).items():
+            if not any(inner is each for each in seen):
+                seen.append(inner)
+                found[f"{what}.{name}{place}"] = inner
+                found |= _inner_schedules(f"{what}.{name}{place}", inner, seen)
+    return found
+
+
+def _schedules_in(value: object) -> dict[str, object]:
+    """Returns the schedules of which an attribute consists, by their places in it, or nothing."""
+    if isinstance(value, mx.lr_scheduler.LRScheduler):
+        return {"": value}
+    if isinstance(value, dict):
+        places = {f"[{key!r}]": each for key, each in value.items()}
+    elif isinstance(value, (list, tuple)):
+        places = {f"[{number}]": each for number, each in enumerate(value)}
+    else:
+        places = {}
+    only = all(isinstance(each, mx.lr_scheduler.LRScheduler) for each in places.values())
+    return places if only else {}
 
 
 def _object_state(owner: object, arrays: Arrays) -> Json:
@@ -159,7 +187,7 @@ def _object_state(owner: object, arrays: Arrays) -> Json:
     attributes = {
         name: _saved(f"the attribute {name!r} of {kind}", value, arrays)
         for name, value in getattr(owner, "__dict__", {}).items()
-        if name not in _DERIVED
+        if name not in _DERIVED and not _schedules_in(value)
     }
     return {"class": kind, "attributes": attributes}
 

@@ -99,6 +99,7 @@ class Trainer(gluon.Trainer):
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
         )
         self._checkpoints = Checkpoints(self, self._session)
+        runtime().endings.append(self._checkpoints.close)
         # Peers wait for the message of the last barrier.
         runtime().endings.append(self._session.finish_barrier)
         runtime().use_options(chosen)
@@ -208,7 +209,8 @@ class Trainer(gluon.Trainer):
 
         All workers must call it, after `batch_sampler` and before the first step. After a SIGTERM
         to any worker, all write a checkpoint after the same step and leave, with exit status 143.
-        Checkpoints are written in the background, as if by `save`.
+        Between epochs they leave if no step follows within 15 s. Checkpoints are written in the
+        background, as if by `save`.
 
         Args:
             folder: Folder that all workers share. Worker 0 writes to it; it need not exist.

@@ -6,6 +6,7 @@ rate, a choice of the best epoch) leaves different models, and no later step wou
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 
@@ -188,6 +189,9 @@ def model_facts(model: keras.Model) -> dict[str, int]:
 def _described(value: object) -> str:
     """Returns a text for a loss or an optimizer, without names and addresses."""
     if isinstance(value, Mapping):
+        if value.get("class_name") == "__lambda__":  # its code names the file
+            _, *captured = value["config"]["value"]
+            return f"lambda{_described(captured)}"
         return "{" + ", ".join(f"{key}: {_described(value[key])}" for key in value) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_described, value))}]"
@@ -195,10 +199,12 @@ def _described(value: object) -> str:
         return str(value)
     name = getattr(value, "__qualname__", type(value).__qualname__)
     try:
-        config = {
-            **value.get_config(),
-            **getattr(value, "_fn_kwargs", {}),
-        }  # Huber leaves out delta
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about lambdas, which only loading would execute
+            config = {
+                **value.get_config(),
+                **getattr(value, "_fn_kwargs", {}),  # Huber leaves out delta
+            }
     except Exception:  # a class of the user need not have one
         return name
     return f"{name}({_described(_without_names(config))})"

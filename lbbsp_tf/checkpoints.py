@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.model_state import ModelState
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.sharing import share_checkpoint
+
+logger = logging.getLogger("lbbsp.checkpoint")
 
 _owners: dict[Path, Checkpoints] = {}  # by folder
 
@@ -87,6 +90,7 @@ class Checkpoints:
         self._place = Place(-1, 0, 0)
         self._fits: list[dict[str, Json]] = []
         self._initial_epoch: int | None = None
+        self._said: set[str] = set()
 
     # A fit, in the order of its events
 
@@ -111,6 +115,7 @@ class Checkpoints:
             )
         self._model = model
         self._state = ModelState(model, self._strategy, self._session.rank)
+        self._last_epoch = epochs
         self._callbacks = compat.running_callbacks()
         self._epochs = compat.latest_epochs()
         self._facts = {**self._session.facts(), **self._state.facts()}
@@ -123,6 +128,12 @@ class Checkpoints:
                 "a fit cannot continue in a tf.data.Dataset that is endless or has a new order in "
                 "each pass: pass shuffle(..., reshuffle_each_iteration=False) and leave out "
                 "repeat(), or leave out checkpoint="
+            )
+        for layer, variable in self._state.untracked_variables():
+            self._warn_once(
+                f"layer {layer!r} has a state that Keras does not know, the tf.Variable "
+                f"{variable!r}: it is not in the checkpoint, so that a restart is not exact; make "
+                "it by add_weight(..., trainable=False)"
             )
         if not self._has_read:
             self._has_read = True
@@ -183,7 +194,7 @@ class Checkpoints:
             stops: Whether the fit ends with it on the request of a callback.
         """
         self._place = self._place._replace(epoch=epoch + 1, batch=0, finished=stops)
-        if stops:
+        if stops or epoch + 1 == self._last_epoch:
             return  # the end of the fit follows
         if self._session.any_worker(self._session.preemption_requested):
             self._leave()
@@ -286,13 +297,35 @@ class Checkpoints:
                 "fits": list(self._fits),
                 "place": to_json(tuple(self._place), arrays),
                 "session": session_state,
-                "callbacks": _seen_by(self._callbacks, arrays),
+                "callbacks": self._seen_by_callbacks(arrays),
                 "model": model_state,
             }
             arrays |= model_arrays
             self._writer.start(Checkpoint(self._session.step, self._facts, state, arrays))
         for session in self._sessions:
             session.end_wait()
+
+    def _seen_by_callbacks(self, arrays: Arrays) -> Json:
+        """Returns what Keras's callbacks have seen; without those that hold no numbers."""
+        seen: list[Json] = []
+        for kind, values in compat.callback_states(self._callbacks):
+            own = dict(arrays)
+            try:
+                seen.append(to_json((kind, values), own))
+                arrays |= own
+            except TypeError as error:  # of a subclass
+                seen.append(to_json((kind, None), arrays))
+                self._warn_once(
+                    f"what the callback {kind} has seen is not in the checkpoint, and starts again "
+                    f"after a restart: {error}"
+                )
+        return {"list": seen}
+
+    def _warn_once(self, message: str) -> None:
+        """Logs a warning on the chief, unless it has been logged before."""
+        if self._is_chief and message not in self._said:
+            self._said.add(message)
+            logger.warning("%s", message)
 
     def _leave(self) -> None:
         """Writes a checkpoint, waits for it, and ends this process, as all others do.
@@ -328,11 +361,3 @@ def _history_of(model: keras.Model) -> Json:
         return to_json((list(model.history.epoch), dict(model.history.history)), {})
     except TypeError:
         return None
-
-
-def _seen_by(callbacks: compat.Callbacks, arrays: Arrays) -> Json:
-    """Returns what Keras's callbacks have seen; without values that are no numbers."""
-    try:
-        return to_json(compat.callback_states(callbacks), arrays)
-    except TypeError:  # of a subclass
-        return to_json([], arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -43,6 +43,16 @@ class ModelState:
         """Returns those of a model's facts on which its weights depend, without its optimizer."""
         return {name: value for name, value in facts.items() if name.startswith("variable ")}
 
+    def untracked_variables(self) -> Iterator[tuple[str, str]]:
+        """Yields the names of layers, and of attributes that hold variables Keras does not know."""
+        known = {id(variable.value) for variable in self._model.variables}
+        for layer in self._model._flatten_layers():
+            for name, value in vars(layer).items():
+                # TensorFlow itself keeps them a second time.
+                own = not name.startswith("_self_")
+                if own and any(id(each) not in known for each in _raw_variables(value)):
+                    yield layer.name, name
+
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
         """Returns the state; a collective, because statistics are averaged over replicas.
 
@@ -58,9 +68,9 @@ class ModelState:
         for group, variables in self._groups().items():
             for i, variable in enumerate(variables):
                 if copy or not compat.is_mirrored(variable):
-                    value = keras.ops.convert_to_numpy(variable)
+                    value = keras.ops.convert_to_numpy(variable)  # a copy
                     if copy:
-                        arrays[f"{group}/{i}"] = np.array(value)  # the next step changes the buffer
+                        arrays[f"{group}/{i}"] = value
         return {"trained": trained}, arrays
 
     def restore(self, state: Json, arrays: Arrays) -> None:
@@ -119,6 +129,17 @@ class ModelState:
             if not optimizer.built and trained:
                 with self._strategy.scope():
                     optimizer.build([variables[i] for i in trained])
+
+
+def _raw_variables(value: object) -> Iterator[tf.Variable]:
+    """Yields TensorFlow's own variables in the value of an attribute."""
+    if isinstance(value, tf.Variable):
+        yield value
+    elif isinstance(value, tf.Module):
+        yield from value.variables
+    elif isinstance(value, (Mapping, list, tuple, set)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _raw_variables(each)
 
 
 def _assign_all(group: str, variables: Sequence[keras.Variable], arrays: Arrays) -> None:

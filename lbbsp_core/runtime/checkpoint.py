@@ -123,7 +123,9 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
-    """Reads the newest complete checkpoint; damaged ones are skipped with a warning.
+    """Reads the newest complete checkpoint; others are skipped with a warning.
+
+    Others are damaged, or cannot be read (an error of the disk, permissions).
 
     Args:
         folder: Folder of the job's checkpoints; it need not exist.
@@ -132,18 +134,21 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
         The checkpoint, or None if there is none.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: There are checkpoints, but none of them is usable, and one cannot be read.
         ValueError: There are checkpoints, but none is complete, or the newest was written by a
             later version of lbbsp; names the file and the remedy.
     """
     paths = _paths(Path(folder))
-    problems = []
+    problems: list[Exception] = []
     for path in reversed(paths):
         found = _read_or_problem(path)
         if isinstance(found, Checkpoint):
             return found
         logger.warning("%s: trying the checkpoint before it", found)
         problems.append(found)
+    for problem in problems:  # it may be complete, so that deleting it is no remedy
+        if isinstance(problem, OSError):
+            raise problem
     if problems:
         raise ValueError(
             f"{folder} has no complete checkpoint ({problems[0]}): delete its step-*.npz files to "
@@ -222,13 +227,13 @@ def _type_named(name: str) -> npt.DTypeLike:
         raise ValueError(f"an array of type {name} needs ml_dtypes: install it") from None
 
 
-def _read_or_problem(path: Path) -> Checkpoint | ValueError:
-    """Reads a checkpoint; returns the error if it is damaged."""
+def _read_or_problem(path: Path) -> Checkpoint | ValueError | OSError:
+    """Reads a checkpoint; returns the error if it is damaged or cannot be read."""
     try:
         return read_checkpoint(path)
     except _NewerFormatError:
         raise
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return error
 
 

@@ -107,6 +107,7 @@ class PipelinedSession(WorkerSession):
         self._resumes = False
         self._skips = False
         self._iteration = 0
+        self.in_epoch = False  # while an epoch is drawn; its user resets it after the last step
 
     @property
     def balancer(self) -> Balancer:
@@ -140,6 +141,7 @@ class PipelinedSession(WorkerSession):
             self.begin_epoch(0)
         self._iteration += 1
         iteration = self._iteration
+        self.in_epoch = True
         for step in range(self.balancer.step, self.balancer.epoch_end_step()):
             if iteration != self._iteration:
                 raise RuntimeError(
@@ -147,7 +149,12 @@ class PipelinedSession(WorkerSession):
                     f"{self.balancer.step} of another epoch or of a restored state: iterate the "
                     "loader again, and create it after load or load_states"
                 )
-            yield step
+            try:
+                yield step
+            except GeneratorExit:  # the loop over the loader was left before its end
+                if iteration == self._iteration:
+                    self.in_epoch = False
+                raise
 
     def step_of_order(self, step: int) -> int:
         """Returns the number of a global step, counted from the start of the order."""

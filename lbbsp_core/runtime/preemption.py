@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -26,18 +27,39 @@ STATUS: Final = LEFT
 _REPEAT_SECONDS: Final = 1.0
 """Time within which several signals are one request: of the scheduler and of the launcher."""
 
+_STEP_SECONDS: Final = 15.0
+"""Time between steps after which none is expected any more: half of what schedulers wait."""
+
+_LOOK_SECONDS: Final = 0.2
+
 
 class PreemptionHandler:
     """Handler of SIGTERM while a training can save its state; it is opened and closed.
 
     A second signal, later, ends the process at once. Several trainings of a process each have one.
 
+    Where the end of a training is not known, a signal may arrive after its last step. A thread then
+    ends the process if no step has followed for some time.
+
     Args:
         request: Called at the first signal, on the main thread between two instructions of Python.
+        is_idle: Returns whether no step is running or certain to follow; None if one always does.
+        save: Called on that thread as soon as the training is idle.
+        leave: Called on that thread before it ends the process.
     """
 
-    def __init__(self, request: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: Callable[[], None],
+        *,
+        is_idle: Callable[[], bool] | None = None,
+        save: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
         self._request = request
+        self._is_idle = is_idle
+        self._save = save
+        self._leave = leave
 
     def open(self, *, alone: bool = False) -> None:
         """Handles SIGTERM from now on, unless the script has a handler of its own.
@@ -65,12 +87,34 @@ class PreemptionHandler:
         if self in _open:
             _open.remove(self)
             _first_signal.clear()  # every training has got the request, and this one has left
-            if not _open:
+            if not _open and signal.getsignal(signal.SIGTERM) is _handle:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def request(self) -> None:
         """Passes the request on to the training."""
         self._request()
+        if self._is_idle is not None:
+            wait = partial(self._wait_for_step, self._is_idle)
+            threading.Thread(target=wait, name="lbbsp-preemption", daemon=True).start()
+
+    def _wait_for_step(self, is_idle: Callable[[], bool]) -> None:
+        """Ends the process once no step has followed for some time."""
+        since = None
+        while self in _open:
+            now = time.monotonic()
+            if not is_idle():
+                since = None
+            elif since is None:
+                since = now
+                try:
+                    self._save()
+                except Exception:  # the process must end nevertheless
+                    logger.warning("no checkpoint before this worker leaves", exc_info=True)
+            elif now >= since + _STEP_SECONDS:
+                self._leave()
+                end_now(STATUS)
+                return
+            time.sleep(_LOOK_SECONDS)
 
 
 _open: list[PreemptionHandler] = []

@@ -8,8 +8,9 @@ number of workers, so that a job may continue with another number of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from lbbsp_core.runtime.serialization import (
     to_bytes,
     to_json,
 )
+
+logger = logging.getLogger("lbbsp.checkpoint")
 
 
 def order_facts(order: GlobalOrder | None, global_batch_size: int) -> dict[str, Json]:
@@ -130,7 +133,9 @@ def restored_state(
     """Returns the state from which a worker continues, for `Balancer.restore`.
 
     Plans are kept for the same number of workers under the same policy, and estimates of a
-    worker's speed for the same predictor. Otherwise they start as in a new job.
+    worker's speed for the same predictor. Otherwise they start as in a new job; also, with a
+    warning, those of another version of lbbsp that cannot be read: they change the sizes of
+    batches, but not what is learned.
 
     Args:
         balancer: Balancer of the worker, with the options of the running job.
@@ -158,10 +163,10 @@ def _restored(
     if state["workers"] != balancer.workers:
         return found._replace(plans=found.plans[:1])
     if state["policy"] == _policy_text(balancer):
-        found = found._replace(
-            plans=tuple(tuple(map(int, plan)) for plan in state["plans"]),
-            policy_state=from_json(state["policy_state"], arrays, records),
-        )
+        plans = tuple(tuple(map(int, plan)) for plan in state["plans"])
+        with _started_anew_if_unreadable("plans"):
+            policy_state = from_json(state["policy_state"], arrays, records)
+            found = found._replace(plans=plans, policy_state=policy_state)
     own = [
         each
         for rank in range(balancer.workers)
@@ -170,9 +175,21 @@ def _restored(
     ]
     text, learned = own[balancer.rank]
     if text == _predictor_text(balancer):
-        estimate, drivers = from_bytes(learned.tobytes(), records)
-        found = found._replace(estimate=estimate, drivers=drivers)
+        with _started_anew_if_unreadable("estimates of this worker's speed"):
+            estimate, drivers = from_bytes(learned.tobytes(), records)
+            found = found._replace(estimate=estimate, drivers=drivers)
     return found
+
+
+@contextmanager
+def _started_anew_if_unreadable(what: str) -> Iterator[None]:
+    """Reports that a part of a state cannot be read, which lets the job continue without it."""
+    try:
+        yield
+    except ValueError as error:
+        logger.warning(
+            "%s in the checkpoint are left out, and start as in a new job: %s", what, error
+        )
 
 
 def check_states(balancer: Balancer) -> None:

@@ -69,13 +69,18 @@ def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]
 
 
 def restore_callbacks(
-    callbacks: Callbacks, states: Sequence[tuple[str, Mapping[str, object]]]
+    callbacks: Callbacks, states: Sequence[tuple[str, Mapping[str, object] | None]]
 ) -> None:
-    """Restores what `callback_states` has returned, to the same callbacks in the same order."""
+    """Restores what `callback_states` has returned, to the same callbacks in the same order.
+
+    Args:
+        callbacks: Callbacks of the fit.
+        states: What each of them has seen; None leaves one as it is.
+    """
     stateful = list(_stateful(callbacks))
     if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
         for (callback, _, names), (_, values) in zip(stateful, states, strict=True):
-            for name in names:
+            for name in names if values is not None else ():
                 setattr(callback, name, values[name])
 
 

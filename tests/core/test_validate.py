@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lbbsp_core.validate import (
+    parse_json,
     require_integer,
     require_known,
     require_nonnegative,
@@ -46,3 +47,11 @@ def test_require_known_suggests_the_most_similar_name() -> None:
         require_known("policy", "lbsp", known)
     with pytest.raises(ValueError, match=r"no policy 'zzz': did you mean"):
         require_known("policy", "zzz", known)
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
+def test_numbers_of_json_are_finite(text: str) -> None:
+    assert parse_json(b'{"a": [1e300, 1e-400, 3]}', "file") == {"a": [1e300, 0.0, 3]}
+    message = f"file: line 2 is not JSON: {text} is not a finite number"
+    with pytest.raises(ValueError, match=message):
+        parse_json(f'{{"a": [{text}]}}'.encode(), "file: line 2")

@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,25 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbb
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon  # noqa: E402
+from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
 
 from lbbsp_core.runtime import preemption  # noqa: E402
+from lbbsp_core.runtime.checkpoint import newest_checkpoint  # noqa: E402
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Makes every checkpoint due be written: no write is skipped while another one is running."""
+
+    def is_busy(writer):
+        writer.flush()
+        return False
+
+    monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +99,76 @@ def test_every_optimizer_continues_exactly(optimizer, options, tmp_path):
     assert not same(broken, rest)
 
 
+class WarmUp(mx.lr_scheduler.LRScheduler):
+    """A schedule that calls others, which keep states of their own, as GluonCV's do."""
+
+    def __init__(self, *schedulers):
+        super().__init__()
+        self.first, self.schedulers = schedulers[0], [*schedulers]
+        self.first.outer = self
+
+    def __call__(self, num_update):
+        rates = [each(num_update) for each in self.schedulers]
+        return min(1.0, 0.2 * num_update) * sum(rates) / len(rates)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda: WarmUp(Decay()),
+        lambda: WarmUp(Decay(0.2), WarmUp(mx.lr_scheduler.FactorScheduler(2, 0.5), Decay(0.3))),
+        lambda: mx.lr_scheduler.CosineScheduler(7, base_lr=0.1, warmup_steps=3),
+    ],
+)
+def test_schedules_within_schedules_continue_exactly(schedule, tmp_path):
+    unbroken, broken, rest = network(), network(), network()
+    it, sampler = trainer(unbroken, lr_scheduler=schedule())
+    epoch(it, unbroken, sampler)
+    epoch(it, unbroken, sampler)
+    first, sampler = trainer(broken, lr_scheduler=schedule())
+    first.resume(tmp_path, every=3)
+    epoch(first, broken, sampler, 3)
+    first._checkpoints._writer.flush()
+    second, sampler = trainer(rest, lr_scheduler=schedule())
+    assert second.resume(tmp_path, every=3)
+    epoch(second, rest, sampler)
+    epoch(second, rest, sampler)
+    assert same(unbroken, rest)
+    assert second.learning_rate == it.learning_rate
+
+
+def test_a_schedule_with_other_inner_ones_is_refused(tmp_path):
+    it, _ = trainer(network(), lr_scheduler=WarmUp(Decay()))
+    it.save_states(tmp_path / "states")
+    for other in (mx.lr_scheduler.FactorScheduler(2), mx.lr_scheduler.PolyScheduler(9)):
+        changed, _ = trainer(network(), lr_scheduler=WarmUp(other))
+        with pytest.raises(ValueError, match=r"schedule\.first Decay, and the trainer has "):
+            changed.load_states(tmp_path / "states")
+
+
+def test_what_cannot_be_saved_later_is_reported_once_and_the_training_continues(tmp_path, caplog):
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path, every=1)
+    it.optimizer.logger = logging.getLogger()
+    with caplog.at_level(logging.WARNING, "lbbsp"):
+        epoch(it, net, sampler)
+    assert it._session.step == 4
+    assert caplog.text.count("no checkpoint, and the training continues: the attribute") == 1
+
+
+def test_regular_checkpoints_stay_in_their_folder(tmp_path):
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path / "regular", every=2)
+    epoch(it, net, sampler, 1)
+    it.save(tmp_path / "own")
+    epoch(it, net, sampler)
+    it._checkpoints._writer.flush()
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["step-000000001.npz"]
+    assert (tmp_path / "regular" / "step-000000008.npz").exists()
+
+
 def test_two_devices_have_arrays_of_their_own(tmp_path):
     unbroken, broken, rest = network(2), network(2), network(2)
     it, sampler = trainer(unbroken)
@@ -144,6 +229,113 @@ def test_sigterm_leaves_with_a_checkpoint_and_status_143(tmp_path, capsys):
     assert all(np.array_equal(a, b) for a, b in zip(weights(again), saved, strict=True))
 
 
+@pytest.fixture
+def ends(monkeypatch):
+    """Statuses with which the process would end for want of a step, which it awaits briefly."""
+    statuses = []
+    monkeypatch.setattr(preemption, "end_now", statuses.append)
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(preemption, "_LOOK_SECONDS", 0.02)
+    return statuses
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.mark.parametrize("steps", [99, 2], ids=["after an epoch", "in an epoch that was left"])
+@pytest.mark.parametrize("every", [100, 1])
+def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, steps, every):
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path, every=every)
+    epoch(it, net, sampler, steps)
+    os.kill(os.getpid(), signal.SIGTERM)
+    until(lambda: ends)
+    assert ends == [143]
+    assert "it got SIGTERM, and no step has followed" in capfd.readouterr().err
+    again = network()
+    second, _ = trainer(again)
+    assert second.load(tmp_path)
+    assert second._session.step == min(steps, 4)
+    assert same(again, net)
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(tmp_path, ends, order):
+    it, _ = trainer(network(), sampler=order)
+    it.resume(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    it._checkpoints.close()
+    until(lambda: ends)
+    other, _ = trainer(network())
+    for handler in list(preemption._open):
+        handler.close()
+    other.resume(tmp_path)
+    other._checkpoints.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_in_the_last_step_leaves_at_its_end(tmp_path, ends):
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path, every=100)
+    epoch(it, net, sampler, 3)
+    for number, (x, y) in enumerate(gluon.data.DataLoader(DATA, batch_sampler=sampler)):
+        backward(net, x, y)
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(SystemExit) as left:
+                it.step(len(x))
+            break
+        it.step(len(x))
+    assert left.value.code == 143
+    assert newest_checkpoint(tmp_path).step == 8
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not ends
+
+
+def test_sigterm_between_epochs_waits_for_the_next_step(tmp_path, ends, monkeypatch):
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 100)
+    net = network()
+    it, sampler = trainer(net)
+    it.resume(tmp_path, every="epoch")
+    epoch(it, net, sampler)
+    os.kill(os.getpid(), signal.SIGTERM)
+    loader = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler))
+    x, y = next(loader)
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
+    time.sleep(0.5)  # a long step
+    backward(net, x, y)
+    it.step(len(x))
+    with pytest.raises(SystemExit):
+        it.step(len(next(loader)[0]))
+    assert newest_checkpoint(tmp_path).step == 5
+    assert not ends
+
+
+def test_the_estimator_writes_the_last_state_and_hears_sigterm_no_more(tmp_path):
+    net = network()
+    it, sampler = trainer(net)
+    estimator = Estimator(net, LOSS, mx.metric.Accuracy(), trainer=it)
+    handler = lbbsp_mx.LoadBalancingHandler(checkpoint=tmp_path, every=100)
+    loader = gluon.data.DataLoader(DATA, batch_sampler=sampler)
+    heard = []
+
+    class Hears(EpochEnd):
+        def epoch_end(self, estimator, *args, **kwargs):
+            heard.append(signal.getsignal(signal.SIGTERM))
+
+    for steps in (4, 8):
+        estimator.fit(loader, epochs=1, event_handlers=[handler, Hears()])
+        assert newest_checkpoint(tmp_path).step == steps
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert heard == [preemption._handle] * 2
+
+
 def test_a_full_disk_warns_and_the_training_continues(tmp_path, caplog):
     folder = tmp_path / "file"
     folder.write_text("no folder")
@@ -153,7 +345,6 @@ def test_a_full_disk_warns_and_the_training_continues(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "lbbsp"):
         it.save(folder)
         it.save(folder)
-        it._checkpoints._writer.flush()
     assert caplog.text.count("the checkpoint of step 1 cannot be written") == 1
     epoch(it, net, sampler)
 

@@ -6,7 +6,7 @@ from jobs import run
 TOLERANCE = 2e-6
 CASES = {
     "single": ["each_step", "own_step", "stream", "sequence", "class_weight", "map"],
-    "mirrored": ["steps", "epochs", "noise", "prefetch", "steps_per_epoch", "callbacks"],
+    "mirrored": ["steps", "epochs", "noise", "prefetch", "steps_per_epoch", "callbacks", "scaled"],
     "workers": ["noise", "own_step"],
 }
 ALL = [(kind, name) for kind, names in CASES.items() for name in names]

@@ -244,7 +244,7 @@ def test_the_estimator_continues_from_its_checkpoint_and_makes_what_is_left(seen
     for rank in seen:
         broken, rest, complete, complete_in_batches = rank["estimated"]
         assert broken[0] == 5
-        assert rest[0] == 2 * EPOCH - 4, "the checkpoint was that of step 4"
+        assert rest[0] == 2 * EPOCH - 5, "the first fit has written its last state"
         assert (complete[0], complete_in_batches[0]) == (0, 0)
         for _, difference in (rest, complete, complete_in_batches):
             assert difference <= TOLERANCE

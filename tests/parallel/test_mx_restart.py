@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import pytest
 from jobs import run
 
+from lbbsp_core.runtime.checkpoint import newest_checkpoint
+
 pytestmark = [
     pytest.mark.timeout(200),
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
@@ -51,3 +53,10 @@ def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
     if fault == "preempt":
         assert "left with status 143" in said
     assert f"restart 1 of 1 with {workers} workers" in said
+
+
+def test_workers_that_are_preempted_after_the_last_step_leave_with_a_checkpoint(tmp_path):
+    job = run("mx_restart", str(tmp_path), "late", "0", "0", workers=2, framework="mxnet")
+    assert job.status == 143
+    assert job.text.count("because it got SIGTERM, and no step has followed") == 2
+    assert newest_checkpoint(tmp_path).step == EPOCHS * STEPS, "which was not due"

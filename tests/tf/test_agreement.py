@@ -1,10 +1,12 @@
 """Means of logs and facts of models, with collectives of fixed values."""
 
 import math
+import runpy
 
 import keras
 import numpy as np
 import pytest
+from keras.src.losses.losses import LossFunctionWrapper
 
 from lbbsp_core import DisagreementError
 from lbbsp_core.runtime.collectives import SingleWorker
@@ -156,6 +158,27 @@ def test_losses_and_schedules_are_compared_by_their_options():
     assert facts[0] == facts[2] != facts[1]
     huber = [agreement.facts_of(compiled(loss=keras.losses.Huber(delta=d))) for d in (1.0, 2.0)]
     assert huber[0]["loss"] != huber[1]["loss"]
+
+
+LAMBDA = """
+def make(scale):
+    return lambda y, p, power=2: scale * (y - p) ** power
+"""
+
+
+def test_lambdas_agree_wherever_their_files_are(tmp_path, recwarn):
+    def loss(folder, scale=3):
+        file = tmp_path / folder / "losses.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(LAMBDA)
+        return LossFunctionWrapper(runpy.run_path(str(file))["make"](scale))
+
+    one, other, changed = (
+        agreement.facts_of(compiled(loss=each))["loss"]
+        for each in (loss("one"), loss("other"), loss("one", scale=4))
+    )
+    assert one == other != changed
+    assert not [each for each in recwarn if "lambda" in str(each.message)]
 
 
 def test_a_loss_without_options_is_its_name_not_its_address():

@@ -15,6 +15,7 @@ from lbbsp_core.runtime.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
 from lbbsp_core.runtime.preemption import STATUS
 from lbbsp_tf import checkpoints
+from lbbsp_tf.model_state import ModelState
 
 X, STEPS = 8, 5
 rng = np.random.default_rng(0)
@@ -218,6 +219,71 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_folder_of_them_refused(tmp_pa
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="no complete checkpoint"):
         fit(balancer(tmp_path), model())
+
+
+class Counting(keras.layers.Layer):
+    """Layer with a state that Keras does not know."""
+
+    def __init__(self):
+        super().__init__(name="counting")
+        self.seen = {"batches": tf.Variable(0.0, trainable=False)}
+        self.weight = self.add_weight(shape=(), trainable=False)
+        self.its_value = self.weight.value
+
+    def call(self, x):
+        return x + 0 * self.seen["batches"]
+
+
+def test_states_that_keras_does_not_know_are_named_once(tmp_path, caplog):
+    built = keras.Sequential([Counting(), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    built.compile("sgd", "mse")
+    it = balancer(tmp_path)
+    fit(it, built)
+    fit(it, built)
+    named = "layer 'counting' has a state that Keras does not know, the tf.Variable 'seen'"
+    assert caplog.text.count("a state that Keras does not know") == caplog.text.count(named) == 1
+
+
+class Odd(keras.callbacks.EarlyStopping):
+    """Keeps what is no number."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.best = object()
+
+
+def test_a_callback_whose_state_cannot_be_saved_does_not_take_the_others_with_it(tmp_path, caplog):
+    def script(folder, *more):
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=2, min_delta=10.0)
+        built = model(optimizer=keras.optimizers.SGD(0.05))
+        return fit(balancer(folder), built, Odd("loss"), plateau, *more, epochs=4)
+
+    whole = script(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "broken", Counter(2 * STEPS + 3, interrupt))
+    assert caplog.text.count("what the callback EarlyStopping has seen is not in the") == 2, "fits"
+    rest = script(tmp_path / "broken")
+    same(rest, whole)
+    assert float(rest.optimizer.learning_rate) == pytest.approx(0.005)
+
+
+def test_each_state_is_written_once(tmp_path, monkeypatch):
+    written, start = [], CheckpointWriter.start
+
+    def note(writer, checkpoint):
+        written.append(checkpoint.step)
+        start(writer, checkpoint)
+
+    monkeypatch.setattr(CheckpointWriter, "start", note)
+    fit(balancer(tmp_path, "epoch"), model())
+    assert written == [STEPS, 2 * STEPS]
+    assert newest_checkpoint(tmp_path).step == 2 * STEPS
+
+
+def test_a_state_that_was_read_has_memory_of_its_own(tmp_path):
+    built = fit(balancer(tmp_path), model(), epochs=1)
+    state = ModelState(built, tf.distribute.get_strategy(), 0)
+    (_, one), (_, other) = (state.read(copy=True) for _ in range(2))
+    assert not [name for name in one if np.shares_memory(one[name], other[name])]
 
 
 def test_a_folder_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):

@@ -136,6 +136,22 @@ def test_a_damaged_one_is_skipped_with_its_name(tmp_path, caplog):
     assert f"{path} is damaged" in caplog.text
 
 
+def test_one_that_cannot_be_read_is_skipped_with_its_name(tmp_path, caplog, monkeypatch):
+    write_checkpoint(tmp_path, checkpoint(1))
+    path = write_checkpoint(tmp_path, checkpoint(2))
+    path.unlink()
+    path.mkdir()  # an OSError for all users, root included
+    assert_same(newest_checkpoint(tmp_path), checkpoint(1))
+    assert f"Is a directory: '{path}': trying the checkpoint before it" in caplog.text
+
+
+def test_one_that_cannot_be_read_is_not_to_be_deleted_if_there_is_no_other(tmp_path):
+    write_checkpoint(tmp_path, checkpoint(1)).write_bytes(b"")
+    (tmp_path / "step-000000002.npz").mkdir()
+    with pytest.raises(OSError, match=r"Is a directory: .*step-000000002.npz"):
+        newest_checkpoint(tmp_path)
+
+
 def test_damaged_ones_only_are_an_error_that_names_the_remedy(tmp_path):
     path = write_checkpoint(tmp_path, checkpoint())
     path.write_bytes(b"")

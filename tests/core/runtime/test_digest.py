@@ -90,6 +90,34 @@ def test_the_first_sample_that_differs() -> None:
     assert different_row([row, row, [*row[:2], Digest.of([np.array([3.1])])]]) == (2, 2)
 
 
+def images(seed: int, count: int = 64) -> np.ndarray:
+    """Smooth images with levels from 0 to 255."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.normal(120, 45, (count, 4, 4, 3))
+    return np.clip(np.kron(coarse, np.ones((1, 8, 8, 1))), 0, 255).round()
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0, 1), (0, 255), (127.5, 127.5), (118, 45)])
+def test_images_of_another_decoder_are_the_same_and_other_images_are_not(
+    mean: float, deviation: float
+) -> None:
+    def row(values: np.ndarray) -> list[Digest]:
+        return [Digest.of([((each - mean) / deviation).astype("f4")]) for each in values]
+
+    rng = np.random.default_rng(3)  # not that of the projection
+    decoded = images(1) + rng.choice([-1, 0, 1], images(1).shape, p=[0.125, 0.75, 0.125])
+    assert different_row([row(images(1)), row(decoded)]) is None
+    first, last = images(1, 2), images(2, 2)
+    last[0] = first[0]
+    assert different_row([row(first), row(last)]) == (1, 1)
+
+
+def test_another_order_of_samples_that_are_alike_is_found() -> None:
+    kelvin = np.random.default_rng(0).normal(290, 5, (64, 8))
+    rows = [[Digest.of([each]) for each in order] for order in (kelvin, kelvin[::-1])]
+    assert different_row(rows) is not None
+
+
 def test_samples_are_spread_over_the_data_set() -> None:
     chosen = sampled(10_000)
     assert len(np.unique(chosen)) == 64

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -59,6 +60,74 @@ def test_a_closed_handler_is_not_asked_and_the_scripts_own_one_stays(ends):
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert requests == [1, "own"]
+
+
+def test_a_handler_that_the_script_sets_during_the_training_stays(ends):
+    handler, own = PreemptionHandler(lambda: None), lambda *_: None
+    handler.open()
+    signal.signal(signal.SIGTERM, own)
+    try:
+        handler.close()
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture
+def idle(ends, monkeypatch):
+    """An open handler of a training that may be idle, and what it does."""
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 100)
+    monkeypatch.setattr(preemption, "_LOOK_SECONDS", 0.01)
+    done, state = [], {"idle": True}
+    handler = PreemptionHandler(
+        lambda: done.append("request"),
+        is_idle=lambda: state["idle"],
+        save=lambda: done.append("save"),
+        leave=lambda: done.append("leave"),
+    )
+    handler.open()
+    yield handler, done, state
+    handler.close()
+    for thread in threading.enumerate():
+        if thread.name == "lbbsp-preemption":
+            thread.join(10)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fails, caplog):
+    handler, done, _ = idle
+    if fails:
+        monkeypatch.setattr(handler, "_save", lambda: done.append("save") or 1 / 0)
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
+    terminate()
+    until(lambda: ends)
+    assert done == ["request", "save", "leave"]
+    assert ends == [STATUS]
+    assert ("no checkpoint before this worker leaves" in caplog.text) == fails
+
+
+def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, monkeypatch):
+    handler, done, state = idle
+    terminate()
+    until(lambda: "save" in done)
+    state["idle"] = False
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
+    time.sleep(0.5)
+    assert not ends
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 100)
+    state["idle"] = True
+    until(lambda: done.count("save") == 2)
+    handler.close()
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
+    time.sleep(0.5)
+    assert not ends
 
 
 def test_the_handler_of_a_failed_training_is_replaced(ends):

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from lbbsp_core import Balancer, Ema, LastValue
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
 from lbbsp_core.runtime.collectives import gather_bytes
+from lbbsp_core.runtime.serialization import to_bytes
 from lbbsp_core.runtime.session_state import (
+    _predictor_text,
     check_same_job,
     check_states,
     gather_state,
@@ -123,6 +125,37 @@ def test_what_another_predictor_or_policy_has_learned_is_not_used(changed):
         one.restore(restored_state(one, *gathered(first)))
     assert second[0].sizes(7) == (first[0].sizes(7) if changed == "predictor" else (12, 12))
     assert bool(second[0].report(float("nan")).picoseconds_per_sample) == (changed == "policy")
+
+
+class Older(NamedTuple):
+    """State of `LastValue` in another version of lbbsp."""
+
+    speed: float
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [("estimates of this worker's speed", {}), ("plans", {"policy": policy("lbbsp")})],
+)
+def test_what_another_version_has_learned_is_left_out_with_a_warning(part, options, caplog):
+    options = {"predictor": Ema(0.3), **options}
+    first, second = job(**options), job(**options)
+    run(first, 7)
+    state, arrays = gathered(first)
+    older = {"record": "lbbsp_core.older:State", "fields": {}}
+    if part == "plans":
+        state["policy_state"] = older
+    else:
+        own = [(_predictor_text(first[0]), np.frombuffer(to_bytes((Older(1.0), ())), np.uint8))]
+        arrays["estimates of worker 0"] = np.frombuffer(to_bytes(own), np.uint8)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+    assert f"{part} in the checkpoint are left out" in caplog.text
+    assert "saved with another predictor, policy or version of lbbsp" in caplog.text
+    assert caplog.text.count("left out") == (1 if part != "plans" else 2)
+    assert second[0].step == 7
+    assert (second[0].sizes(7) == (12, 12)) == (part == "plans")
+    run(second, 3)
 
 
 def test_a_damaged_state_is_a_value_error():

@@ -64,6 +64,22 @@ def noisy():
     return model
 
 
+def scaled():
+    """Mixed precision, with a loss scale that grows until gradients overflow.
+
+    The inner optimizer adds up the gradients of two steps, and has a learning rate that decays.
+    """
+    hidden = L.Dense(16, activation="tanh", dtype="mixed_float16")
+    model = keras.Sequential([L.Input((10,)), hidden, L.Dense(1, dtype="float32")])
+    rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.9)
+    inner = keras.optimizers.Adam(rate, gradient_accumulation_steps=2)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=2.0**13, dynamic_growth_steps=3
+    )
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
 class TwoOptimizers(keras.Model):
     """Own train step with an optimizer that is built when it is traced, and noise of `keras`."""
 
@@ -132,6 +148,7 @@ CASES = {
     "epochs": (dense, ARRAYS, {}, {}, "epoch", (15,)),
     "each_step": (dense, ARRAYS, {}, {}, 1, (STEPS, 1, STEPS)),
     "noise": (noisy, ARRAYS, {}, {}, 4, (9, 10)),
+    "scaled": (scaled, ARRAYS, {}, {}, 8, (26,)),
     "own_step": (two_optimizers, ARRAYS, {}, {}, 5, (8,)),
     "prefetch": (dense, ARRAYS, {"prefetch": 2}, {}, 4, (18,)),
     "map": (dense, ARRAYS, {"map": lambda x, y: (2 * x, y)}, {}, 4, (6,)),
