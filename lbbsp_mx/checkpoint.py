@@ -157,8 +157,8 @@ class Checkpoints:
             return
         ends_epoch = self._ends_epoch(step + 1)
         if ends_epoch:
-            self._session.in_epoch = False
             self._leave_if_asked(self._writer)
+            self._session.in_epoch = False
         if ends_epoch if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
             self._begin_save(self._writer.folder, may_skip=True)
 
@@ -173,8 +173,8 @@ class Checkpoints:
         self._leave_if_asked(self._writer)
         if self._session.any_worker(self._has_news):
             self._begin_save(self._writer.folder)
-        self._writer.flush()
-        self._preemption.close()
+        self._flush(self._writer)
+        self._preemption.close(leaves=self._session.preemption_requested)
 
     def close(self) -> None:
         """Lets SIGTERM end the process again, because the script has ended.
@@ -211,7 +211,7 @@ class Checkpoints:
         session, folder = self._session, writer.folder
         self._begin_save(folder)
         # No worker leaves before the file is complete: its absence would be noticed.
-        failed = session.any_worker(not writer.flush() or self._has_news)
+        failed = session.any_worker(not self._flush(writer) or self._has_news)
         print(
             f"lbbsp: worker {session.rank} leaves before step {session.step}, because a worker got "
             f"SIGTERM: start the job again to continue from the checkpoint in {folder}"
@@ -230,17 +230,28 @@ class Checkpoints:
             if self._writer is not None and self._is_idle and self._has_news:
                 self._start_write(self._writer, *self._session.own_state())
 
-    def _leave_alone(self) -> None:
-        """Waits until the checkpoint is written; no step begins any more."""
-        self._copying.acquire()  # for good: the process ends
+    def _leave_alone(self) -> bool:
+        """Waits until the checkpoint is written; returns whether no step can begin any more."""
+        self._copying.acquire()  # for good, if the process ends
+        if not self._is_idle:
+            self._copying.release()
+            return False
         if self._writer is not None:
-            self._writer.flush()
+            failed = "" if self._flush(self._writer) else " (none could be written now)"
             print(
                 f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, "
                 "because it got SIGTERM, and no step has followed; the last checkpoint is in "
-                f"{self._writer.folder}",
+                f"{self._writer.folder}{failed}",
                 file=sys.stderr,
             )
+        return True
+
+    def _flush(self, writer: CheckpointWriter) -> bool:
+        """Waits for the end of a write; returns whether it has succeeded."""
+        succeeded = writer.flush()
+        if not succeeded and writer is self._writer:
+            self._step = -1  # it is to be written again
+        return succeeded
 
     # File with the states of one worker
 

@@ -3,9 +3,9 @@
 The constructor of the strategy waits without a word, and no thread of Python can run meanwhile. But
 it first listens on the port of its worker. So the parent waits as long as its own port accepts
 connections and that of another worker does not. A line on the standard input ends the program: all
-have started. If the parent ends before that, the program listens on its port for a moment, to tell
-the programs of the other workers, which then end their parents. A launcher ends them itself, and is
-told by a mark who waits. It imports only the standard library.
+have started, or the parent has ended in order. If it ends otherwise, the program listens on its
+port for a moment, to tell the programs of the other workers, which then end their parents. A
+launcher ends them itself, and is told by a mark who waits. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PROBE_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 0.2  # TensorFlow's servers speak first, too
 TELL_SECONDS = 12.0
+SAY_SECONDS = 5  # after which a full pipe ends this program
 FAILED = b"lbbsp: failed"
 
 
@@ -54,8 +55,9 @@ def main(arguments: list[str]) -> None:
             }
             failed = [each for each, answer in answers.items() if answer == FAILED]
             if failed and not mark and os.getppid() == parent:
-                print(report_of_failed(addresses, failed), file=sys.stderr, flush=True)
                 os.kill(parent, signal.SIGKILL)  # TensorFlow ignores SIGTERM meanwhile
+                signal.alarm(SAY_SECONDS)
+                say(report_of_failed(addresses, failed))
                 return
             missing = [each for each, answer in answers.items() if answer is None]
             if missing and waits_since is None:
@@ -64,7 +66,7 @@ def main(arguments: list[str]) -> None:
                     open(mark, "w", encoding="utf-8").close()
             if missing and time.monotonic() - waits_since >= seconds * (reports + 1):
                 reports += 1
-                print(report_of_missing(rank, addresses, missing), file=sys.stderr, flush=True)
+                say(report_of_missing(rank, addresses, missing))
         if not mark and not has_line(sys.stdin.fileno()):
             tell_of_failure(rank, addresses)
     finally:
@@ -93,8 +95,16 @@ def probe(address: str, rank: int) -> bytes | None:
         return None
 
 
+def say(text: str) -> None:
+    """Prints a line, where that is possible."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
     """Tells the other workers that this one has failed, until they know, for a moment at most."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # whoever reads the parent's output waits for its end
     untold, until = set(range(len(addresses))) - {rank}, time.monotonic() + TELL_SECONDS
     port = int(addresses[rank].rpartition(":")[2])
     with suppress(OSError), listening(port) as server:  # or the port belongs to another worker

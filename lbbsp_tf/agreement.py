@@ -6,9 +6,12 @@ rate, a choice of the best epoch) leaves different models, and no later step wou
 
 from __future__ import annotations
 
+import codecs
+import marshal
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from types import CodeType
 
 import keras
 import numpy as np
@@ -186,12 +189,28 @@ def model_facts(model: keras.Model) -> dict[str, int]:
     }
 
 
+def _described_code(code: CodeType) -> str:
+    """Returns a text for the code of a function, without its file."""
+    constants = [
+        _described_code(each) if isinstance(each, CodeType) else _described_constant(each)
+        for each in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {', '.join(constants)}"
+
+
+def _described_constant(value: object) -> str:
+    if isinstance(value, frozenset):  # whose order differs between processes
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return repr(value)
+
+
 def _described(value: object) -> str:
     """Returns a text for a loss or an optimizer, without names and addresses."""
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # its code names the file
-            _, *captured = value["config"]["value"]
-            return f"lambda{_described(captured)}"
+            code, *captured = value["config"]["value"]
+            code = marshal.loads(codecs.decode(code.encode(), "base64"))  # as Keras writes it
+            return f"lambda({_described_code(code)}, {_described(captured)})"
         return "{" + ", ".join(f"{key}: {_described(value[key])}" for key in value) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_described, value))}]"

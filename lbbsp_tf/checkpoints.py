@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,7 +28,7 @@ from lbbsp_tf.sharing import share_checkpoint
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-_owners: dict[Path, Checkpoints] = {}  # by folder
+_owners: dict[Path, weakref.ref[Checkpoints]] = {}  # by folder; also of those that are gone
 
 _STATE: Final = {"fits", "place", "session", "callbacks", "model"}
 
@@ -107,7 +108,7 @@ class Checkpoints:
             TypeError: A state of the user's predictor or policy cannot be saved.
             ValueError: The checkpoint is of another job, or cannot be read.
         """
-        if _owners.setdefault(self._writer.folder.resolve(), self) is not self:
+        if _owners.setdefault(self._writer.folder.resolve(), weakref.ref(self))() is not self:
             raise ValueError(
                 f"another LoadBalancer of this process writes to {self._writer.folder}, so that "
                 "this one would continue from its checkpoint: give each a folder of its own, or "
@@ -212,8 +213,8 @@ class Checkpoints:
             self._writer.flush()
             self._save()
             self._writer.flush()
-        self._preemption.close()
         self._callbacks = []
+        self._preemption.close(leaves=self._session.preemption_requested)
 
     # Helpers
 

@@ -195,7 +195,7 @@ class TrainingInput:
         try:
             self._session.check_samples(digests)
         except DisagreementError:  # which all workers find
-            if not self._session.any_worker(source.digests != digests):
+            if not self._session.any_worker(source.read_digests() != digests):
                 raise
 
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:

@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,8 +17,9 @@ from typing import Final
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import CurrentActivity
-from lbbsp_core.runtime.exit import before_end, fail_fast, on_failure
+from lbbsp_core.runtime.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.heartbeat import Heartbeat
+from lbbsp_core.runtime.liveness import daemon_thread
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import _start_watch, env
 
@@ -125,18 +125,17 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
         start_new_session=True,  # a Ctrl-C at the terminal need not end it
     )
 
-    def end_if_started() -> bool:
-        if _has_started():
-            with suppress(OSError, ValueError):  # it may have ended already
-                process.communicate(b"\n")  # a fork may hold the pipe open
-        return _has_started()
-
     def end() -> None:
-        while not end_if_started():
-            time.sleep(_POLL_SECONDS)
+        with suppress(OSError, ValueError):  # it may have ended already
+            process.communicate(b"\n")  # a fork may hold the pipe open
 
-    threading.Thread(target=end, name="lbbsp-start", daemon=True).start()
-    before_end(end_if_started)  # else it would take this for a failure
+    def end_at_start() -> None:
+        while not _has_started():
+            time.sleep(_POLL_SECONDS)
+        end()
+
+    daemon_thread(end_at_start, "lbbsp-start").start()
+    on_exit(end)  # a script that ends without a strategy, in order, has not failed
 
 
 def _has_started() -> bool:

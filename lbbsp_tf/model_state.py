@@ -131,15 +131,20 @@ class ModelState:
                     optimizer.build([variables[i] for i in trained])
 
 
-def _raw_variables(value: object) -> Iterator[tf.Variable]:
-    """Yields TensorFlow's own variables in the value of an attribute."""
+def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.Variable]:
+    """Yields TensorFlow's own variables in the value of an attribute.
+
+    Args:
+        value: The value.
+        outside: Identities of the collections in which it is, of which it may be one.
+    """
     if isinstance(value, tf.Variable):
         yield value
     elif isinstance(value, tf.Module):
         yield from value.variables
-    elif isinstance(value, (Mapping, list, tuple, set)):
+    elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in outside:
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _raw_variables(each)
+            yield from _raw_variables(each, (*outside, id(value)))
 
 
 def _assign_all(group: str, variables: Sequence[keras.Variable], arrays: Arrays) -> None:

@@ -195,6 +195,10 @@ class Arrays:
     @cached_property
     def digests(self) -> list[Digest]:
         """Digests of some samples."""
+        return self.read_digests()
+
+    def read_digests(self) -> list[Digest]:
+        """Reads some samples, and returns their digests."""
         with tf.device("/CPU:0"):
             index = tf.constant(sampled(self.num_samples))
             return digests_of(self._take(index, HostCalls()))
@@ -256,6 +260,13 @@ class Items:
     @cached_property
     def digests(self) -> list[Digest] | None:
         """Digests of some samples; None if reading a few of them again gives other ones."""
+        return self.read_digests()
+
+    def read_digests(self) -> list[Digest] | None:
+        """Reads some samples, and returns their digests; None if they are others when read again.
+
+        Only a few are read twice.
+        """
         index = sampled(self.num_samples)
         again = index[:_READ_AGAIN]
         if digests_of(self._read(again)) != digests_of(self._read(again)):

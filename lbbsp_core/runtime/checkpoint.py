@@ -198,7 +198,8 @@ def plain_arrays(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
 
     These are the types of ``ml_dtypes``, bfloat16 and float8, which files of NumPy cannot hold.
     """
-    own = {name for name, array in arrays.items() if array.dtype.kind == "V"}
+    registered = 2  # by a package: types of their own, also where their kind is that of NumPy's
+    own = {name for name, array in arrays.items() if array.dtype.isbuiltin == registered}
     plain = {
         name: array.view(f"u{array.dtype.itemsize}") if name in own else array
         for name, array in arrays.items()

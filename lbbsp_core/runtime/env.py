@@ -31,9 +31,20 @@ def workers_at_first(workers: int) -> int:
     Returns:
         `workers` times the first number in ``LBBSP_ELASTIC``, "before/now" as the launcher sets it,
         over the second; `workers` without it.
+
+    Raises:
+        ValueError: The variable is not of this form.
     """
-    before, _, now = os.environ.get("LBBSP_ELASTIC", "").partition("/")
-    return workers * int(before) // int(now) if before.isdecimal() and now.isdecimal() else workers
+    text = os.environ.get("LBBSP_ELASTIC", "")
+    if not text:
+        return workers
+    before, _, now = text.partition("/")
+    if not (before.isdecimal() and now.isdecimal() and int(before) > 0 < int(now)):
+        raise ValueError(
+            f"LBBSP_ELASTIC must be the numbers of workers before and now, got {text!r}: for "
+            "example 3/2"
+        )
+    return workers * int(before) // int(now)
 
 
 def marks() -> Path | None:

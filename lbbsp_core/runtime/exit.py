@@ -60,31 +60,42 @@ def on_exit(leave: Callable[[], None]) -> None:
     atexit.register(_unless_forked(at_exit))
 
 
+class _Exit(SystemExit):
+    """Exit that notes its status when the interpreter itself reads it: nothing has caught it."""
+
+    @property
+    def code(self) -> str | int | None:
+        status: str | int | None = self.__dict__.get("code", self.args[0])
+        try:
+            sys._getframe(1)
+        except ValueError:  # not called from Python
+            _requested[0] = status if isinstance(status, int) else int(status is not None)
+        return status
+
+    @code.setter
+    def code(self, status: str | int | None) -> None:
+        self.__dict__["code"] = status
+
+
+_requested = [0]  # status of the last exit by `sys.exit`
+
+
 @functools.cache
 def _requested_status() -> Callable[[], int]:
     """Wraps `sys.exit`, and returns a function that gives the status; 0 without a call.
 
     Functions at exit cannot ask for it. A call counts on the main thread, unless it is caught.
     """
-    exit_with, requested = sys.exit, [0]
-
-    class Exit(SystemExit):
-        """Exit whose status Python reads, which it does only if nothing catches it."""
-
-        @property
-        def code(self) -> str | int | None:  # type: ignore[override]
-            status: str | int | None = self.args[0]
-            requested[0] = status if isinstance(status, int) else int(status is not None)
-            return status
+    exit_with = sys.exit
 
     @functools.wraps(exit_with)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
-            raise Exit(status)
+            raise _Exit(status)
         exit_with(status)
 
     sys.exit = exit_and_note
-    return lambda: requested[0]
+    return lambda: _requested[0]
 
 
 def on_failure(tell: Callable[[], None]) -> None:
@@ -131,7 +142,8 @@ def _end_after(
 ) -> NoReturn:
     """Ends the process after calls, which do not delay it for long even if they block."""
     patience = _PATIENCE_SECONDS + linger_seconds
-    with suppress(OSError, ValueError):  # if one keeps the interpreter's lock, the status is 1
+    with suppress(OSError, ValueError, RuntimeError):
+        # The status is 1 if a call keeps the interpreter's lock.
         nowhere = open(os.devnull, "w")  # noqa: SIM115
         faulthandler.dump_traceback_later(_PATIENCE_SECONDS + patience, exit=True, file=nowhere)
     with suppress(RuntimeError):  # from Python 3.12 on, no thread can be started at exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -104,6 +105,7 @@ class PipelinedSession(WorkerSession):
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
+        self._finishing = threading.RLock()  # several threads may ask for the state
         self._resumes = False
         self._skips = False
         self._iteration = 0
@@ -117,9 +119,10 @@ class PipelinedSession(WorkerSession):
 
     def finish_barrier(self) -> None:
         """Waits until the last barrier is passed, and processes the messages of the peers."""
-        if self._barrier is not None:
-            barrier, self._barrier = self._barrier, None
-            self._take(*barrier.result())
+        with self._finishing:
+            if self._barrier is not None:
+                barrier, self._barrier = self._barrier, None
+                self._take(*barrier.result())
 
     def epoch_steps(self, order: GlobalOrder) -> Iterator[int]:
         """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.

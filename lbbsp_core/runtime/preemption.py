@@ -45,7 +45,7 @@ class PreemptionHandler:
         request: Called at the first signal, on the main thread between two instructions of Python.
         is_idle: Returns whether no step is running or certain to follow; None if one always does.
         save: Called on that thread as soon as the training is idle.
-        leave: Called on that thread before it ends the process.
+        leave: Called on that thread; returns whether it may end the process now.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PreemptionHandler:
         *,
         is_idle: Callable[[], bool] | None = None,
         save: Callable[[], None] = lambda: None,
-        leave: Callable[[], None] = lambda: None,
+        leave: Callable[[], bool] = lambda: True,
     ) -> None:
         self._request = request
         self._is_idle = is_idle
@@ -82,13 +82,20 @@ class PreemptionHandler:
         if _first_signal:
             self.request()
 
-    def close(self) -> None:
-        """Restores the default: SIGTERM ends the process."""
+    def close(self, *, leaves: bool = False) -> None:
+        """Restores the default: SIGTERM ends the process.
+
+        Args:
+            leaves: Whether the process ends now, because a signal has arrived after the last
+                moment at which the training could leave.
+        """
         if self in _open:
             _open.remove(self)
             _first_signal.clear()  # every training has got the request, and this one has left
             if not _open and signal.getsignal(signal.SIGTERM) is _handle:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if leaves:
+            end_now(STATUS)
 
     def request(self) -> None:
         """Passes the request on to the training."""
@@ -110,8 +117,7 @@ class PreemptionHandler:
                     self._save()
                 except Exception:  # the process must end nevertheless
                     logger.warning("no checkpoint before this worker leaves", exc_info=True)
-            elif now >= since + _STEP_SECONDS:
-                self._leave()
+            elif now >= since + _STEP_SECONDS and self._leave():
                 end_now(STATUS)
                 return
             time.sleep(_LOOK_SECONDS)

@@ -42,14 +42,14 @@ def be_patient() -> None:
 
 
 def let_sigterm_end() -> None:
-    """Makes SIGTERM end this process again, unless the script handles it.
+    """Makes SIGTERM end this process again, or call the script's own handler.
 
     The constructor of a strategy installs a handler, unknown to Python, which only notes the signal
     for TensorFlow's own preemption checkpoints: a launcher would wait for the process in vain.
     """
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGTERM)  # the last one of which Python knows
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def tell_of_failure(who: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import UserDict, namedtuple
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import h5py
 import keras
@@ -17,10 +19,11 @@ import scipy.sparse
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
+from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.dataset import PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput
 from lbbsp_tf.iteration import SharedReads
-from lbbsp_tf.sources import Arrays, Batches, Fingerprints
+from lbbsp_tf.sources import Arrays, Batches, Fingerprints, Items
 from lbbsp_tf.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
@@ -547,6 +550,25 @@ def test_changing_items_cannot_be_read_again_after_a_later_pass():
     )
     batches = open_data(unchanged(samples=24), steps_per_epoch=4)
     assert [len(list(batches)) for _ in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_samples_that_rarely_change_are_not_compared(changes):
+    class Rare(MapStyle):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += index == 40  # not one of those that are read twice
+            return np.full(3, index + changes * self.reads, "f4")
+
+    feed = TrainingInput(StubSession(None, 0), None)
+    disagrees = DisagreementError("workers disagree on samples")
+    feed._session.check_samples = Mock(side_effect=disagrees)
+    feed._session.any_worker = bool
+    feed._pipeline = SimpleNamespace(source=Items(Rare(range(64))))
+    with nullcontext() if changes else pytest.raises(DisagreementError):
+        feed.compare_samples()
+    feed._session.check_samples.assert_called_once()
 
 
 @pytest.mark.parametrize(

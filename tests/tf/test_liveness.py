@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import re
 import signal
 import socket
@@ -49,11 +50,11 @@ def program():
     """
     started = []
 
-    def start(rank, addresses, mark=""):
+    def start(rank, addresses, mark="", stderr=subprocess.PIPE):
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, PROGRAM, str(rank), json.dumps(addresses), "0.1", mark],
             stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         started.append(parent)
@@ -111,6 +112,28 @@ def test_a_worker_that_ends_before_its_start_ends_those_that_wait_for_it(
     assert fails.stderr.read() == ""
 
 
+def test_a_worker_whose_errors_cannot_be_written_is_ended_too(listening, closed, program):
+    addresses = [listening(), closed]
+    with open("/dev/full", "w") as full:
+        waits = program(0, addresses, stderr=full)
+    time.sleep(3)  # a report has failed meanwhile
+    fails = program(1, addresses)
+    fails.stdin.close()
+    assert waits.wait(timeout=30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("end", "fails"), [("", False), ("; os._exit(0)", True)])
+def test_a_script_that_ends_in_order_without_a_strategy_has_not_failed(closed, end, fails):
+    task = {"cluster": {"worker": [closed, "127.0.0.1:9"]}, "task": {"type": "worker", "index": 0}}
+    environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+    script = f"import os, lbbsp_tf{end}"
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    deadline = time.monotonic() + (20 if fails else 3)
+    while time.monotonic() < deadline and not (told := _start_watch.probe(closed, 0)):
+        time.sleep(0.1)
+    assert told == (_start_watch.FAILED if fails else None)
+
+
 def test_a_failure_is_forgotten_when_the_worker_is_started_again(closed, program):
     addresses = [closed, "127.0.0.1:9"]
     fails = program(0, addresses)
@@ -118,8 +141,10 @@ def test_a_failure_is_forgotten_when_the_worker_is_started_again(closed, program
     while _start_watch.probe(closed, 7) != _start_watch.FAILED:
         time.sleep(0.05)
     program(0, addresses)
-    fails.stderr.read()  # until the program beside it has ended, too
-    assert _start_watch.probe(closed, 7) is None
+    deadline = time.monotonic() + 8  # it would tell for longer
+    while _start_watch.probe(closed, 7) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

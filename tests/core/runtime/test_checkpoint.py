@@ -40,7 +40,7 @@ def test_it_is_read_as_it_was_written(tmp_path):
     assert_same(newest_checkpoint(tmp_path / "new" / "folder"), checkpoint())
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_types_that_numpy_lacks_are_kept(tmp_path, name):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = np.arange(6.0).reshape(2, 3).astype(getattr(ml_dtypes, name))

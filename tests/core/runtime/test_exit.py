@@ -37,6 +37,7 @@ def test_a_script_that_ends_well_leaves(end):
     [
         ("sys.exit(3)", 3, ""),
         ("sys.exit('no data')", 1, "no data"),
+        ("try: sys.exit(0)\nexcept SystemExit as error: error.code = 4; raise", 4, ""),
         ("raise KeyError('no data')", 1, "KeyError: 'no data'"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ],
@@ -123,6 +124,7 @@ def test_a_messenger_that_keeps_the_interpreter_does_not_either():
     [
         "import threading; thread = threading.Thread(target=sys.exit, args=[3]); thread.start()",
         "try: sys.exit(3)\nexcept SystemExit: pass",
+        "try: sys.exit(3)\nexcept SystemExit as error: assert error.code == 3",
     ],
 )
 def test_an_exit_that_does_not_end_the_script_is_no_failure(end):

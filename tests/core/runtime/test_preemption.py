@@ -83,7 +83,7 @@ def idle(ends, monkeypatch):
         lambda: done.append("request"),
         is_idle=lambda: state["idle"],
         save=lambda: done.append("save"),
-        leave=lambda: done.append("leave"),
+        leave=lambda: not done.append("leave"),
     )
     handler.open()
     yield handler, done, state
@@ -111,6 +111,23 @@ def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fail
     assert done == ["request", "save", "leave"]
     assert ends == [STATUS]
     assert ("no checkpoint before this worker leaves" in caplog.text) == fails
+
+
+def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, monkeypatch):
+    handler, done, _ = idle
+    monkeypatch.setattr(handler, "_leave", lambda: bool(done.append("leave")))
+    monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
+    terminate()
+    until(lambda: done.count("leave") == 2)
+    assert not ends
+
+
+def test_a_signal_too_late_to_leave_together_ends_the_process(ends):
+    handler = PreemptionHandler(lambda: None)
+    handler.open()
+    terminate()
+    handler.close(leaves=True)
+    assert ends == [STATUS]
 
 
 def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, monkeypatch):

@@ -467,6 +467,30 @@ def test_the_lag_grows_with_what_is_drawn_ahead_and_no_sample_is_lost(own_thread
     assert [found for _, found in results] == [lag, lag]
 
 
+def test_another_thread_sees_a_step_that_is_over_only_after_its_barrier(own_threads):
+    reached, let_go = threading.Event(), threading.Event()
+    session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
+    order = session.make_order(4 * X)
+    next(session.epoch_steps(order))
+
+    def summed():
+        reached.set()
+        let_go.wait(PATIENCE_SECONDS)
+
+    session.end_step(done, summed)
+    own = threading.Thread(target=session.finish_barrier)
+    own.start()
+    reached.wait(PATIENCE_SECONDS)
+    seen = []
+    other = threading.Thread(target=lambda: seen.append(session.step))
+    other.start()
+    other.join(0.3)
+    let_go.set()
+    for thread in (own, other):
+        thread.join(PATIENCE_SECONDS)
+    assert seen == [1]
+
+
 def test_a_stop_requested_before_the_first_step_is_not_lost(own_threads):
     def worker(session, collectives):
         if session.rank == 0:
@@ -507,3 +531,6 @@ def test_the_order_of_an_elastic_job_stays_that_of_its_first_workers(monkeypatch
     assert order(3, "3/3").drop_last
     assert order(2, "3/2") == order(3, "3/3") != order(2, "2/2")
     assert order(4, "3/2").drop_last, "two replicas on each worker"
+    for wrong in ("3/0", "3-2", "/"):
+        with pytest.raises(ValueError, match=f"LBBSP_ELASTIC must be .* got '{wrong}'"):
+            order(2, wrong)
