@@ -19,19 +19,9 @@ from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
 
 from lbbsp_core.runtime import preemption  # noqa: E402
 from lbbsp_core.runtime.checkpoint import newest_checkpoint  # noqa: E402
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Makes every checkpoint due be written: no write is skipped while another one is running."""
-
-    def is_busy(writer):
-        writer.flush()
-        return False
-
-    monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
+pytestmark = pytest.mark.usefixtures("writes_each")
 
 
 @pytest.fixture(autouse=True)

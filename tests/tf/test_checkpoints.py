@@ -23,15 +23,11 @@ FEATURES = rng.normal(size=(X * STEPS, 3)).astype("f4")
 TARGETS = rng.normal(size=(X * STEPS, 1)).astype("f4")
 
 
+pytestmark = pytest.mark.usefixtures("writes_each")
+
+
 @pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Makes every checkpoint due be written: no write is skipped while another one is running."""
-
-    def is_busy(writer):
-        writer.flush()
-        return False
-
-    monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
+def forgotten():
     yield
     new_process()
 
