@@ -209,7 +209,7 @@ def _described(value: object) -> str:
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # its code names the file
             code, *captured = value["config"]["value"]
-            code = marshal.loads(codecs.decode(code.encode(), "base64"))  # as Keras writes it
+            code = marshal.loads(codecs.decode(code.encode(), "base64"))  # Keras has just made it
             return f"lambda({_described_code(code)}, {_described(captured)})"
         return "{" + ", ".join(f"{key}: {_described(value[key])}" for key in value) + "}"
     if isinstance(value, list | tuple):
