@@ -58,7 +58,7 @@ def watch_from_import() -> None:
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
-        on_failure(lambda: compat.tell_of_failure(_name(rank, own)))
+        on_failure(lambda: compat.tell_of_failure(_name(rank, own)) if _has_started() else None)
     if CoordinationBoard.is_available():
         compat.be_patient()
 

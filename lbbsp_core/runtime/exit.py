@@ -45,13 +45,14 @@ def on_exit(leave: Callable[[], None]) -> None:
     Args:
         leave: Waits for the other workers; an exception in it is a failure.
     """
-    status = _requested_status()
+    _note_exits()
 
     def at_exit() -> None:
-        if status() == LEFT:
-            end_now(status())
-        if status():
-            _fail(status())
+        status = _requested[0]
+        if status == LEFT:
+            end_now(status)
+        if status:
+            _fail(status)
         try:
             leave()
         except BaseException:  # Python would only print it, and exit with status 0
@@ -77,15 +78,12 @@ class _Exit(SystemExit):
         self.__dict__["code"] = status
 
 
-_requested = [0]  # status of the last exit by `sys.exit`
+_requested = [0]  # status of the last exit by `sys.exit`; functions at exit cannot ask for it
 
 
 @functools.cache
-def _requested_status() -> Callable[[], int]:
-    """Wraps `sys.exit`, and returns a function that gives the status; 0 without a call.
-
-    Functions at exit cannot ask for it. A call counts on the main thread, unless it is caught.
-    """
+def _note_exits() -> None:
+    """Wraps `sys.exit`: a call on the main thread notes its status, unless it is caught."""
     exit_with = sys.exit
 
     @functools.wraps(exit_with)
@@ -95,7 +93,6 @@ def _requested_status() -> Callable[[], int]:
         exit_with(status)
 
     sys.exit = exit_and_note
-    return lambda: _requested[0]
 
 
 def on_failure(tell: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Final
 
 from lbbsp_core.runtime.exit import LEFT, end_now
+from lbbsp_core.runtime.liveness import daemon_thread
 from lbbsp_core.runtime.marks import note_preempted
 
 logger = logging.getLogger("lbbsp.checkpoint")
@@ -102,7 +103,7 @@ class PreemptionHandler:
         self._request()
         if self._is_idle is not None:
             wait = partial(self._wait_for_step, self._is_idle)
-            threading.Thread(target=wait, name="lbbsp-preemption", daemon=True).start()
+            daemon_thread(wait, "lbbsp-preemption").start()
 
     def _wait_for_step(self, is_idle: Callable[[], bool]) -> None:
         """Ends the process once no step has followed for some time."""

@@ -53,16 +53,13 @@ def let_sigterm_end() -> None:
 
 
 def tell_of_failure(who: str) -> None:
-    """Ends the collectives of all other workers with an error, if this one has met them.
+    """Ends the collectives of all other workers with an error; this one must have met them.
 
     Args:
         who: Name of this worker, "worker 1 (address)".
     """
-    service = context.context()
-    if not service._initialized or service.coordination_service is None:
-        return
     with contextlib.suppress(tf.errors.OpError):
-        service.report_error_to_cluster(tf.errors.ABORTED, f"{who} {_FAILED}")
+        context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {_FAILED}")
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:

@@ -186,20 +186,27 @@ sys.exit(launch([{script!r}], workers=2, **{options}))
     return process
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_the_launcher_lets_all_workers_write_and_restarts_none(
-    script, tmp_path, signum, status
-):
-    process = start(script(LEAVES_IN_ORDER), "{'max_restarts': 3}", tmp_path)
-    process.send_signal(signum)
-    if signum == signal.SIGTERM:
-        time.sleep(0.3)
-        process.send_signal(signum)  # a scheduler may repeat it
+def signalled(process: subprocess.Popen, *signals: int) -> tuple[int, list[str]]:
+    """Sends signals to a launcher, one after the other; returns its status and its output."""
+    for count, signum in enumerate(signals):
+        if count:
+            time.sleep(0.4)
+        process.send_signal(signum)
     output, _ = process.communicate(timeout=40)
-    assert process.returncode == status
-    assert output.count("written") == 2
-    assert "restart" not in output
-    assert output.splitlines()[-1] == f"lbbsp launch: ended by {signal.Signals(signum).name}"
+    return process.returncode, output.splitlines()
+
+
+@pytest.mark.parametrize(("signals", "status"), [("TERM TERM", 143), ("INT", 130)])
+def test_a_signal_to_the_launcher_lets_all_workers_write_and_restarts_none(
+    script, tmp_path, signals, status
+):
+    names = [f"SIG{name}" for name in signals.split()]  # a scheduler may repeat one
+    process = start(script(LEAVES_IN_ORDER), "{'max_restarts': 3}", tmp_path)
+    ended, lines = signalled(process, *(signal.Signals[name] for name in names))
+    assert ended == status
+    assert sum("written" in line for line in lines) == 2
+    assert not any("restart" in line for line in lines)
+    assert lines[-1] == f"lbbsp launch: ended by {names[0]}"
 
 
 def test_a_script_that_fails_while_it_leaves_is_named(script, capfd):
@@ -219,20 +226,16 @@ time.sleep(60)
 
 def test_the_grace_is_limited_and_its_end_is_said(script, tmp_path):
     process = start(script(IGNORES), "{'grace': 1.5, 'max_restarts': 1}", tmp_path)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=40)
-    assert process.returncode == 143
-    last = output.splitlines()[-1]
-    assert "(still running after 1.5 s, and now killed: 0, 1; raise --grace" in last
+    status, lines = signalled(process, signal.SIGTERM)
+    assert status == 143
+    assert "(still running after 1.5 s, and now killed: 0, 1; raise --grace" in lines[-1]
 
 
 def test_a_second_interrupt_ends_the_grace(script, tmp_path):
-    process = start(script(IGNORES), "{'grace': 50}", tmp_path)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
-    assert process.returncode == 130
+    status, _ = signalled(
+        start(script(IGNORES), "{'grace': 50}", tmp_path), signal.SIGINT, signal.SIGINT
+    )
+    assert status == 130
 
 
 WAITS_FOR_THE_START = """
@@ -246,10 +249,9 @@ time.sleep(60)
 
 def test_a_script_that_waits_for_the_start_of_others_gets_no_grace(script, tmp_path):
     process = start(script(WAITS_FOR_THE_START), "{'grace': 50}", tmp_path)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=25)
-    assert process.returncode == 130
-    assert "still running" not in output
+    status, lines = signalled(process, signal.SIGINT)
+    assert status == 130
+    assert not any("still running" in line for line in lines)
 
 
 def test_a_signal_during_the_pause_ends_the_job(script, tmp_path, monkeypatch):
@@ -258,7 +260,6 @@ def test_a_signal_during_the_pause_ends_the_job(script, tmp_path, monkeypatch):
     for line in process.stdout:
         if "restart 3 of 5" in line:  # in 4 s
             break
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert not output, "no attempt follows"
+    status, lines = signalled(process, signal.SIGTERM)
+    assert status == 143
+    assert not lines, "no attempt follows"
