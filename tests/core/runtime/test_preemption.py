@@ -118,7 +118,7 @@ def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, mon
     monkeypatch.setattr(handler, "_leave", lambda: bool(done.append("leave")))
     monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
     terminate()
-    until(lambda: done.count("leave") == 2)
+    until(lambda: done.count("leave") >= 2)  # it asks again and again
     assert not ends
 
 
