@@ -143,7 +143,7 @@ class Checkpoints:
             SystemExit: The workers leave, with `STATUS`.
         """
         with self._copying:
-            pass
+            pass  # a step must not change the state that a thread still copies
         if self._writer is not None and self._session.preempted:
             self._leave(self._writer)
 

@@ -74,8 +74,7 @@ class Source(Protocol):
         restore: Function that makes a sample of an element of `batches`, or None if the batches
             contain the samples as they are.
         records: Fingerprints of what was read, if workers may read different data; else None.
-        digests: Digests of some samples, one for each of their leaves, which the sources of other
-            workers give too; None if samples change from one time to another.
+        digests: What `read_digests` has returned the first time.
     """
 
     num_samples: int
@@ -97,6 +96,13 @@ class Source(Protocol):
 
     def example(self) -> Nest:
         """Returns a batch of one sample, in the form of `batches`."""
+        ...
+
+    def read_digests(self) -> Sequence[Digest] | None:
+        """Reads some samples, and returns a digest for each of their leaves.
+
+        The sources of other workers give the same. None if samples are others when read again.
+        """
         ...
 
 
@@ -192,16 +198,13 @@ class Arrays:
         """Returns a batch of one sample."""
         return self._take(tf.constant([0], tf.int64), HostCalls())
 
-    @cached_property
-    def digests(self) -> list[Digest]:
-        """Digests of some samples."""
-        return self.read_digests()
-
     def read_digests(self) -> list[Digest]:
         """Reads some samples, and returns their digests."""
         with tf.device("/CPU:0"):
             index = tf.constant(sampled(self.num_samples))
             return digests_of(self._take(index, HostCalls()))
+
+    digests = cached_property(read_digests)
 
     def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
         return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
@@ -257,11 +260,6 @@ class Items:
         """Returns a batch of one sample."""
         return self._packed([tf.constant(values) for values in self._read(np.zeros(1, np.int64))])
 
-    @cached_property
-    def digests(self) -> list[Digest] | None:
-        """Digests of some samples; None if reading a few of them again gives other ones."""
-        return self.read_digests()
-
     def read_digests(self) -> list[Digest] | None:
         """Reads some samples, and returns their digests; None if they are others when read again.
 
@@ -274,6 +272,8 @@ class Items:
         # Few at once: samples may be large.
         parts = np.split(index, range(_READ_AGAIN, len(index), _READ_AGAIN))
         return [digest for part in parts for digest in digests_of(self._read(part))]
+
+    digests = cached_property(read_digests)
 
     @property
     def _rows(self) -> list[tf.TensorSpec]:

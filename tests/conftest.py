@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from hypothesis import settings
@@ -25,3 +26,16 @@ def writes_each(monkeypatch):
         return False
 
     monkeypatch.setattr(CheckpointWriter, "is_busy", property(is_busy))
+
+
+@pytest.fixture
+def until():
+    """Returns a function that waits until a condition holds, for half a minute at most."""
+
+    def wait(condition):
+        deadline = time.monotonic() + 30
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert condition()
+
+    return wait

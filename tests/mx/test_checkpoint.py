@@ -229,16 +229,9 @@ def ends(monkeypatch):
     return statuses
 
 
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert condition()
-
-
 @pytest.mark.parametrize("steps", [99, 2], ids=["after an epoch", "in an epoch that was left"])
 @pytest.mark.parametrize("every", [100, 1])
-def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, steps, every):
+def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, until, steps, every):
     net = network()
     it, sampler = trainer(net)
     it.resume(tmp_path, every=every)
@@ -255,7 +248,9 @@ def test_sigterm_after_the_last_step_leaves_too(tmp_path, capfd, ends, steps, ev
 
 
 @pytest.mark.parametrize("order", [True, False])
-def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(tmp_path, ends, order):
+def test_a_script_that_ends_after_sigterm_does_not_wait_for_the_others(
+    tmp_path, ends, until, order
+):
     it, _ = trainer(network(), sampler=order)
     it.resume(tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)

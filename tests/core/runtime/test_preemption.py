@@ -93,15 +93,8 @@ def idle(ends, monkeypatch):
             thread.join(10)
 
 
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fails, caplog):
+def test_a_training_whose_last_step_is_over_leaves(ends, idle, until, monkeypatch, fails, caplog):
     handler, done, _ = idle
     if fails:
         monkeypatch.setattr(handler, "_save", lambda: done.append("save") or 1 / 0)
@@ -113,7 +106,7 @@ def test_a_training_whose_last_step_is_over_leaves(ends, idle, monkeypatch, fail
     assert ("no checkpoint before this worker leaves" in caplog.text) == fails
 
 
-def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, monkeypatch):
+def test_a_step_that_begins_at_the_last_moment_keeps_the_process(ends, idle, until, monkeypatch):
     handler, done, _ = idle
     monkeypatch.setattr(handler, "_leave", lambda: bool(done.append("leave")))
     monkeypatch.setattr(preemption, "_STEP_SECONDS", 0.1)
@@ -130,7 +123,7 @@ def test_a_signal_too_late_to_leave_together_ends_the_process(ends):
     assert ends == [STATUS]
 
 
-def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, monkeypatch):
+def test_a_training_that_goes_on_or_ends_does_not_leave(ends, idle, until, monkeypatch):
     handler, done, state = idle
     terminate()
     until(lambda: "save" in done)
