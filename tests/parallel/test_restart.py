@@ -186,13 +186,15 @@ sys.exit(launch([{script!r}], workers=2, **{options}))
     return process
 
 
-def signalled(process: subprocess.Popen, *signals: int) -> tuple[int, list[str]]:
+def signalled(
+    process: subprocess.Popen, *signals: int, timeout: float = 40
+) -> tuple[int, list[str]]:
     """Sends signals to a launcher, one after the other; returns its status and its output."""
     for count, signum in enumerate(signals):
         if count:
             time.sleep(0.4)
         process.send_signal(signum)
-    output, _ = process.communicate(timeout=40)
+    output, _ = process.communicate(timeout=timeout)
     return process.returncode, output.splitlines()
 
 
@@ -237,9 +239,8 @@ def test_the_grace_is_limited_and_its_end_is_said(script, tmp_path):
 
 
 def test_a_second_interrupt_ends_the_grace(script, tmp_path):
-    status, _ = signalled(
-        start(script(IGNORES), "{'grace': 50}", tmp_path), signal.SIGINT, signal.SIGINT
-    )
+    process = start(script(IGNORES), "{'grace': 50}", tmp_path)
+    status, _ = signalled(process, signal.SIGINT, signal.SIGINT, timeout=20)
     assert status == 130
 
 
@@ -254,7 +255,7 @@ time.sleep(60)
 
 def test_a_script_that_waits_for_the_start_of_others_gets_no_grace(script, tmp_path):
     process = start(script(WAITS_FOR_THE_START), "{'grace': 50}", tmp_path)
-    status, lines = signalled(process, signal.SIGINT)
+    status, lines = signalled(process, signal.SIGINT, timeout=25)
     assert status == 130
     assert not any("still running" in line for line in lines)
 
@@ -265,6 +266,6 @@ def test_a_signal_during_the_pause_ends_the_job(script, tmp_path, monkeypatch):
     for line in process.stdout:
         if "restart 3 of 5" in line:  # in 4 s
             break
-    status, lines = signalled(process, signal.SIGTERM)
+    status, lines = signalled(process, signal.SIGTERM, timeout=20)
     assert status == 143
     assert not lines, "no attempt follows"
