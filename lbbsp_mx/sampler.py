@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mxnet.gluon.data import Sampler
 
@@ -21,10 +21,16 @@ class BatchSampler(Sampler):
     Args:
         session: Session of the training.
         order: Samples of each step.
+        before_draw: Called before the first batch of an iteration is drawn.
     """
 
-    def __init__(self, session: PipelinedSession, order: GlobalOrder) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: PipelinedSession,
+        order: GlobalOrder,
+        before_draw: Callable[[], None] | None = None,
+    ) -> None:
+        self._session, self._before_draw = session, before_draw
         self.order = order
 
     def __len__(self) -> int:
@@ -37,5 +43,7 @@ class BatchSampler(Sampler):
             RuntimeError: Another epoch was started, or a state loaded, so that the batch belongs
                 to no step.
         """
+        if self._before_draw is not None:
+            self._before_draw()
         for step in self._session.epoch_steps(self.order):
             yield self._session.local_indices(step).tolist()

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
+from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.kvstore import NAME, KVStore, make_store
@@ -99,7 +101,9 @@ class Trainer(gluon.Trainer):
             facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
         )
         self._checkpoints = Checkpoints(self, self._session)
+        self._agreement = Agreement(self, self._session)
         runtime().endings.append(self._checkpoints.close)
+        runtime().endings.append(self._agreement.close)  # after the barrier: the last comes first
         # Peers wait for the message of the last barrier.
         runtime().endings.append(self._session.finish_barrier)
         runtime().use_options(chosen)
@@ -139,7 +143,7 @@ class Trainer(gluon.Trainer):
         order = self._session.make_order(num_samples, seed)
         self._session.use_order(order)
         self._checkpoints.check_order()
-        return BatchSampler(self._session, order)
+        return BatchSampler(self._session, order, self._agreement.before_draw)
 
     # Methods for training loops
 
@@ -157,6 +161,7 @@ class Trainer(gluon.Trainer):
         self._checkpoints.begin_step()
         step = self._session.step
         self._step(ignore_stale_grad)
+        self._agreement.end_step(step)
         self._checkpoints.end_step(step)
 
     def _step(self, ignore_stale_grad: bool) -> None:
@@ -164,7 +169,7 @@ class Trainer(gluon.Trainer):
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
-        self._session.offer_weights(self._weights)
+        self._agreement.begin_step(self._weights)
         waits = self._begin_sums()
         self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
         self._session.end_step(*waits)
@@ -192,7 +197,43 @@ class Trainer(gluon.Trainer):
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
         self._update_by_mean(ignore_stale_grad)
+        self._agreement.end_step(self._session.step - 1)
         self._checkpoints.end_step(self._session.step - 1)
+
+    # Models that are equal on all workers
+
+    def broadcast_parameters(self) -> None:
+        """Sends the parameters of worker 0 to all workers, as after loading them on one worker.
+
+        All workers must call it, between two steps. It is not needed before the first batch of
+        `batch_sampler` is drawn: parameters that differ are then replaced by those of worker 0.
+        The state of the optimizer does not change.
+        """
+        self._agreement.broadcast()
+
+    def mean_over_workers(
+        self, value: float | npt.ArrayLike | mx.nd.NDArray, weight: float = 1.0
+    ) -> float | npt.NDArray[np.float64]:
+        """Returns the weighted mean of a metric over workers, the same bits on all of them.
+
+        All workers must call it, between two steps. Let a learning rate or an early stop follow
+        this mean, not a worker's own metric, so that all workers decide alike.
+
+        Args:
+            value: A number of this worker, or an array with as many numbers on each worker.
+            weight: Weight of this worker, for example the number of samples behind the metric.
+
+        Raises:
+            DisagreementError: The workers give different numbers of values.
+            ValueError: A weight is negative or not finite, or all are 0.
+
+        Example::
+
+            loss = trainer.mean_over_workers(local_loss, weight=len(local_validation_data))
+            if loss > best:
+                trainer.set_learning_rate(trainer.learning_rate / 2)
+        """
+        return self._agreement.mean(value, weight)
 
     # Checkpoints
 
@@ -294,7 +335,7 @@ class Trainer(gluon.Trainer):
         self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
-        self._session.offer_weights(self._weights)
+        self._agreement.begin_step(self._weights)
         self._session.end_step(*self._begin_sums())
         self._session.finish_barrier()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
+
+from lbbsp_core.runtime.protocol import DisagreementError
 
 _INTEGER: Final = 6
 """Bytes of an integer that can be gathered: it is below 2^48."""
@@ -57,3 +61,61 @@ def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
         b"".join(integer.to_bytes(_INTEGER, "big") for integer in row)[:length]
         for row, length in zip(rows, lengths, strict=True)
     ]
+
+
+def weighted_mean(
+    collectives: Collectives, values: Sequence[float], weight: float = 1.0
+) -> list[float]:
+    """Returns the weighted mean over workers of each value, the same bits on all; a collective.
+
+    The mean of ``v_i`` with weights ``w_i`` is ``sum(w_i v_i) / sum(w_i)``, summed in the order of
+    the ranks. Values of workers with weight 0 do not count, whatever they are.
+
+    Args:
+        collectives: Collectives of the framework.
+        values: Values of this worker, as many on each.
+        weight: Weight of this worker, >= 0 and finite; at least one worker's must be > 0.
+
+    Raises:
+        DisagreementError: The workers give different numbers of values.
+        ValueError: A weight is out of range; raised on all workers, names the rank.
+
+    Example:
+        >>> weighted_mean(SingleWorker(), [0.25, 3.0], weight=10)
+        [0.25, 3.0]
+    """
+    row = struct.pack(f">{1 + len(values)}d", weight, *values)
+    rows = [struct.unpack(f">{len(e) // 8}d", e) for e in gather_bytes(collectives, row)]
+    _check_rows(rows)
+    counted = [row for row in rows if row[0] > 0]
+    weights = [row[0] for row in counted]
+    return [_mean(column, weights) for column in list(zip(*counted, strict=True))[1:]]
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    if all(value == values[0] for value in values):  # without rounding
+        return values[0]
+    total = weighted = 0.0
+    for value, weight in zip(values, weights, strict=True):
+        total += weight
+        weighted += weight * value
+    return weighted / total
+
+
+def _check_rows(rows: Sequence[Sequence[float]]) -> None:
+    for rank, (weight, *values) in enumerate(rows):
+        if len(values) != len(rows[0]) - 1:
+            raise DisagreementError(
+                f"workers must give equally many values for a mean: worker 0 gives "
+                f"{len(rows[0]) - 1}, worker {rank} gives {len(values)}"
+            )
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"the weight of a mean must be >= 0 and finite, got {weight!r} on worker {rank}: "
+                "give for example a number of samples"
+            )
+    if not any(row[0] for row in rows):
+        raise ValueError(
+            "a weight of the mean must be > 0 on at least one worker, got 0 on all: give for "
+            "example a number of samples"
+        )

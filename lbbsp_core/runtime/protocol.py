@@ -49,6 +49,7 @@ class StepMessage:
         excluded: Whether the measurement of this step is excluded from learning.
         preempted: Whether the sender must leave: all workers save a checkpoint after this step.
         digest: Digest of the sender's weights, `Digest.to_integer`; 0 in most steps.
+        settings: 24-bit fingerprint of the sender's settings, `SharedSettings`; 0 if not compared.
     """
 
     picoseconds_per_sample: int
@@ -59,6 +60,7 @@ class StepMessage:
     excluded: bool = False
     preempted: bool = False
     digest: int = 0
+    settings: int = 0
 
 
 WIDTH = 12
@@ -92,13 +94,14 @@ def unpack_float(halves: Sequence[int]) -> float:
 
 def encode(message: StepMessage) -> Row:
     """Packs a message into a row of shape ``(WIDTH,)``."""
+    flags = _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted
     return pack(
         (
             message.picoseconds_per_sample,
             message.overhead_nanoseconds,
             message.busy_nanoseconds,
             message.checksum,
-            _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted,
+            message.settings * _LIMB + flags,
             message.digest,
         )
     )
@@ -116,6 +119,7 @@ def decode(row: Iterable[float]) -> StepMessage:
         excluded=bool(flags & _EXCLUDED),
         preempted=bool(flags & _PREEMPTED),
         digest=digest,
+        settings=flags // _LIMB,
     )
 
 

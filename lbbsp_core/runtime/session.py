@@ -54,6 +54,7 @@ from lbbsp_core.runtime.session_state import (
     own_state,
     restored_state,
 )
+from lbbsp_core.runtime.settings import Settings, SharedSettings
 from lbbsp_core.runtime.step_meter import StepMeter
 
 logger = logging.getLogger("lbbsp.session")
@@ -67,12 +68,14 @@ class StepFlags(NamedTuple):
         stop: Whether the worker asks all workers to stop after this step.
         preempted: Whether the worker must leave after this step.
         digest: Digest of the weights with which the step began; 0 if they are not compared.
+        settings: Fingerprint of the settings of the step; 0 if they are not compared.
     """
 
     excluded: bool
     stop: bool
     preempted: bool
     digest: int
+    settings: int
 
 
 class WorkerSession:
@@ -131,6 +134,7 @@ class WorkerSession:
         self._busy_seconds = 0.0
         self._digest = self._offers = 0
         self._divergence: str | None = None
+        self._settings = SharedSettings()
 
     @property
     def rank(self) -> int:
@@ -290,18 +294,19 @@ class WorkerSession:
         self.activity.enter(Activity.COMPUTING, self._balancer.step)
         self._meter.begin_step()
 
-    def offer_weights(self, weights: Callable[[], Iterable[Array]]) -> None:
+    def offer_weights(self, weights: Callable[[], Iterable[Array]], *, now: bool = False) -> None:
         """Compares the workers' weights in some steps; optional, at the start of every step.
 
         Args:
             weights: Returns the weights, which must be equal on all workers; called once in
                 `compare_weights` steps.
+            now: Whether to compare them in this step in any case; the same on all workers.
         """
         self.check_weights()
         every = self.options.compare_weights
         if every and self.workers > 1:
             self._offers += 1
-            if self._offers % every == 1 % every:
+            if now or self._offers % every == 1 % every:
                 with self._meter.excluded_wait():  # it may take long, and is no work on samples
                     self._digest = Digest.of(weights()).to_integer()
 
@@ -313,6 +318,33 @@ class WorkerSession:
         """
         if self._divergence is not None:
             raise DisagreementError(self._divergence)
+
+    def offer_settings(self, settings: Callable[[], Settings], remedy: str) -> None:
+        """Compares settings of the workers; optional, at the start of every step.
+
+        Args:
+            settings: Returns the settings, which must be equal on all workers.
+            remedy: What a user is to do if they are not.
+
+        Raises:
+            DisagreementError: They differed in the last step; names the values.
+        """
+        self.check_settings(remedy)
+        if self.options.compare_weights and self.workers > 1:
+            self._settings.offer(settings())
+
+    def check_settings(self, remedy: str) -> None:
+        """Raises if the settings of the last step differ; a collective if they do.
+
+        Raises:
+            DisagreementError: They differ; names the values.
+        """
+        self._settings.check(self.collectives, remedy)
+
+    @property
+    def disputed_step(self) -> int | None:
+        """Step in which the workers' settings differed, until `check_settings` has named them."""
+        return self._settings.disputed
 
     def before_allreduce(self) -> Row:
         """Measures and predicts; call it when this worker has computed its gradient.
@@ -448,6 +480,7 @@ class WorkerSession:
         self._stop_requested = False
         self._digest = self._offers = 0
         self._divergence = None
+        self._settings = SharedSettings()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
     def _make_balancer(self, lag: int) -> Balancer:
@@ -484,7 +517,11 @@ class WorkerSession:
     def _take_flags(self) -> StepFlags:
         digest, self._digest = self._digest, 0
         return StepFlags(
-            self._meter.take_excluded(), self._stop_requested, self._preemption_requested, digest
+            self._meter.take_excluded(),
+            self._stop_requested,
+            self._preemption_requested,
+            digest,
+            self._settings.fingerprint,
         )
 
     def _report(self, flags: StepFlags) -> Row:
@@ -498,7 +535,7 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        return encode(replace(message, digest=flags.digest))
+        return encode(replace(message, digest=flags.digest, settings=flags.settings))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""
@@ -510,6 +547,7 @@ class WorkerSession:
         if logger.isEnabledFor(logging.DEBUG):
             _log_waits(balancer.step, messages, wall_seconds)
         self._compare_weights([message.digest for message in messages])
+        self._settings.compare(balancer.step, [message.settings for message in messages])
         balancer.receive(messages, wall_seconds)
         if balancer.stopping:
             self._stop_requested = False  # has been exchanged

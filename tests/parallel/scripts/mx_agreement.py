@@ -1,0 +1,243 @@
+"""Models that one worker changes otherwise than its peers: named on all, or made equal again."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mx_parts import Cycle, largest, weights
+from mxnet import autograd, gluon, nd
+from report import answer_all, result
+
+X, SAMPLES = 24, 96
+PLANS = ((12, 8, 4), (7, 7, 10), (2, 20, 2))
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
+LABELS = rng.integers(0, 2, SAMPLES).astype("f4")
+DATA = gluon.data.ArrayDataset(FEATURES, LABELS)
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+store = lbbsp_mx.KVStore("dist_sync")
+rank = store.rank
+
+
+def network(seed, known=True, devices=1):
+    mx.random.seed(seed)
+    np.random.seed(seed)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(8, activation="tanh", in_units=4 * known),
+            gluon.nn.Dense(2, in_units=8 * known))  # fmt: skip
+    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(i) for i in range(devices)])
+    return net
+
+
+class FromOne(mx.lr_scheduler.LRScheduler):
+    """A schedule that is not defined for update 0, which MXNet never makes."""
+
+    def __call__(self, update):
+        return self.base_lr * update**-0.5
+
+
+def sgd(schedule=None):
+    return mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=1e-3, lr_scheduler=schedule)
+
+
+def make(net, optimizer=None, **options):
+    options = {"global_batch_size": X, "policy": Cycle(PLANS), **options}
+    own_store = lbbsp_mx.KVStore("dist_sync")
+    params = net.collect_params()
+    return lbbsp_mx.Trainer(params, optimizer or sgd(), kvstore=own_store, **options)
+
+
+def backward(net, x, y, devices=1):
+    contexts = [mx.cpu(i) for i in range(devices)]
+    parts = [gluon.utils.split_and_load(a, contexts[: len(x)], even_split=False) for a in (x, y)]
+    with autograd.record():
+        losses = [LOSS(net(a), b) for a, b in zip(*parts, strict=True)]
+    autograd.backward(losses)
+
+
+def train(net, it, epochs=2, each_step=lambda step: None, two_calls=False, devices=1, **loading):
+    """Trains; ``each_step(step)`` changes something between the forward pass and the update."""
+    sampler = it.batch_sampler(SAMPLES, seed=0)
+    loader = gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading)
+    step = 0
+    for _ in range(epochs):
+        for x, y in loader:
+            backward(net, x, y, devices)
+            each_step(step)
+            if two_calls:
+                it.allreduce_grads()
+                it.update(len(x))
+            else:
+                it.step(len(x))
+            step += 1
+
+
+def alone(net, optimizer=None, epochs=2, each_step=lambda step: None):
+    """The reference: one process, whole batches of the same order."""
+    it = gluon.Trainer(net.collect_params(), optimizer or sgd(), kvstore=None)
+    step = 0
+    for epoch in range(epochs):
+        order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
+        for begin in range(0, SAMPLES, X):
+            index = order[begin : begin + X]
+            backward(net, nd.array(FEATURES[index]), nd.array(LABELS[index]))
+            each_step(step)
+            it.step(len(index))
+            step += 1
+    return weights(net)
+
+
+# --- disagreements --------------------------------------------------------------------------------
+
+
+def at(step, only, change, **options):
+    """Trains; worker `only` alone makes a change in `step`."""
+    net = network(1)
+    it = make(net, **options)
+    train(net, it, each_step=lambda now: now == step and rank == only and change(it, net))
+
+
+def shift(it, net):
+    net[0].weight.set_data(net[0].weight.data() + 1)
+
+
+def follow_own_metric():
+    """The rate follows the loss of this worker's own samples."""
+    net = network(1)
+    it = make(net)
+    own = slice(rank * 32, rank * 32 + 32)
+    for _ in range(3):
+        train(net, it, epochs=1)
+        loss = LOSS(net(nd.array(FEATURES[own])), nd.array(LABELS[own])).mean().asscalar()
+        it.set_learning_rate(0.1 * float(loss))
+
+
+def without_sampler(change):
+    net = network(1)
+    it = make(net)
+    if rank == 1:
+        change(net)
+    begin = sum(it.sizes[:rank])
+    own = slice(begin, begin + it.sizes[rank])
+    backward(net, nd.array(FEATURES[own]), nd.array(LABELS[own]))
+    it.step(it.sizes[rank])
+    nd.waitall()
+    return weights(net)
+
+
+def in_another_order():
+    net = network(1)
+    it = make(net)
+    sampler = it.batch_sampler(SAMPLES)
+    if rank == 0:
+        next(iter(sampler))
+    backward(net, nd.array(FEATURES[:2]), nd.array(LABELS[:2]))
+    it.step(it.sizes[rank])
+
+
+def mean(value, weight=1.0):
+    return make(network(1)).mean_over_workers(value, weight)
+
+
+DISAGREEMENTS = {
+    "rate": lambda: at(5, 1, lambda it, net: it.set_learning_rate(0.01)),
+    "rate_two_calls": lambda: train(net := network(1), it := make(net), two_calls=True,
+        each_step=lambda now: now == 1 and rank == 2 and it.set_learning_rate(0.3)),
+    "rate_for_a_step": lambda: train(net := network(1), it := make(net),
+        each_step=lambda now: it.set_learning_rate(0.7 if now == rank == 1 else 0.1)),
+    "metric": follow_own_metric,
+    "wd_last_step": lambda: at(7, 2, lambda it, net: setattr(it.optimizer, "wd", 0.5)),
+    "clip": lambda: at(2, 0, lambda it, net: setattr(it.optimizer, "clip_gradient", 1.0)),
+    "factor": lambda: at(1, 1, lambda it, net: setattr(net[1].bias, "lr_mult", 2.0)),
+    "updates": lambda: at(1, 1, lambda it, net: setattr(it.optimizer, "num_update", 40)),
+    "late_load": lambda: at(0, 0, shift),
+    "weights_end_of_epoch": lambda: at(5, 2, shift),
+    "no_sampler": lambda: without_sampler(lambda net: shift(None, net)),
+    "order": in_another_order,
+    "mean_lengths": lambda: mean([1.0] * (1 + rank)),
+    "mean_weight": lambda: mean(1.0, -1.0 if rank == 1 else 1.0),
+    "mean_weights": lambda: mean(1.0, 0.0),
+}  # fmt: skip
+answer_all(DISAGREEMENTS)
+
+
+# --- models that become equal ---------------------------------------------------------------------
+
+saved = network(5)
+folder = Path(os.environ.get("TMPDIR", tempfile.gettempdir()))
+path = folder / f"mx-agreement-{os.getpid()}.params"
+if rank == 0:  # no other worker has the file
+    saved.save_parameters(str(path))
+
+
+def reinitialise(net, it):
+    mx.random.seed(5 + rank)
+    np.random.seed(5 + rank)
+    net.initialize(mx.init.Xavier(), force_reinit=True, ctx=net[0].weight.list_ctx())
+
+
+def load(net, it):
+    if rank == 0:
+        net.load_parameters(str(path), ctx=net[0].weight.list_ctx())
+
+
+def load_and_send(net, it):
+    load(net, it)
+    it.broadcast_parameters()
+
+
+def started(change, known=True, devices=1, optimizer=lambda: None, mean_loss=False, **options):
+    """Trains after a change that follows the creation of the trainer; returns the difference."""
+    net = network(10 + rank, known, devices)
+    it = make(net, optimizer())
+    change(net, it)
+    train(net, it, devices=devices, **options)
+    return largest(weights(net), alone(network(5), optimizer()))
+
+
+def sent_between_steps():
+    net, whole = network(1), network(1)
+    it = make(net)
+    train(net, it, each_step=lambda now: now == 3 and load_and_send(net, it))
+
+    def copy(now):
+        if now == 3:
+            whole.load_parameters(str(path))
+
+    return 0.0 if rank else largest(weights(net), alone(whole, each_step=copy))
+
+
+def nearly_equal():
+    """Weights of one worker differ by less than what matters, before its first step."""
+    slightly = lambda net: net[0].weight.set_data(net[0].weight.data() * (1 + 1e-5))  # noqa: E731
+    ours = np.concatenate([each.ravel() for each in without_sampler(slightly)])
+    return [float(each) for each in ours[:32]]
+
+
+EQUAL = {
+    "reinitialised": lambda: started(reinitialise),
+    "loaded": lambda: started(load),
+    "loaded_deferred": lambda: started(load, known=False),
+    "loaded_threads": lambda: started(load, num_workers=2, thread_pool=True),
+    "loaded_processes": lambda: started(load, num_workers=1),
+    "loaded_devices": lambda: started(load, devices=2),
+    "loaded_two_calls": lambda: started(load, two_calls=True),
+    "sent": lambda: started(load_and_send),
+    "schedule": lambda: started(load, optimizer=lambda: sgd(mx.lr_scheduler.CosineScheduler(8))),
+    "schedule_from_one": lambda: started(load, optimizer=lambda: sgd(FromOne())),
+    "sent_between_steps": sent_between_steps,
+}
+for name, case in EQUAL.items():
+    result(name, case())
+result("moved", largest(weights(saved), alone(network(5))))
+result("nearly_equal", nearly_equal())
+result("mean", [
+    mean(0.1 * (rank + 1), weight=(rank + 1) / 3).hex(),
+    mean(np.array([[rank, 1e300 * rank]]), weight=3 - rank).tolist(),
+    mean(float("nan") if rank == 1 else 0.1, weight=float(rank != 1)),
+    mean(nd.array([rank])).tolist(),
+])  # fmt: skip

@@ -1,0 +1,81 @@
+"""Models of MXNet's workers stay equal: differences are named on all workers, or removed."""
+
+from importlib.util import find_spec
+
+import pytest
+from jobs import run
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+WORKERS = 3
+METRIC = "let it follow trainer.mean_over_workers(metric)"
+DIFFERENT = {
+    "rate": "DisagreementError: workers disagree on the learning rate (0.1 on worker 0, 0.01 on "
+    "worker 1, 0.1 on worker 2); this is so since step 5",
+    "rate_two_calls": "learning rate (0.1 on worker 0, 0.1 on worker 1, 0.3 on worker 2); this is "
+    "so since step 1",
+    "rate_for_a_step": "learning rate (0.1 on worker 0, 0.7 on worker 1, 0.1 on worker 2); this "
+    "is so since step 1",
+    "metric": METRIC,
+    "wd_last_step": "wd (0.001 on worker 0, 0.001 on worker 1, 0.5 on worker 2); this is so since "
+    "step 7",
+    "clip": "clip_gradient (1.0 on worker 0, None on worker 1, None on worker 2)",
+    "factor": "lr_mult of parameters ('all 1' on worker 0, '3: 2' on worker 1, 'all 1'",
+    "updates": "number of updates (1 on worker 0, 40 on worker 1, 1 on worker 2)",
+    "late_load": "parameters of workers 1, 2 differ from those of worker 0 in the first step",
+    "weights_end_of_epoch": "workers have different weights at step 7",
+    "no_sampler": "parameters of worker 1 differ from those of worker 0 in the first step",
+    "order": "worker 0 draws its first batch while worker 1 makes its first step",
+    "mean_lengths": "worker 0 gives 1, worker 1 gives 2",
+    "mean_weight": "must be >= 0 and finite, got -1.0 on worker 1",
+    "mean_weights": "must be > 0 on at least one worker",
+}
+EQUAL = [
+    "reinitialised",
+    "loaded",
+    "loaded_deferred",
+    "loaded_threads",
+    "loaded_processes",
+    "loaded_devices",
+    "loaded_two_calls",
+    "sent",
+    "schedule",
+    "schedule_from_one",
+    "sent_between_steps",
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Results by rank."""
+    job = run("mx_agreement", workers=WORKERS, framework="mxnet")
+    assert job.status == 0
+    return [job.results(rank) for rank in range(WORKERS)]
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_all_workers_name_the_worker_that_differs(found, case):
+    for each in found:
+        assert DIFFERENT[case] in each[case]
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_parameters_of_worker_0_reach_all_workers_before_they_are_used(found, case):
+    for each in found:
+        assert each[case] < 2e-6
+        assert each["moved"] > 0.01
+
+
+def test_a_difference_of_roundings_is_removed_in_the_first_step(found):
+    assert found[0]["nearly_equal"] == found[1]["nearly_equal"] == found[2]["nearly_equal"]
+
+
+def test_means_of_metrics_have_the_same_bits_on_all_workers(found):
+    first, array, without, own = found[0]["mean"]
+    assert [each["mean"] for each in found[1:]] == [found[0]["mean"]] * 2
+    assert float.fromhex(first) == pytest.approx((0.1 * 1 + 0.2 * 2 + 0.3 * 3) / 6)
+    assert array == [[pytest.approx((0 * 3 + 1 * 2 + 2) / 6), pytest.approx(4e300 / 6)]]
+    assert without == 0.1
+    assert own == [1.0]
