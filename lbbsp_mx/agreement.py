@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -154,14 +154,10 @@ class Agreement:
             self._broadcast(rows)
 
     def _gather(self, call: int) -> list[_Row]:
-        params = self._known()
-        learned = [param for param in params if param.grad_req != "null"]
-        row = _Row(
-            call,
-            _bits(params),
-            Digest.of(_value(param).asnumpy() for param in learned).to_integer(),
-            fingerprint(repr(self._unknown())),
-        )
+        seen = blake2b(digest_size=6)
+        digest = Digest.of(self._read(seen.update)).to_integer()
+        bits = int.from_bytes(seen.digest(), "big")
+        row = _Row(call, bits, digest, fingerprint(repr(self._unknown())))
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
@@ -205,8 +201,14 @@ class Agreement:
                 _workers(others),
             )
 
-    def _known(self) -> list[gluon.Parameter]:
-        return [param for param in self._trainer._params if not param._deferred_init]
+    def _read(self, take_bits: Callable[[memoryview], None]) -> Iterator[npt.NDArray[Any]]:
+        """Yields the parameters that are learned; `take_bits` is given the bits of all."""
+        for param in self._trainer._params:
+            if not param._deferred_init:
+                array = np.ascontiguousarray(param.list_data()[0].asnumpy())
+                take_bits(array.data)
+                if param.grad_req != "null":
+                    yield array
 
     def _unknown(self) -> list[int]:
         return [i for i, param in enumerate(self._trainer._params) if param._deferred_init]
@@ -254,24 +256,12 @@ class Agreement:
 
 def _send(store: Any, number: int, param: gluon.Parameter) -> None:
     """Replaces a parameter by that of worker 0: the sum of its values and of zeros elsewhere."""
-    own = _value(param)
+    own = param.list_data()[0]
     share = own.copy() if store.rank == 0 else mx.nd.zeros_like(own)
     store.pushpull(number, [share], out=param.list_data())
     # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
     for each in param.list_data():
         each.wait_to_read()
-
-
-def _value(param: gluon.Parameter) -> mx.nd.NDArray:
-    return param.list_data()[0]
-
-
-def _bits(params: Sequence[gluon.Parameter]) -> int:
-    """Returns a hash of the bits of parameters, in [0, 2^48)."""
-    seen = blake2b(digest_size=6)
-    for param in params:
-        seen.update(np.ascontiguousarray(_value(param).asnumpy()).data)
-    return int.from_bytes(seen.digest(), "big")
 
 
 def _factors(values: Iterable[float]) -> str:

@@ -45,6 +45,7 @@ class SessionOptions:
             Defaults to no limit: the one that they wait for is reported every minute.
         compare_weights: Steps between comparisons of the workers' weights, >= 1; None compares
             none. Weights may differ by 0.1 % of their norm, by which rounding never differs.
+            Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
 
     Raises:
         ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of

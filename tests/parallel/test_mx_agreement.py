@@ -44,6 +44,7 @@ EQUAL = [
     "schedule",
     "schedule_from_one",
     "sent_between_steps",
+    "sent_with_weights",
 ]
 
 

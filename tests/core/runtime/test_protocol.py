@@ -38,6 +38,8 @@ messages = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    integers,
+    st.integers(0, 2**24 - 1),
 )
 
 

@@ -263,6 +263,34 @@ def test_weights_are_read_only_where_they_are_compared():
     assert run(equal, workers=1, options=lambda rank: SessionOptions(compare_weights=1)) == [[]]
 
 
+def rates(session, collectives, own=0.1, steps=6, at=3):
+    """Worker 1 sets another rate in step `at`; returns the step in which the error came."""
+    session.use_order(session.make_order(60, seed=1))
+    session.start({})
+    for number in range(steps):
+        rate = own if collectives.rank == 1 and number >= at else 0.1
+        try:
+            session.offer_settings(lambda r=rate: {"learning rate": r}, "set it on all workers")
+        except DisagreementError as error:
+            return session.step, str(error)
+        step(session, collectives)
+    return session.step, ""
+
+
+def test_settings_that_differ_are_named_in_the_next_step():
+    message = (
+        "workers disagree on the learning rate (0.1 on worker 0, 0.2 on worker 1); this is so "
+        "since step 3, and makes their models different: set it on all workers"
+    )
+    assert run(lambda *args: rates(*args, own=0.2)) == [(4, message)] * 2
+    assert run(rates) == [(6, "")] * 2
+
+
+def test_settings_are_compared_only_if_weights_are():
+    options = lambda rank: SessionOptions(compare_weights=None)  # noqa: E731
+    assert run(lambda *args: rates(*args, own=0.2), options=options) == [(6, "")] * 2
+
+
 def test_samples_that_differ_are_named():
     def worker(session, collectives, changed=0.0):
         rows = np.arange(12.0).reshape(4, 3) + 1

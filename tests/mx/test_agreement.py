@@ -1,0 +1,75 @@
+"""One worker: what keeps models of several workers equal changes nothing."""
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import DATA, SAMPLES, X, backward, network, weights  # noqa: E402
+from mxnet import gluon, nd  # noqa: E402
+
+from lbbsp_mx.agreement import Agreement  # noqa: E402
+
+
+def trainer(net, optimizer="sgd", **options):
+    return lbbsp_mx.Trainer(net.collect_params(), optimizer, global_batch_size=X, **options)
+
+
+def test_a_broadcast_keeps_the_parameters_of_the_only_worker():
+    net = network()
+    it = trainer(net)
+    before = weights(net)
+    it.broadcast_parameters()
+    for mine, theirs in zip(weights(net), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("value", [0.1, [0.1, 0.2], np.array([[1.5, -2.0]]), nd.array([3.0])])
+def test_a_mean_over_one_worker_is_its_value_in_the_same_shape(value):
+    found = trainer(network()).mean_over_workers(value, weight=0.7)
+    expected = value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
+    assert np.shape(found) == expected.shape
+    np.testing.assert_array_equal(found, expected)
+    assert isinstance(found, float) == isinstance(value, float)
+
+
+def test_a_mean_can_be_taken_in_the_middle_of_training():
+    net = network()
+    it = trainer(net)
+    for x, y in gluon.data.DataLoader(DATA, batch_sampler=it.batch_sampler(SAMPLES)):
+        backward(net, x, y)
+        it.step(len(x))
+        assert it.mean_over_workers(float(len(x))) == len(x)
+    assert it._session.step == 4
+
+
+def settings(optimizer):
+    it = trainer(network(), optimizer)
+    return Agreement(it, it._session)._settings()
+
+
+def test_settings_are_the_hyperparameters_that_an_update_depends_on():
+    found = settings(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, clip_gradient=2.0))
+    expected = {"learning rate": 0.1, "momentum": 0.9, "wd": 0.01, "clip_gradient": 2.0}
+    assert {**found, **expected, "number of updates": 0, "rescale_grad": 1.0} == found
+    found = settings(mx.optimizer.Adam(beta1=0.5, epsilon=1e-5))
+    assert (found["beta1"], found["beta2"], found["epsilon"]) == (0.5, 0.999, 1e-5)
+
+
+def test_the_rate_of_a_schedule_is_that_of_the_coming_update():
+    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.8)
+    assert settings(mx.optimizer.SGD(learning_rate=0.8, lr_scheduler=schedule))[
+        "learning rate"
+    ] == schedule(1)
+
+
+def test_a_single_worker_compares_nothing(monkeypatch):
+    monkeypatch.setattr(Agreement, "_gather", lambda *args: pytest.fail("no peers"))
+    monkeypatch.setattr(Agreement, "_settings", lambda *args: pytest.fail("no peers"))
+    net = network()
+    it = trainer(net)
+    for x, y in gluon.data.DataLoader(DATA, batch_sampler=it.batch_sampler(SAMPLES)):
+        backward(net, x, y)
+        it.step(len(x))
+    it.broadcast_parameters()
