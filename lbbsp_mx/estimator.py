@@ -7,21 +7,29 @@ from typing import Any
 
 from mxnet.gluon.contrib.estimator import (
     EpochBegin,
+    EpochEnd,
     GradientUpdateHandler,
     TrainBegin,
     TrainEnd,
 )
 
 from lbbsp_mx.checkpoint import Every
+from lbbsp_mx.metrics import EpochEnds, join_estimators
 from lbbsp_mx.trainer import Trainer
 
 
-class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, GradientUpdateHandler):
+class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientUpdateHandler):
     """Handler with which `Estimator.fit` trains on unequal workers that stop at the same step.
 
     Pass it as one of the ``event_handlers`` of `fit`, together with a loader that has the
-    trainer's batch sampler. A handler that ends the training on one worker must call
-    `lbbsp_mx.Trainer.request_stop`; all workers then stop at the same step.
+    trainer's batch sampler. A handler that ends the training on one worker at the end of a batch
+    must call `lbbsp_mx.Trainer.request_stop`; all workers then stop at the same step.
+
+    At the end of an epoch of that sampler, handlers such as gluon's EarlyStoppingHandler,
+    CheckpointHandler and LoggingHandler read metrics over all workers: their sums and numbers of
+    values are added, those of the training and of a ValidationHandler. Metrics of another form, as
+    Pearson's correlation, stay those of the worker. If a handler ends the fit on one worker alone,
+    the others end too, after handlers have seen one more epoch, which has no steps.
 
     With a `checkpoint` folder the first `fit` continues where the last job has ended, and makes the
     epochs or batches that are left; see `lbbsp_mx.Trainer.resume`. The state at the end of a `fit`
@@ -47,6 +55,8 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, GradientUpdateHandl
     ) -> None:
         super().__init__(priority)
         self._checkpoint, self._every = checkpoint, every
+        self.ends = EpochEnds()
+        join_estimators()
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Checks the estimator's trainer, and continues from the newest checkpoint.
@@ -65,14 +75,21 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, GradientUpdateHandl
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.begin_training()
+        self.ends.begin(estimator.trainer._session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint; SIGTERM then ends the process at once."""
+        self.ends.end()
         estimator.trainer._checkpoints.end_training()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
+        self.ends.epoch_begin()
         estimator.trainer.exclude_step()
+
+    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+        """Returns whether the fit ends because a worker has requested it."""
+        return bool(estimator.trainer.stopping)
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         """Makes a step of the trainer, and returns whether all workers stop after it.

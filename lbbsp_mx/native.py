@@ -27,6 +27,11 @@ IN_ONE_PROCESS = ("local", "device")
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
 
+_TAIL_SECONDS = 60.0  # for which the sums of the last step may travel to the slowest worker
+_LEFT_REMEDY = (
+    "let all workers make the same number of steps, or call trainer.request_stop(), after which "
+    "trainer.stopping is true on all workers after the same step"
+)
 _SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
 
 
@@ -149,6 +154,9 @@ class Runtime:
             native.num_workers,
             self.activity,
             silence_seconds=math.inf,  # the scheduler knows better
+            tail_seconds=_TAIL_SECONDS,
+            apart_seconds=_TAIL_SECONDS,
+            left_remedy=_LEFT_REMEDY,
         )
         self._heartbeat.start()
 

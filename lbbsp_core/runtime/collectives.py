@@ -119,3 +119,28 @@ def _check_rows(rows: Sequence[Sequence[float]]) -> None:
             "a weight of the mean must be > 0 on at least one worker, got 0 on all: give for "
             "example a number of samples"
         )
+
+
+def sums(collectives: Collectives, values: Sequence[float]) -> list[float]:
+    """Sums numbers over workers, with the same bits on every worker; a collective.
+
+    The numbers of worker 0 come first: another order could round differently.
+
+    Args:
+        collectives: Collectives of the framework.
+        values: Numbers of this worker, as many as those of every other worker.
+
+    Raises:
+        ValueError: Workers have given different numbers of values.
+    """
+    rows = gather_bytes(collectives, struct.pack(f"<{len(values)}d", *values))
+    counts = [len(row) // 8 for row in rows]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"all workers must sum the same number of values, got {counts} by rank: give them the "
+            "same metrics"
+        )
+    totals = [0.0] * len(values)
+    for row in rows:
+        totals = [a + b for a, b in zip(totals, struct.unpack(f"<{counts[0]}d", row), strict=True)]
+    return totals

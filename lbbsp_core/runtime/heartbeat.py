@@ -36,6 +36,7 @@ REPORT_SECONDS: Final = 60.0
 
 _TELL_SECONDS: Final = 2.0  # in which the others read which worker is lost
 _LEFT_SECONDS: Final = 5.0  # time in which a message may still arrive from a worker that leaves
+_LEFT_BEATS: Final = 2  # of an unchanged wait, after which it is not that of an old row
 _WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
 
@@ -125,16 +126,27 @@ class Watch:
         ranks: Workers to watch.
         silence_seconds: Time without a new beat after which a worker is lost.
         limit_seconds: Time for which others may wait for a worker; None for no limit.
+        tail_seconds: Time for which sums may still travel to a worker that waits in a step, when
+            another one has made this step and leaves.
+        apart_seconds: Time for which one worker may wait in a step and another one, which has not
+            made this step, between steps; None for no limit.
     """
 
     def __init__(
-        self, ranks: Iterable[int], silence_seconds: float, limit_seconds: float | None = None
+        self,
+        ranks: Iterable[int],
+        silence_seconds: float,
+        limit_seconds: float | None = None,
+        tail_seconds: float = _LEFT_SECONDS,
+        apart_seconds: float | None = None,
     ) -> None:
         self.beats: dict[int, Beat] = {}
         self.ranks = list(ranks)
         self._quiet = dict.fromkeys(self.ranks, 0.0)
         self._left: set[int] = set()
+        self._unchanged = dict.fromkeys(self.ranks, 0)
         self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+        self._tail_seconds, self._apart_seconds = tail_seconds, apart_seconds
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
         """Changes times, see the arguments of the class."""
@@ -142,7 +154,11 @@ class Watch:
 
     def see(self, rank: int, beat: Beat) -> None:
         """Notes the latest beat of a worker; the same beat as before is no sign of life."""
-        if beat != self.beats.get(rank):
+        before = self.beats.get(rank)
+        if beat != before:
+            goes_on = before is not None and _goes_on(before, beat)
+            lasts = goes_on and bool(self._doing(Activity.LEAVING))
+            self._unchanged[rank] = self._unchanged[rank] + 1 if lasts else 0
             self.beats[rank], self._quiet[rank] = beat, 0.0
 
     def forget(self, rank: int) -> None:
@@ -159,10 +175,12 @@ class Watch:
         for rank, seconds in self._quiet.items():
             if seconds > self._silence_seconds and rank not in self._left:
                 return self.lost(rank, Reason.SILENT)
-        waited = self.waited_seconds(*_WAITS)
-        if waited >= _LEFT_SECONDS:
-            for rank in self._doing(Activity.LEAVING):
+        for rank in self._doing(Activity.LEAVING):
+            if any(self._waits_in_vain(each, rank) for each in self._doing(*_WAITS)):
                 return self.lost(rank, Reason.LEFT)
+        for rank in self._apart():
+            return self.lost(rank, Reason.LEFT)
+        waited = self.waited_seconds(*_WAITS)
         if self._limit_seconds is not None and waited >= self._limit_seconds:
             for rank in self.late():
                 return self.lost(rank, Reason.LATE)
@@ -181,6 +199,27 @@ class Watch:
         unseen = [rank for rank in self.ranks if rank not in self.beats]
         return [*self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE), *unseen]
 
+    def _waits_in_vain(self, waiting: int, leaving: int) -> bool:
+        """Returns whether a worker can only be waiting for one that leaves.
+
+        The last row of a wait that has ended may still be there when another worker leaves.
+        """
+        waits, leaves = self.beats[waiting], self.beats[leaving]
+        is_tail = waits.activity == Activity.WAITING and leaves.step > waits.step
+        limit = self._tail_seconds if is_tail else _LEFT_SECONDS
+        lasts = self._unchanged[waiting] >= _LEFT_BEATS
+        return lasts and min(waits.seconds, leaves.seconds) >= limit
+
+    def _apart(self) -> list[int]:
+        """Returns the workers that wait between steps, while others wait for them in a step."""
+        limit = self._apart_seconds
+        if limit is None:
+            return []
+        lasting = {rank: beat for rank, beat in list(self.beats.items()) if beat.seconds >= limit}
+        steps = [beat.step for beat in lasting.values() if beat.activity == Activity.WAITING]
+        meeting = {rank for rank in self._doing(Activity.MEETING) if rank in lasting}
+        return [rank for rank in sorted(meeting) if any(lasting[rank].step <= s for s in steps)]
+
     def _doing(self, *activities: Activity) -> list[int]:
         beats = list(self.beats.items())
         return [rank for rank, beat in beats if beat.activity in activities]
@@ -189,6 +228,12 @@ class Watch:
         """Returns the loss of a worker, with what it did last."""
         beat = self.beats.get(rank, Beat())
         return Loss(reason, rank, beat.activity, beat.step)
+
+
+def _goes_on(before: Beat, beat: Beat) -> bool:
+    """Returns whether a worker has been doing the same since an earlier beat."""
+    same = (before.activity, before.step) == (beat.activity, beat.step)
+    return same and beat.seconds >= before.seconds
 
 
 class Heartbeat:
@@ -206,6 +251,11 @@ class Heartbeat:
         silence_seconds: Time without a beat after which a worker is lost, > 0.
         report_seconds: Time for which others wait for a worker before it is reported, > 0.
         limit_seconds: Time for which others wait for a worker before it is lost; None for no limit.
+        tail_seconds: Time for which a worker may still receive the sums of a step that another one,
+            which leaves, has made.
+        apart_seconds: Time for which workers may wait in a step for one that waits between steps;
+            None for no limit.
+        left_remedy: What to do if a worker leaves while others wait for it, for the message.
         end: Ends the process, as `end_now` does.
     """
 
@@ -220,6 +270,9 @@ class Heartbeat:
         silence_seconds: float = SILENCE_SECONDS,
         report_seconds: float = REPORT_SECONDS,
         limit_seconds: float | None = None,
+        tail_seconds: float = _LEFT_SECONDS,
+        apart_seconds: float | None = None,
+        left_remedy: str = "",
         end: Callable[..., object] = end_now,
     ) -> None:
         self._board, self._rank, self._activity = board, rank, activity
@@ -227,7 +280,10 @@ class Heartbeat:
         self._silence_seconds = silence_seconds
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._end = end
-        self._watch = Watch(range(workers) if rank == 0 else [0], silence_seconds, limit_seconds)
+        self._left_remedy = left_remedy
+        ranks = range(workers) if rank == 0 else [0]
+        times = silence_seconds, limit_seconds, tail_seconds, apart_seconds
+        self._watch = Watch(ranks, *times)
         self._beat, self._loss = Beat(), Loss()
         self._reports = 0
         self._unanswered, self._read_at = 0.0, time.monotonic()
@@ -337,7 +393,8 @@ class Heartbeat:
     def _describe(self, loss: Loss) -> str:
         name, last = self._names[loss.rank], describe(loss.activity, loss.step)
         if loss.reason == Reason.LEFT:
-            return f"{name} has left ({last}), and others wait for it"
+            remedy = f": {self._left_remedy}" if self._left_remedy else ""
+            return f"{name} has left ({last}), and others wait for it{remedy}"
         if loss.reason == Reason.LATE:
             limit = f" for {self._limit_seconds:g} s" if self._limit_seconds is not None else ""
             return f"others have waited for {name}, which is {last},{limit or ' for too long'}"

@@ -172,6 +172,69 @@ def test_a_worker_that_leaves_while_others_agree_on_something_is_named(job):
         assert set(job.run(8)) == {0, 1, 2}
 
 
+def test_a_wait_that_ends_as_another_worker_leaves_is_no_loss(job):
+    """Worker 1's last row, of a long wait, is still there when worker 2 already leaves."""
+    job.activities[1].enter(Activity.WAITING, 7)
+    assert job.run(8) == {}
+    job.alive = {0, 2}
+    job.activities[0].enter(Activity.OUTSIDE, 8)
+    job.activities[2].enter(Activity.LEAVING, 8)
+    assert job.run(9) == {}
+    job.activities[1].enter(Activity.OUTSIDE, 8)
+    job.alive = {0, 1, 2}
+    assert job.run(60) == {}
+
+
+def test_a_wait_that_goes_on_after_another_worker_has_left_is_in_vain_soon(job):
+    job.activities[1].enter(Activity.WAITING, 7)
+    assert job.run(60) == {}
+    job.activities[2].enter(Activity.LEAVING, 7)
+    assert job.run(4) == {}
+    assert set(job.run(4)) == {0, 1, 2}
+
+
+def test_sums_of_a_last_step_may_travel_for_a_while(job):
+    """Worker 2 has made step 7, so that its gradients are there."""
+    job.workers = [job.worker(rank, tail_seconds=60.0) for rank in range(3)]
+    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[2].enter(Activity.LEAVING, 8)
+    assert job.run(50) == {}
+    assert set(job.run(15)) == {0, 1, 2}
+
+
+def test_collectives_between_steps_have_no_tail(job):
+    job.workers = [job.worker(rank, tail_seconds=60.0) for rank in range(3)]
+    job.activities[2].enter(Activity.LEAVING, 8)
+    with job.activities[1].during(Activity.MEETING):
+        assert set(job.run(8)) == {0, 1, 2}
+
+
+def test_a_worker_that_leaves_a_loop_early_and_meets_the_others_elsewhere_is_named(job):
+    """As with a checkpoint after a loop that one worker has left before the others."""
+    job.workers = [job.worker(rank, apart_seconds=60.0) for rank in range(3)]
+    job.activities[0].enter(Activity.WAITING, 7)
+    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[2].enter(Activity.MEETING, 7)
+    assert job.run(55) == {}
+    assert job.run(10)[1].startswith(
+        "worker 2 has left (between steps, before step 7, waiting for the others), and others wait"
+    )
+
+
+def test_a_worker_that_has_made_the_step_may_meet_the_others_meanwhile(job):
+    job.workers = [job.worker(rank, apart_seconds=60.0) for rank in range(3)]
+    job.activities[0].enter(Activity.WAITING, 7)
+    job.activities[1].enter(Activity.MEETING, 8)
+    assert job.run(120) == {}
+
+
+def test_a_plugin_says_what_to_do_about_a_worker_that_has_left(job):
+    job.workers = [job.worker(rank, left_remedy="make as many steps") for rank in range(3)]
+    job.activities[1].enter(Activity.WAITING, 7)
+    job.activities[2].enter(Activity.LEAVING, 7)
+    assert all(why.endswith("wait for it: make as many steps") for why in job.run(8).values())
+
+
 def test_a_board_that_does_not_respond_ends_the_wait(job):
     job.run(5)
     assert [job.workers[1].look(2.0) for _ in range(4)] == [None] * 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, Ema, LastValue
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
-from lbbsp_core.runtime.collectives import gather_bytes
+from lbbsp_core.runtime.collectives import gather_bytes, sums
 from lbbsp_core.runtime.serialization import to_bytes
 from lbbsp_core.runtime.session_state import (
     _predictor_text,
@@ -217,3 +217,20 @@ def test_records_that_appear_in_the_first_update_are_read():
 @given(rows=st.lists(st.binary(max_size=30), min_size=1, max_size=4))
 def test_bytes_of_any_length_are_gathered(rows):
     assert together(gather_bytes, rows) == [rows] * len(rows)
+
+
+def test_numbers_are_summed_in_the_order_of_ranks():
+    """Any other order loses the 1."""
+    rows = [[1e16, 0.1, -0.0], [-1e16, 0.2, -0.0], [1.0, 0.3, -0.0]]
+    expected = [1.0, 0.1 + 0.2 + 0.3, 0.0]
+    assert together(sums, rows) == [expected] * 3
+    assert together(sums, [[], []]) == [[], []]
+    assert together(sums, [[float("inf")], [1.0]]) == [[float("inf")]] * 2
+
+
+def test_sums_of_different_numbers_of_values_are_refused_on_all_workers():
+    def refusal(collectives, values):
+        with pytest.raises(ValueError, match=r"number of values, got \[1, 2\] by rank"):
+            sums(collectives, values)
+
+    together(refusal, [[1.0], [1.0, 2.0]])
