@@ -110,7 +110,7 @@ class AsyncTrainer(gluon.Trainer):
         )
         self._session.start()
         self._read(range(len(params)))
-        runtime().endings.append(self._session.depart)
+        runtime().endings.add(self._session.depart)
         self._warn_if_unfair(keeps_pushes=sync.keeps_pushes)
 
     def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:

@@ -14,26 +14,24 @@ with the whole batch.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakValueDictionary
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
-from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import cluster
-from lbbsp_mx.kvstore import KVStore
+from lbbsp_mx.layer_peers import Peers, find_peers
 
 _OPERATOR = "lbbsp_sync_batch_norm"
-_LAYERS: WeakValueDictionary[str, SyncBatchNorm] = WeakValueDictionary()
-"""Layers by name, because MXNet passes only text to an operator."""
 
 
 class SyncBatchNorm(nn.BatchNorm):
     """Batch normalisation over the global batch, for networks trained by `lbbsp_mx.Trainer`.
 
-    It takes the options of `mxnet.gluon.nn.BatchNorm` and works in hybridised networks. Use each
-    layer once per forward pass, with one device per worker and losses per sample.
+    It takes the options of `mxnet.gluon.nn.BatchNorm` and works in hybridised networks, with one
+    device per worker and losses per sample. A layer may be used several times before the backward
+    pass, if all workers use it equally often and in the same order; its running moments are
+    updated in that order.
     """
 
     def __init__(self, axis: int = 1, **options: Any) -> None:
@@ -42,35 +40,22 @@ class SyncBatchNorm(nn.BatchNorm):
                 f"axis must be 1, the channels in the layout NC..., got {axis}: transpose the data"
             )
         super().__init__(axis=axis, **options)
-        self.running_mean.lbbsp_synchronised = self
-        self._peers: _Peers | None = None
-        _LAYERS[self.name] = self
+        if not hasattr(self.running_mean, "lbbsp_synchronised"):
+            self.running_mean.lbbsp_synchronised = Peers(self.running_mean)
 
-    def connect(
-        self, store: KVStore, session: PipelinedSession, devices: int, mean_loss: bool
-    ) -> None:
-        """Connects the layer to the other workers; the trainer calls it.
-
-        Args:
-            store: Store that gathers the moments of all workers.
-            session: Session of the training, for which the gathers are not busy time.
-            devices: Number of devices of this worker.
-            mean_loss: Whether the loss is already averaged over the worker's batch.
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Compiles the layer, as gluon's does.
 
         Raises:
-            ValueError: The result would not be exact.
+            ValueError: `static_shape` is true, with which MXNet starts the forward passes of one
+                layer at the same time, and batches could be normalised by moments of others.
         """
-        if devices > 1:
+        if active and kwargs.get("static_shape"):
             raise ValueError(
-                f"SyncBatchNorm needs one device per worker, got {devices}: start one worker for "
-                "each device"
+                "SyncBatchNorm needs static_shape=False, got True: use hybridize(static_alloc=True)"
+                ", since the batch sizes of LB-BSP change anyway"
             )
-        if mean_loss:
-            raise ValueError(
-                "SyncBatchNorm needs the loss per sample, got mean_loss=True: do not average the "
-                "loss, since the trainer divides by the global batch size"
-            )
-        self._peers = _Peers(store, session, self.name, self.running_mean.shape[0])
+        super().hybridize(active, **kwargs)
 
     def cast(self, dtype: Any) -> None:
         """Keeps single precision, as gluon's own layer does."""
@@ -82,7 +67,8 @@ class SyncBatchNorm(nn.BatchNorm):
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
     ) -> Any:
         """Normalises x by the moments of the global batch, or the running ones in prediction."""
-        if self._peers is None and cluster.in_cluster() and mx.autograd.is_training():
+        peers = self.running_mean.lbbsp_synchronised
+        if not peers.is_connected and cluster.in_cluster() and mx.autograd.is_training():
             known = self.running_mean.shape and self.running_mean.shape[0]
             if known:
                 raise RuntimeError(
@@ -90,77 +76,37 @@ class SyncBatchNorm(nn.BatchNorm):
                     "lbbsp_mx.Trainer of its parameters before training"
                 )
         vectors = (gamma, beta, running_mean, running_var)
-        y = F.Custom(_plain(F, x), *vectors, op_type=_OPERATOR, layer=self.name, name="fwd")
+        names = ("momentum", "eps", "fix_gamma", "use_global_stats")
+        options = {name: repr(self._kwargs[name]) for name in names}
+        y = F.Custom(
+            _plain(F, x), *vectors, op_type=_OPERATOR, peers=peers.key, name="fwd", **options
+        )
         return _plain(F, y)
-
-    def moments(self, x: Any) -> tuple[float, Any, Any]:
-        """Returns the moments of the global batch.
-
-        Args:
-            x: Local batch, channels on axis 1.
-
-        Returns:
-            Number of values per channel, and their mean and variance, shape ``(channels,)``.
-        """
-        count = x.size / x.shape[1]
-        mean = x.mean(axis=1, exclude=True)
-        squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
-        row = [[count], mean.asnumpy(), squares.asnumpy()]
-        rows = self._gather("moments", np.concatenate(row).astype(np.float32)).astype(np.float64)
-        counts, (means, squares) = rows[:, :1], np.split(rows[:, 1:], 2, axis=1)
-        total = counts.sum()
-        mean = (counts * means).sum(axis=0) / total
-        variance = (squares + counts * (means - mean) ** 2).sum(axis=0) / total
-        return float(total), mean, variance
-
-    def sums(self, *values: Any) -> list[Any]:
-        """Sums vectors of shape ``(channels,)`` over all workers."""
-        row = np.concatenate([value.asnumpy() for value in values])
-        total = self._gather("sums", row).astype(np.float64).sum(axis=0)
-        return np.split(total, len(values))
-
-    def _gather(self, slot: str, row: Any) -> Any:
-        return row[None] if self._peers is None else self._peers.gather(slot, row)
-
-
-class _Peers:
-    """All-gathers of one layer, which do not count as busy time."""
-
-    def __init__(self, store: KVStore, session: PipelinedSession, name: str, channels: int) -> None:
-        self._store, self._session, self._name = store, session, name
-        # All workers create the keys here, in the same order: later gathers run on MXNet's threads.
-        for slot, width in (("moments", 2 * channels + 1), ("sums", 2 * channels)):
-            store.begin_gather(np.zeros(width, np.float32), slot=(name, slot))()
-
-    def gather(self, slot: str, row: Any) -> Any:
-        """Gathers the rows of all workers, shape ``(workers, len(row))``."""
-        with self._session.excluded_wait():
-            return self._store.begin_gather(row, slot=(self._name, slot))()
 
 
 class _Operator(mx.operator.CustomOp):
     """Operator that normalises one batch, with the state that its backward pass needs."""
 
-    def __init__(self, layer: SyncBatchNorm) -> None:
+    def __init__(self, peers: Peers | None, options: _Properties) -> None:
         super().__init__()
-        self._layer = layer
+        self._peers, self._options = peers, options
         self._total = 0.0
+        self._use = 0
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         """Normalises x; updates the running moments while training."""
         x, gamma, beta = in_data
-        options = self._layer._kwargs
-        if is_train and not options["use_global_stats"]:
-            self._total, *moments = self._layer.moments(x)
+        options = self._options
+        if is_train and not options.use_global_stats:
+            self._total, *moments = self._moments(x)
             mean, variance = (mx.nd.array(m, ctx=x.context, dtype="float32") for m in moments)
             for running, new in zip(aux, (mean, variance), strict=True):
-                kept = options["momentum"]
-                running[:] = kept * running + (1 - kept) * new
+                running[:] = options.momentum * running + (1 - options.momentum) * new
         else:
             self._total = 0.0
             mean, variance = aux
-        self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options["eps"])
-        gamma = mx.nd.ones_like(gamma) if options["fix_gamma"] else gamma
+        self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options.eps)
+        gamma = mx.nd.ones_like(gamma) if options.fix_gamma else gamma
         y = mx.nd.broadcast_mul(self._normalised(x), _over(gamma, x))
         self.assign(out_data[0], req[0], mx.nd.broadcast_add(y, _over(beta, x)))
 
@@ -169,12 +115,12 @@ class _Operator(mx.operator.CustomOp):
     ) -> None:
         """Computes the gradients of x (which depends on all workers' samples), gamma and beta."""
         (dy,), (x, gamma, _) = out_grad, in_data
-        fixed = self._layer._kwargs["fix_gamma"]
+        fixed = self._options.fix_gamma
         normalised = self._normalised(x)
         dbeta = dy.sum(axis=1, exclude=True)
         dgamma = (dy * normalised).sum(axis=1, exclude=True)
         if self._total:
-            sums = self._layer.sums(dbeta, dgamma)
+            sums = self._sums(dbeta, dgamma)
             ones, along = (
                 _over(mx.nd.array(s / self._total, ctx=x.context, dtype="float32"), x) for s in sums
             )
@@ -189,14 +135,53 @@ class _Operator(mx.operator.CustomOp):
             mx.nd.broadcast_sub(x, _over(self._mean, x)), _over(self._scale, x)
         )
 
+    def _moments(self, x: Any) -> tuple[float, Any, Any]:
+        """Returns the number of values per channel, their mean and variance, of the global batch.
+
+        The mean and the variance have the shape ``(channels,)``.
+        """
+        count = x.size / x.shape[1]
+        mean = x.mean(axis=1, exclude=True)
+        squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
+        row = np.concatenate([[count], mean.asnumpy(), squares.asnumpy()]).astype(np.float32)
+        self._use = 0 if self._peers is None else self._peers.next_use()
+        rows = self._gather("moments", row).astype(np.float64)
+        counts, (means, squares) = rows[:, :1], np.split(rows[:, 1:], 2, axis=1)
+        total = counts.sum()
+        mean = (counts * means).sum(axis=0) / total
+        variance = (squares + counts * (means - mean) ** 2).sum(axis=0) / total
+        return float(total), mean, variance
+
+    def _sums(self, *values: Any) -> list[Any]:
+        """Sums vectors of shape ``(channels,)`` over all workers."""
+        row = np.concatenate([value.asnumpy() for value in values])
+        return np.split(self._gather("sums", row).astype(np.float64).sum(axis=0), len(values))
+
+    def _gather(self, kind: str, row: Any) -> Any:
+        """Gathers rows of this use.
+
+        Raises:
+            RuntimeError: There are other workers, and the layer was loaded from a file.
+        """
+        if self._peers is None and cluster.in_cluster():
+            raise RuntimeError(
+                "a network with lbbsp_mx.SyncBatchNorm that was loaded from an exported file "
+                "cannot be trained by several workers: create it from its Python code"
+            )
+        return row[None] if self._peers is None else self._peers.gather(kind, self._use, row)
+
 
 @mx.operator.register(_OPERATOR)
 class _Properties(mx.operator.CustomOpProp):
     """Properties of the operator that MXNet reads."""
 
-    def __init__(self, layer: str) -> None:
+    def __init__(
+        self, peers: str, momentum: str, eps: str, fix_gamma: str, use_global_stats: str
+    ) -> None:
         super().__init__(need_top_grad=True)
-        self._name = layer
+        self._key = peers
+        self.momentum, self.eps = float(momentum), float(eps)
+        self.fix_gamma, self.use_global_stats = fix_gamma == "True", use_global_stats == "True"
 
     def list_arguments(self) -> list[str]:
         """Returns the names of the inputs."""
@@ -213,7 +198,7 @@ class _Properties(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
         """Creates the operator for one pass."""
-        return _Operator(_LAYERS[self._name])
+        return _Operator(find_peers(self._key), self)
 
 
 def _plain(F: Any, x: Any) -> Any:

@@ -14,6 +14,7 @@ from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_mx.gluon_states import PICKLE, load_gluon_states
 from lbbsp_mx.states import (
     check_parameters,
     optimizer_state,
@@ -32,6 +33,7 @@ Every: TypeAlias = 'int | Literal["epoch"]'
 """Steps between two checkpoints, or "epoch"."""
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
+_ORDER = "gluon's order of the parameters (by name)"
 
 
 class Checkpoints:
@@ -262,15 +264,20 @@ class Checkpoints:
         self._session.exclude_step()
 
     def load_file(self, path: str | Path) -> None:
-        """Continues from the states of `save_file`."""
+        """Continues from the states of `save_file`, or from those of gluon's own trainer."""
         with Path(path).open("rb") as stream:
-            if stream.read(1) == b"\x80":
-                raise ValueError(
-                    f"{path} was written by gluon's own trainer, as a pickle, which can execute "
-                    "anything when it is read: continue from the weights alone, or save the states "
-                    "with lbbsp_mx.Trainer"
-                )
-        self._restore(path, read_checkpoint(path))
+            is_of_gluon = stream.read(1) == PICKLE
+        if is_of_gluon:
+            self._load_gluon(path)
+        else:
+            self._restore(path, read_checkpoint(path))
+
+    def _load_gluon(self, path: str | Path) -> None:
+        """Continues from the optimizer of gluon's own trainer; a collective."""
+        order = self._trainer._gluon_order
+        self._session.check_same(_ORDER, fingerprint(repr(order)))
+        load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
+        self._session.exclude_step()
 
     # Both
 

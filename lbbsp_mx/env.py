@@ -53,3 +53,12 @@ def silence_seconds() -> float:
 def enable_heartbeats() -> None:
     """Makes the transport of this process send a sign of life to the scheduler every second."""
     os.environ["PS_HEARTBEAT_INTERVAL"] = "1"
+
+
+def allow_many_custom_operators() -> None:
+    """Raises the number of threads on which MXNet runs operators written in Python.
+
+    One that waits for the other workers occupies a thread. With too few of them, workers that
+    have started different ones would wait for each other.
+    """
+    os.environ.setdefault("MXNET_CUSTOM_OP_NUM_THREADS", "256")

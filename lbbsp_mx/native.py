@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
@@ -19,6 +18,7 @@ from lbbsp_core.runtime.liveness import PeriodicThread, Watchdog
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.board import KeyBoard
+from lbbsp_mx.endings import Endings
 from lbbsp_mx.liveness import SchedulerWatch, looking_thread
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
@@ -45,7 +45,7 @@ class Runtime:
         """Lock for calls of the distributed store, which keeps tables without one."""
         self.numbers = itertools.count()
         self.distributed: mx.kv.KVStore | None = None
-        self.endings: list[Callable[[], None]] = []
+        self.endings = Endings()
         """Work that must be done before this process leaves the cluster."""
         self.serves_optimizer = False
         self._transport: nodes.Nodes | None = None
@@ -169,8 +169,7 @@ class Runtime:
         MXNet itself leaves when Python frees the store. This is too late: its threads still run
         when its library is unloaded, and abort the process.
         """
-        for ending in reversed(self.endings):
-            ending()
+        self.endings.run()
         message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
         with self.watchdog.deadline(LEAVE_SECONDS, message):
             mx.nd.waitall()  # the others do not need this worker any more, unless they go on

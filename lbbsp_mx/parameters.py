@@ -38,6 +38,21 @@ def require_dense(param: gluon.Parameter) -> None:
         )
 
 
+def require_unique_names(params: Sequence[gluon.Parameter]) -> None:
+    """Raises an error if two parameters have one name, by which gluon finds their keys.
+
+    Raises:
+        ValueError: Two parameters have the same name.
+    """
+    named: dict[str, gluon.Parameter] = {}
+    for param in params:
+        if named.setdefault(param.name, param) is not param:
+            raise ValueError(
+                f"names of parameters must be unique, and two parameters are called {param.name}: "
+                "give the networks different prefixes, or a trainer each"
+            )
+
+
 def facts_of(
     params: Sequence[gluon.Parameter], optimizer: mx.optimizer.Optimizer
 ) -> dict[str, int | str]:

@@ -19,9 +19,16 @@ from lbbsp_mx import cluster
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.fence import Fence
+from lbbsp_mx.gluon_states import gluon_order
 from lbbsp_mx.kvstore import NAME, KVStore, make_store
 from lbbsp_mx.native import DISTRIBUTED, runtime
-from lbbsp_mx.parameters import Parameters, as_created, facts_of, require_dense
+from lbbsp_mx.parameters import (
+    Parameters,
+    as_created,
+    facts_of,
+    require_dense,
+    require_unique_names,
+)
 from lbbsp_mx.sampler import BatchSampler
 
 logger = logging.getLogger("lbbsp.mx")
@@ -85,6 +92,7 @@ class Trainer(gluon.Trainer):
         chosen = SessionOptions.of(options)
         _refuse(compression_params, update_on_kvstore)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
+        self._gluon_order = gluon_order(params)
         self._refuse_inexact(mean_loss)
         self.kvstore = _store(kvstore)
         self.mean_loss = mean_loss
@@ -102,10 +110,10 @@ class Trainer(gluon.Trainer):
         )
         self._checkpoints = Checkpoints(self, self._session)
         self._agreement = Agreement(self, self._session)
-        runtime().endings.append(self._checkpoints.close)
-        runtime().endings.append(self._agreement.close)  # after the barrier: the last comes first
-        # Peers wait for the message of the last barrier.
-        runtime().endings.append(self._session.finish_barrier)
+        # Peers wait for the message of the last barrier, which comes first.
+        runtime().endings.add(
+            self._checkpoints.close, self._agreement.close, self._session.finish_barrier
+        )
         runtime().use_options(chosen)
         self._init_kvstore()
         if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
@@ -304,10 +312,11 @@ class Trainer(gluon.Trainer):
         return self._checkpoints.load(folder)
 
     def save_states(self, fname: str) -> None:
-        """Saves the states of the optimizer and of the balancer; each worker to its own file.
+        """Saves the states of the optimizer and of this worker's balancer, without pickle.
 
-        All workers may load the file of one worker; the others then learn their speeds again. The
-        file is complete or stays as it was, and is not that of gluon, which would be pickled.
+        Workers may write to different files or all to the same one, of which any is right, since
+        they have the same optimizer; a worker that loads the file of another one learns its speed
+        again. The file is complete or stays as it was.
 
         Raises:
             ValueError: The optimizer has state that cannot be saved.
@@ -320,9 +329,11 @@ class Trainer(gluon.Trainer):
         The epoch continues where the state was saved: create the loader, or start to iterate over
         it, afterwards. Nothing in the file is executed.
 
+        Files that gluon's own trainer has saved hold the optimizer only. Gluon numbers its states
+        by the names of the parameters: create the network as in the process that has saved them.
+
         Raises:
-            ValueError: The file is damaged, of gluon's own trainer, or of other data or another
-                order.
+            ValueError: The file is damaged, or of other data, another order, network or optimizer.
         """
         self._checkpoints.load_file(fname)
 
@@ -413,6 +424,7 @@ class Trainer(gluon.Trainer):
             self._init_params()
 
     def _refuse_inexact(self, mean_loss: bool) -> None:
+        require_unique_names(self._params)
         for param in self._params:
             require_dense(param)
             if mean_loss and param.grad_req == "add":

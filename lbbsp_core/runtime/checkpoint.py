@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,12 +91,14 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
 def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint to a file of any name, which is complete or stays as it was.
 
+    Several processes may write to one name at the same time: that of the last one stays.
+
     Raises:
         OSError: The file cannot be written.
         ValueError: An array holds objects.
     """
     path = Path(path)
-    unfinished = path.with_name(path.name + _UNFINISHED)
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
     named = {f"_{name}": np.asarray(array) for name, array in checkpoint.arrays.items()}
     for name, array in named.items():
         if array.dtype.hasobject:
@@ -110,7 +113,7 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     header = {"format": FORMAT, "checksum": _checksum(content, arrays), **content}
     text = np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             np.savez(file, **{_HEADER: text, **arrays})
             file.flush()
             os.fsync(file.fileno())

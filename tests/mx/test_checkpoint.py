@@ -384,12 +384,8 @@ def test_pickles_are_refused_and_not_read(tmp_path, monkeypatch):
             file = file.with_suffix(".npz")
         else:
             file.write_bytes(pickle.dumps(value))
-        with pytest.raises(ValueError, match=r"gluon's own trainer, as a pickle|is damaged"):
+        with pytest.raises(ValueError, match=r"nothing of it was executed|is damaged"):
             it.load_states(file)
-    stock = gluon.Trainer(network().collect_params(), "adam", kvstore=None)
-    stock.save_states(str(tmp_path / "stock"))
-    with pytest.raises(ValueError, match="was written by gluon's own trainer"):
-        it.load_states(tmp_path / "stock")
     assert not (tmp_path / "exploded").exists()
 
 

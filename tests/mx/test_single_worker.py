@@ -1,5 +1,6 @@
 """In one process: MXNet beside TensorFlow, and training as stock gluon does."""
 
+import gc
 import logging
 import subprocess
 import sys
@@ -66,6 +67,27 @@ def test_batch_normalisation_alone_is_gluons():
     whole = stock(norm=gluon.nn.BatchNorm, optimizer="sgd")
     for mine, theirs in zip(weights(net), weights(whole), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+def test_batch_normalisation_refuses_to_be_compiled_for_one_shape():
+    net = network(norm=lbbsp_mx.SyncBatchNorm)
+    net.hybridize(static_alloc=True)
+    with pytest.raises(ValueError, match="needs static_shape=False, got True"):
+        net.hybridize(static_alloc=True, static_shape=True)
+
+
+def test_an_exported_network_with_batch_normalisation_predicts_after_its_layers_are_freed(tmp_path):
+    net = network(norm=lbbsp_mx.SyncBatchNorm)
+    net.hybridize()
+    fit(ours(net), net)
+    x = mx.nd.ones((3, 4))
+    expected = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    del net
+    gc.collect()
+    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
+    loaded = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    np.testing.assert_allclose(loaded(x).asnumpy(), expected, atol=1e-6)
 
 
 def test_plain_batch_normalisation_is_warned_about(caplog):

@@ -1,0 +1,51 @@
+"""Work before this process leaves the cluster, of trainers that may be freed earlier: `Endings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakMethod
+
+Ending = Callable[[], Any]
+
+
+class Endings:
+    """Methods that are called before this process leaves the cluster, the latest first.
+
+    The objects of the latest call of `add` are kept alive, because a script may drop its trainer
+    before its end. Those of earlier calls may be freed, so that a script can create trainers in a
+    loop.
+
+    Example:
+        >>> class Trainer:
+        ...     def __init__(self, name):
+        ...         self.name = name
+        ...     def end(self):
+        ...         print(self.name, "ends")
+        >>> endings = Endings()
+        >>> for name in ("first", "second", "third"):
+        ...     trainer = Trainer(name)
+        ...     first = trainer if name == "first" else first
+        ...     endings.add(trainer.end)
+        >>> del trainer
+        >>> endings.run()
+        third ends
+        first ends
+    """
+
+    def __init__(self) -> None:
+        self._earlier: list[WeakMethod[Ending]] = []
+        self._latest: tuple[Ending, ...] = ()
+
+    def add(self, *methods: Ending) -> None:
+        """Adds the bound methods of a new trainer."""
+        alive = [each for each in self._earlier if each() is not None]
+        self._earlier = alive + [WeakMethod(method) for method in self._latest]
+        self._latest = methods
+
+    def run(self) -> None:
+        """Calls the methods of all objects that still exist."""
+        methods = [*(each() for each in self._earlier), *self._latest]
+        for method in reversed(methods):
+            if method is not None:
+                method()

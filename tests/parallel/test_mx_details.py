@@ -1,0 +1,58 @@
+"""Details of MXNet's trainer on three workers whose names of layers differ."""
+
+from importlib.util import find_spec
+
+import pytest
+from jobs import run
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+TOLERANCE = 2e-6
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("states")
+    job = run("mx_details", str(folder), workers=WORKERS, framework="mxnet", timeout=120)
+    assert job.status == 0
+    return [job.results(rank) for rank in range(WORKERS)]
+
+
+@pytest.mark.parametrize("case", ["many_uses", "many_uses_compiled", "one_prefix"])
+def test_layers_are_normalised_over_all_workers_whatever_their_names_and_order(found, case):
+    for each in found:
+        assert each[case]["moved"] > 0.01
+        assert each[case]["stock"] <= TOLERANCE
+        assert each[case]["alone"] <= TOLERANCE
+
+
+def test_parameters_of_equal_names_are_refused(found):
+    for each in found:
+        assert "two parameters are called net_syncbatchnorm0_gamma" in each["equal_names"]
+
+
+def test_states_of_stock_gluon_continue_as_in_one_process(found):
+    for each in found:
+        assert each["continued"]["moved"] > 0.01
+        assert each["continued"]["difference"] <= TOLERANCE
+
+
+def test_workers_that_would_read_gluons_states_in_different_orders_say_so(found):
+    for each in found:
+        assert "workers disagree on gluon's order of the parameters" in each["other_names"]
+
+
+def test_workers_save_to_one_file_at_the_same_time(found):
+    assert found[0]["together"]["reads"] > 0
+    assert found[0]["together"]["steps"] == [2]
+    for each in found:
+        assert each["together"]["left"] == ["together"]
+        assert each["together"]["same"]
+
+
+def test_trainers_are_freed_but_for_the_latest(found):
+    for each in found:
+        assert each["alive"] == [False] * 4 + [True]
