@@ -2,17 +2,106 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 OrderKey = tuple[int, int, int, bool, bool, int | None, bool]
+Snapshot = tuple[Any, ...]
+"""Numbers, strings and arrays from which `sampled_order.order_of` makes an order again."""
 
 
-class GlobalOrder:
+class Order(ABC):
+    """Order of samples, cut into global batches, independent of the workers.
+
+    Steps are counted from the start of the order. Within a step, worker i takes the slice that
+    follows those of workers 0 .. i - 1. Orders are equal if their keys are.
+    """
+
+    num_samples: int
+    """Size of the data set, or samples of an epoch."""
+    global_batch_size: int
+    """Samples per step, X; some steps may have fewer."""
+    seed: int
+    """Seed of the order."""
+    shuffle: bool | str
+    """Whether it is shuffled, or by what."""
+    drop_last: bool
+    """Whether a short last step is dropped."""
+    by_batch: bool
+    """Whether global batches are given, and not cut here."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compares by `key`: equal orders hold the same samples in each step."""
+        return isinstance(other, Order) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[object, ...]:
+        """Arguments that define this order; equal keys give equal orders."""
+
+    @property
+    def description(self) -> str:
+        """Text that workers compare before the first step."""
+        return str(self.key)
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Number of steps per epoch."""
+
+    @abstractmethod
+    def size(self, step: int) -> int:
+        """Returns X_k, the number of samples in global step `step`."""
+
+    @abstractmethod
+    def position(self, step: int) -> int:
+        """Returns the number of samples before global step `step`."""
+
+    @abstractmethod
+    def indices(self, step: int) -> Indices:
+        """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
+
+    def snapshot(self, step: int) -> Snapshot:
+        """Returns what another process needs to continue this order at global step `step`."""
+        return self.key
+
+    def adopt(self, other: Order) -> None:  # noqa: B027  only some orders have such knowledge
+        """Takes over what an equal order knows of its epochs; most orders follow from the key."""
+
+    def slice(self, step: int, rank: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> Indices:
+        """Returns the samples of worker `rank` in global step `step` under the plan `sizes`.
+
+        Args:
+            step: Global step, >= 0.
+            rank: Worker, in [0, workers).
+            sizes: Batch sizes by rank, shape ``(workers,)``, with the sum ``size(step)``.
+
+        Returns:
+            int64, shape ``(sizes[rank],)``, read-only.
+
+        Raises:
+            ValueError: The sizes do not sum to ``size(step)``: samples would be lost.
+        """
+        total = sum(int(size) for size in sizes)
+        if total != self.size(step):
+            raise ValueError(
+                f"the plan of step {step} must sum to {self.size(step)}, got {list(sizes)} "
+                f"which sums to {total}"
+            )
+        start = sum(int(size) for size in sizes[:rank])
+        return self.indices(step)[start : start + int(sizes[rank])]
+
+
+class GlobalOrder(Order):
     """Seeded order of all samples, cut into global batches, independent of the workers.
 
     Step k, counted over the whole run, lies in pass ``k // steps_per_pass`` over the data, by
@@ -42,6 +131,8 @@ class GlobalOrder:
         >>> order.slice(1, rank=1, sizes=[3, 1]).tolist()
         [7]
     """
+
+    shuffle: bool
 
     def __init__(
         self,
@@ -76,13 +167,6 @@ class GlobalOrder:
         # Two passes: a reader that prefetches enters the next pass before the other readers.
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
 
-    def __eq__(self, other: object) -> bool:
-        """Compares by `key`: equal orders hold the same samples in each step."""
-        return isinstance(other, GlobalOrder) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
     @property
     def key(self) -> OrderKey:
         """Arguments that define this order; equal keys give equal orders."""
@@ -95,6 +179,11 @@ class GlobalOrder:
             self._steps_per_epoch,
             self.by_batch,
         )
+
+    @property
+    def description(self) -> str:
+        """Key and first samples, which another version of NumPy might draw differently."""
+        return f"{self.key} {self.indices(0).tolist()}"
 
     @property
     def steps_per_pass(self) -> int:
@@ -117,43 +206,26 @@ class GlobalOrder:
         number, position = divmod(step, self.steps_per_pass)
         start, size = position * self.global_batch_size, self.size(step)
         if not self.shuffle:
-            return _read_only(np.arange(start, start + size))
+            return read_only(np.arange(start, start + size))
         if self.by_batch:
             if size == self.global_batch_size:  # a short one stays last
                 start = int(self._permutation(number)[position]) * self.global_batch_size
-            return _read_only(np.arange(start, start + size))
+            return read_only(np.arange(start, start + size))
         return self._permutation(number)[start : start + size]
 
-    def slice(self, step: int, rank: int, sizes: Sequence[int] | npt.NDArray[np.int64]) -> Indices:
-        """Returns the samples of worker `rank` in global step `step` under the plan `sizes`.
-
-        Args:
-            step: Global step, >= 0.
-            rank: Worker, in [0, workers).
-            sizes: Batch sizes by rank, shape ``(workers,)``, with the sum ``size(step)``.
-
-        Returns:
-            int64, shape ``(sizes[rank],)``, read-only.
-
-        Raises:
-            ValueError: The sizes do not sum to ``size(step)``: samples would be lost.
-        """
-        total = sum(int(size) for size in sizes)
-        if total != self.size(step):
-            raise ValueError(
-                f"the plan of step {step} must sum to {self.size(step)}, got {list(sizes)} "
-                f"which sums to {total}"
-            )
-        start = sum(int(size) for size in sizes[:rank])
-        return self.indices(step)[start : start + int(sizes[rank])]
+    def position(self, step: int) -> int:
+        """Returns the number of samples before global step `step`; dropped samples count."""
+        passes, steps = divmod(step, self.steps_per_pass)
+        return passes * self.num_samples + steps * self.global_batch_size
 
     def _make_permutation(self, number: int) -> Indices:
         """Returns the order of the samples, or of the full batches, in a pass."""
         items = self.num_samples // self.global_batch_size if self.by_batch else self.num_samples
-        return _read_only(np.random.default_rng((self.seed, number)).permutation(items))
+        return read_only(np.random.default_rng((self.seed, number)).permutation(items))
 
 
-def _read_only(indices: Indices) -> Indices:
+def read_only(indices: Indices) -> Indices:
+    """Returns an array after forbidding to write to it."""
     indices.flags.writeable = False  # callers get views of permutations
     return indices
 
@@ -167,6 +239,7 @@ class SampleStream:
     Args:
         num_samples: Size of the data set, >= 1.
         seed: Seed of the permutations, >= 0.
+        shuffle: False keeps the order of the data set in all epochs.
 
     Raises:
         ValueError: An argument is out of range.
@@ -178,8 +251,8 @@ class SampleStream:
         ([0, 1, 2, 3], [0, 1, 2, 3])
     """
 
-    def __init__(self, num_samples: int, seed: int = 0) -> None:
-        self._order = GlobalOrder(num_samples, num_samples, seed=seed)
+    def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
+        self._order = GlobalOrder(num_samples, num_samples, seed=seed, shuffle=shuffle)
 
     @property
     def num_samples(self) -> int:

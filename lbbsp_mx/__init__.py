@@ -26,6 +26,7 @@ if in_cluster():
 
 from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402
+from lbbsp_mx.data_iter import PlannedIter  # noqa: E402
 from lbbsp_mx.estimator import LoadBalancingHandler  # noqa: E402
 from lbbsp_mx.kvstore import KVStore  # noqa: E402
 from lbbsp_mx.sampler import BatchSampler  # noqa: E402
@@ -36,6 +37,7 @@ __all__ = [
     "BatchSampler",
     "KVStore",
     "LoadBalancingHandler",
+    "PlannedIter",
     "SyncBatchNorm",
     "Trainer",
     "check_cluster",

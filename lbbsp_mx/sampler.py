@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from mxnet.gluon.data import Sampler
 
-from lbbsp_core import GlobalOrder
+from lbbsp_core.order import Order, SampleStream
+from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_mx.drawing import EpochDrawer
+from lbbsp_mx.same_data import check_same_data
+
+Data: TypeAlias = "int | Sequence[Any]"
+"""A data set with a length and samples by number, or its number of samples."""
 
 
 class BatchSampler(Sampler):
     """Batches of this worker, for ``DataLoader(dataset, batch_sampler=...)``.
 
-    Each iteration is an epoch of a seeded order that is the same on all workers; each sample
-    occurs exactly once in it, for any plans. Batches are drawn by the number of their *step*: a
-    loader that prefetches uses older plans, the same ones on all workers, and neither repeats nor
-    drops a sample. `lbbsp_mx.Trainer.batch_sampler` creates it.
+    Each iteration is an epoch of an order that is the same on all workers; each sample of the
+    order occurs exactly once in it, for any plans. Batches are drawn by the number of their
+    *step*: a loader that prefetches uses older plans, the same ones on all workers, and neither
+    repeats nor drops a sample. `lbbsp_mx.Trainer.batch_sampler` creates it.
 
     Args:
         session: Session of the training.
         order: Samples of each step.
-        before_draw: Called before the first batch of an iteration is drawn.
+        drawer: Draws each epoch of the order, if it does not follow from a seed.
     """
 
     def __init__(
-        self,
-        session: PipelinedSession,
-        order: GlobalOrder,
-        before_draw: Callable[[], None] | None = None,
+        self, session: PipelinedSession, order: Order, drawer: EpochDrawer | None = None
     ) -> None:
-        self._session, self._before_draw = session, before_draw
+        self._session = session
         self.order = order
+        self._drawer = drawer
+        self.running: Spans | None = None
+        self.before_draw: Callable[[], None] | None = None  # called when an iteration begins
 
     def __len__(self) -> int:
         return self.order.steps_per_epoch
@@ -43,7 +50,136 @@ class BatchSampler(Sampler):
             RuntimeError: Another epoch was started, or a state loaded, so that the batch belongs
                 to no step.
         """
-        if self._before_draw is not None:
-            self._before_draw()
+        if self.before_draw is not None:
+            self.before_draw()
+        spans = Spans()
         for step in self._session.epoch_steps(self.order):
-            yield self._session.local_indices(step).tolist()
+            if self.running is not spans:
+                self._begin(spans, step)
+            batch = self._session.local_indices(step).tolist()
+            spans[step] = self._session.local_span(step)
+            yield batch
+
+    def _begin(self, spans: Spans, step: int) -> None:
+        """Begins an epoch, or the rest of one, at a global step."""
+        in_order = self._session.step_of_order(step)
+        if self._drawer is not None:
+            self._drawer.draw(in_order // len(self))
+        spans.steps = range(step, step + len(self) - in_order % len(self))
+        self.running = spans
+
+
+class Spans(dict[int, tuple[int, int]]):
+    """Places in the order of the batches drawn in an epoch, by global step."""
+
+    steps = range(0)
+
+
+class CompanionSampler(BatchSampler):
+    """Batches of another data set, drawn in the same steps as those of a `BatchSampler`.
+
+    In each step it draws as many samples as the other sampler, at the same place in an order of its
+    own, whose passes follow each other whatever the epochs are. If its data set has the length,
+    the seed and `shuffle` of the other one, its samples have the same numbers.
+
+    Args:
+        session: Session of the training.
+        leader: Sampler whose steps it follows.
+        stream: Samples of the data set by their place in the order.
+    """
+
+    def __init__(
+        self, session: PipelinedSession, leader: BatchSampler, stream: SampleStream
+    ) -> None:
+        super().__init__(session, leader.order)
+        self._leader, self._stream = leader, stream
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yields the batches of the epoch that the other sampler has begun.
+
+        Raises:
+            RuntimeError: The other sampler is not yet, or no longer, in the step of the batch.
+        """
+        spans = self._leader.running
+        if spans is None or spans is self.running:
+            raise _not_leading("no new epoch has begun")
+        self.running = spans
+        for step in spans.steps:
+            if spans is not self._leader.running:
+                raise _not_leading("another epoch has begun")
+            if step not in spans:
+                raise _not_leading(f"step {step} has not been drawn")
+            begin, count = spans[step]
+            yield self._stream.take(begin, begin + count).tolist()
+
+
+def make_sampler(
+    session: PipelinedSession,
+    data: Data,
+    seed: int | None,
+    shuffle: bool,
+    sampler: Iterable[object] | None,
+    beside: BatchSampler | None,
+) -> BatchSampler:
+    """Creates the sampler of a trainer; see `lbbsp_mx.Trainer.batch_sampler`."""
+    num_samples = check_same_data(session, data)
+    if beside is not None:
+        return _companion(session, num_samples, seed, shuffle, sampler, beside)
+    if sampler is not None:
+        if seed is not None or not shuffle:
+            raise ValueError(
+                f"a sampler decides the order itself, got seed={seed!r} and shuffle={shuffle!r} "
+                "besides: leave them out"
+            )
+        drawer = EpochDrawer(session, sampler, num_samples)
+        session.use_order(drawer.order)
+        return BatchSampler(session, drawer.order, drawer)
+    order = session.make_order(num_samples, seed, shuffle=shuffle)
+    session.use_order(order)
+    return BatchSampler(session, order)
+
+
+def fixed_rows(session: PipelinedSession) -> slice:
+    """Returns the rows of each global batch that belong to this worker.
+
+    Raises:
+        ValueError: The plan changes.
+    """
+    policy = session.balancer.policy
+    if session.workers > 1 and not policy.is_static:
+        raise ValueError(
+            f"rows must stay with their worker, but {type(policy).__name__} changes the plan: use "
+            "policy=lbbsp_core.Even() or lbbsp_core.FixedShares(...)"
+        )
+    sizes = session.sizes
+    begin = sum(sizes[: session.rank])
+    return slice(begin, begin + sizes[session.rank])
+
+
+def _companion(
+    session: PipelinedSession,
+    num_samples: int,
+    seed: int | None,
+    shuffle: bool,
+    sampler: Iterable[object] | None,
+    leader: BatchSampler,
+) -> CompanionSampler:
+    if sampler is not None or type(leader) is not BatchSampler:
+        raise ValueError(
+            f"beside must be a sampler of trainer.batch_sampler for another data set, without "
+            f"sampler=, got beside={leader!r}, sampler={sampler!r}"
+        )
+    seed = session.options.seed if seed is None else seed
+    if session.workers > 1:
+        session.finish_barrier()
+        facts = {"number of samples beside": num_samples, "seed beside": seed}
+        handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
+    return CompanionSampler(session, leader, SampleStream(num_samples, seed, shuffle))
+
+
+def _not_leading(found: str) -> RuntimeError:
+    return RuntimeError(
+        f"a sampler created with beside= follows the other sampler, of which {found}: iterate over "
+        "the other loader first, as in zip(loader, this_loader), with the same num_workers, "
+        "prefetch and thread_pool for both"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from lbbsp_mx.parameters import (
     require_dense,
     require_unique_names,
 )
-from lbbsp_mx.sampler import BatchSampler
+from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -138,20 +138,51 @@ class Trainer(gluon.Trainer):
         """Excludes the running step from learning, because it contains other work."""
         self._session.exclude_step()
 
-    def batch_sampler(self, num_samples: int, seed: int | None = None) -> BatchSampler:
+    def batch_sampler(
+        self,
+        data: Data,
+        seed: int | None = None,
+        *,
+        shuffle: bool = True,
+        sampler: Iterable[object] | None = None,
+        beside: BatchSampler | None = None,
+    ) -> BatchSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
 
         Args:
-            num_samples: Number of samples in the whole data set.
+            data: The whole data set, or its number of samples. Of a data set, workers compare
+                some samples, so that none of them has only a part of it.
             seed: Seed of the order. Defaults to the trainer's.
+            shuffle: False keeps the order of the data set in all epochs.
+            sampler: Sampler of the whole data set that gives the order of each epoch, in place of
+                `seed` and `shuffle`: an object with a length whose iteration yields indices, or
+                lists of indices, each a global batch. The one of worker 0 counts for all.
+            beside: Sampler that another loader of the same step uses. The new one then draws as
+                many samples in each step, of a data set of any length; iterate over the other one
+                first: ``zip(loader, other_loader)``.
 
         Raises:
-            ValueError: The data set is smaller than one global batch.
+            ValueError: The data set is smaller than one global batch, or a batch of `sampler`
+                does not fit.
+            TypeError: `sampler` has no length, or yields no indices.
+            DisagreementError: The workers have different data sets.
         """
-        order = self._session.make_order(num_samples, seed)
-        self._session.use_order(order)
+        made = make_sampler(self._session, data, seed, shuffle, sampler, beside)
         self._checkpoints.check_order()
-        return BatchSampler(self._session, order, self._agreement.before_draw)
+        made.before_draw = self._agreement.before_draw
+        return made
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the global batch that this worker has in every step, of a fixed plan.
+
+        For training whose step continues the rows of the step before (truncated backpropagation
+        through time): each worker slices its rows of every global batch, and needs no sampler.
+
+        Raises:
+            ValueError: The plan changes.
+        """
+        return fixed_rows(self._session)
 
     # Methods for training loops
 

@@ -4,7 +4,7 @@ A room is a package or a module directly under `lbbsp_core`, or a plugin. `MAY_I
 of all rooms, from the bottom up; a room may import itself and the rooms listed beside it::
 
     foundation   types, validate
-    stages       measure, resources, order, cost, predict, allocation, policy, sync
+    stages       measure, resources, order, sampled_order, cost, predict, allocation, policy, sync
     registry     names -> policies, predictors, synchronisers        <- stages
     runtime      what a plugin runs during training                  <- stages
     sim          virtual time                                        <- stages, registry, runtime
@@ -41,6 +41,7 @@ STAGES = FOUNDATION | {
     "measure",
     "resources",
     "order",
+    "sampled_order",
     "cost",
     "predict",
     "allocation",
@@ -54,6 +55,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "measure": FOUNDATION,
     "resources": FOUNDATION,
     "order": FOUNDATION,
+    "sampled_order": FOUNDATION | {"order"},
     "cost": FOUNDATION,
     "predict": FOUNDATION | {"cost", "measure"},
     "_selection": FOUNDATION | {"cost"},

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
-from lbbsp_core.order import GlobalOrder, Indices, OrderKey
+from lbbsp_core.order import GlobalOrder, Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Policy, Sizes
 from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
@@ -24,6 +24,7 @@ from lbbsp_core.runtime.protocol import (
     quantise,
 )
 from lbbsp_core.runtime.record import RunRecord, StepLine
+from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible, training_limits
 
 logger = logging.getLogger("lbbsp.balancer")
@@ -34,7 +35,7 @@ class BalancerState(NamedTuple):
 
     Args:
         step: Next global step.
-        order: `GlobalOrder.key` of the order, if known.
+        order: `Order.snapshot` of the order, if known.
         order_start: Step at which that order started.
         plans: Plans that are already decided, for the steps from `step` on.
         rank: Rank of the worker to which `predictor`, `estimate` and `drivers` belong.
@@ -45,7 +46,7 @@ class BalancerState(NamedTuple):
     """
 
     step: int
-    order: OrderKey | None
+    order: Snapshot | None
     order_start: int
     plans: tuple[Sizes, ...]
     rank: int
@@ -134,7 +135,7 @@ class Balancer:
         self._policy_state: PolicyState
         self._plans: dict[int, tuple[Sizes, tuple[float | None, ...]]]
         self._start_planning()
-        self._order: GlobalOrder | None = None
+        self._order: Order | None = None
         self._order_start = 0
         self._record: RunRecord | None = None
 
@@ -196,10 +197,13 @@ class Balancer:
             by_batch=by_batch,
         )
 
-    def use_order(self, order: GlobalOrder) -> None:
+    def use_order(self, order: Order) -> None:
         """Plans for the steps of `order`; an order other than the last one starts at this step."""
-        if order != self._order:
-            self._order, self._order_start = order, self.step
+        if self._order is None or order != self._order:
+            self._order_start = self.step
+        elif order is not self._order:
+            order.adopt(self._order)
+        self._order = order
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of a global step, int64, shape ``(sizes(step)[rank],)``.
@@ -360,7 +364,7 @@ class Balancer:
         """Returns a state for `restore`, which can be pickled."""
         return BalancerState(
             self.step,
-            self._order.key if self._order else None,
+            self._order.snapshot(self.step_of_order(self.step)) if self._order else None,
             self._order_start,
             tuple(self._plans[step][0] for step in range(self.step, self.step + self.lag)),
             self.rank,
@@ -378,7 +382,7 @@ class Balancer:
         predictor if the rank and the predictor are the same.
         """
         self.step = state.step
-        self._order = GlobalOrder(*state.order) if state.order else None
+        self._order = order_of(state.order) if state.order else None
         self._order_start = state.order_start
         plans = [(self._policy_state.sizes, self._unknown)]
         if (

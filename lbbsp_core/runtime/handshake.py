@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lbbsp_core.order import GlobalOrder
+from lbbsp_core.order import Order
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
@@ -22,7 +22,7 @@ _BEFORE, _AFTER = 60, 150
 
 def agree(
     balancer: Balancer,
-    order: GlobalOrder | None,
+    order: Order | None,
     collectives: Collectives,
     facts: Facts,
 ) -> list[list[int]]:
@@ -49,7 +49,7 @@ def agree(
         "limits, granularity and policy": (
             f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
-        "sample order": f"{order.key} {order.indices(0).tolist()}" if order else "none",
+        "sample order": order.description if order else "none",
     }
     compared: dict[str, int | str] = {
         "workers": balancer.workers,

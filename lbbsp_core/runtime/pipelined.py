@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.order import Indices, Order
 from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
@@ -124,7 +124,7 @@ class PipelinedSession(WorkerSession):
                 barrier, self._barrier = self._barrier, None
                 self._take(*barrier.result())
 
-    def epoch_steps(self, order: GlobalOrder) -> Iterator[int]:
+    def epoch_steps(self, order: Order) -> Iterator[int]:
         """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.
 
         After `restore` the running epoch continues.
@@ -182,6 +182,24 @@ class PipelinedSession(WorkerSession):
         if lag > self._balancer.lag and self.workers > 1:
             self._replace_balancer(self._balancer.state(), lag)
         return self._balancer.local_indices(step)
+
+    def local_span(self, step: int) -> tuple[int, int]:
+        """Returns the place of this worker's samples of `step` in the order.
+
+        Call it after `local_indices`, which makes sure that the plan is known.
+
+        Returns:
+            Samples of the whole order before them, and their number.
+
+        Raises:
+            LookupError: There is no order.
+        """
+        if self.order is None:
+            raise LookupError("there is no order to draw samples from: call use_order() first")
+        in_order = self.step_of_order(step)
+        one = (self.order.size(in_order),)
+        sizes = self._balancer.sizes(step) if self.workers > 1 else one
+        return self.order.position(in_order) + sum(sizes[: self.rank]), sizes[self.rank]
 
     def restore(self, state: BalancerState) -> None:
         """Continues from `state`; batches that loaders have already drawn become invalid."""

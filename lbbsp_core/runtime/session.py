@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from lbbsp_core.order import GlobalOrder, Indices
+from lbbsp_core.order import GlobalOrder, Indices, Order
 from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
@@ -120,7 +120,7 @@ class WorkerSession:
         self.collectives = collectives
         self.activity = activity or CurrentActivity()
         self.options = options
-        self.order: GlobalOrder | None = None
+        self.order: Order | None = None
         self._global_batch_size = global_batch_size
         self._policy = options.choose_policy()
         self._framework = framework
@@ -194,7 +194,7 @@ class WorkerSession:
             most_workers=env.workers_at_first(self.workers),
         )
 
-    def use_order(self, order: GlobalOrder) -> None:
+    def use_order(self, order: Order) -> None:
         """Uses the samples of `order` from the running step on."""
         self.balancer.use_order(order)
         self.order = order

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Affine
-from lbbsp_core.order import GlobalOrder
+from lbbsp_core.order import Order
 from lbbsp_core.policy import Observation
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
@@ -34,7 +34,7 @@ from lbbsp_core.runtime.serialization import (
 logger = logging.getLogger("lbbsp.checkpoint")
 
 
-def order_facts(order: GlobalOrder | None, global_batch_size: int) -> dict[str, Json]:
+def order_facts(order: Order | None, global_batch_size: int) -> dict[str, Json]:
     """Returns what must be the same for a job to continue at a step of an order, by name."""
     if order is None:
         return {"global_batch_size": global_batch_size}

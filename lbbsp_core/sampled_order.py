@@ -1,0 +1,234 @@
+"""Order that a sampler of the user gives, epoch by epoch: `SampledOrder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.order import GlobalOrder, Indices, Order, OrderKey, Snapshot, read_only
+
+_NAME: Final = "sampler"
+_KEPT: Final = 2  # epochs: a reader that prefetches enters the next one before the other readers
+
+
+class SampledOrder(Order):
+    """Order whose epochs are drawn one by one, from a sampler, and set by `draw`.
+
+    A sampler of indices is cut into global batches, of which the last may be short. Batches of a
+    sampler of batches are the global batches, in its order; a batch with fewer samples than
+    `global_batch_size` is a short step.
+
+    Args:
+        num_samples: Samples of every epoch, >= 1.
+        global_batch_size: Samples per step, X, >= 1.
+        steps_per_epoch: Steps of every epoch, >= 1.
+        by_batch: Whether the sampler gives batches.
+        drop_last: True if a short last step was dropped.
+        epoch: Number of the epoch that is already drawn, or -1.
+        indices: Its samples.
+        ends: Ends of its steps in `indices`.
+
+    Example:
+        >>> order = SampledOrder(5, 2, 3)
+        >>> order.draw(0, [4, 4, 1, 0, 2], [2, 4, 5])
+        >>> order.indices(0).tolist(), order.indices(2).tolist(), order.size(2)
+        ([4, 4], [2], 1)
+    """
+
+    seed = 0
+    shuffle = "by a sampler"
+
+    def __init__(
+        self,
+        num_samples: int,
+        global_batch_size: int,
+        steps_per_epoch: int,
+        by_batch: bool = False,
+        drop_last: bool = False,
+        epoch: int = -1,
+        indices: Sequence[int] | Indices = (),
+        ends: Sequence[int] | Indices = (),
+    ) -> None:
+        self.num_samples = num_samples
+        self.global_batch_size = global_batch_size
+        self.by_batch = by_batch
+        self.drop_last = drop_last
+        self._steps = steps_per_epoch
+        self._epochs: dict[int, tuple[Indices, Indices]] = {}
+        if epoch >= 0:
+            self.draw(epoch, indices, ends)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Arguments that define the steps; the samples of each are not part of it."""
+        return (_NAME, *self._shape)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps per epoch, the same in all epochs."""
+        return self._steps
+
+    def draw(
+        self, epoch: int, indices: Sequence[int] | Indices, ends: Sequence[int] | Indices
+    ) -> None:
+        """Sets the samples of an epoch.
+
+        Args:
+            epoch: Number of the epoch, >= 0.
+            indices: Samples, shape ``(num_samples,)``.
+            ends: Ends of the steps in `indices`, shape ``(steps_per_epoch,)``.
+
+        Raises:
+            ValueError: The epoch has another number of samples or steps than the others.
+        """
+        found = (len(indices), len(ends))
+        if found != (self.num_samples, self._steps):
+            raise ValueError(
+                f"a sampler must give {self.num_samples} samples in {self._steps} steps in every "
+                f"epoch, as in the first, got {found[0]} in {found[1]} in epoch {epoch}: let its "
+                "epochs have the same length"
+            )
+        drawn = (read_only(np.array(indices, np.int64)), read_only(np.array(ends, np.int64)))
+        kept = sorted(set(self._epochs) - {epoch})[-_KEPT + 1 :]
+        self._epochs = {**{each: self._epochs[each] for each in kept}, epoch: drawn}
+
+    def drawn(self, epoch: int) -> tuple[Indices, Indices] | None:
+        """Returns the samples of an epoch and the ends of its steps; None if it is not drawn."""
+        return self._epochs.get(epoch)
+
+    def size(self, step: int) -> int:
+        """Returns X_k, the number of samples in global step `step`.
+
+        The steps of batches in an epoch that is not drawn count as full.
+        """
+        epoch, number = divmod(step, self._steps)
+        if not self.by_batch:
+            return min(self.global_batch_size, self.num_samples - number * self.global_batch_size)
+        if epoch not in self._epochs:
+            return self.global_batch_size
+        begin, end = self._span(epoch, number)
+        return end - begin
+
+    def position(self, step: int) -> int:
+        """Returns the number of samples before global step `step`."""
+        epoch, number = divmod(step, self._steps)
+        within = number * self.global_batch_size
+        if self.by_batch and epoch in self._epochs:
+            within = self._span(epoch, number)[0]
+        return epoch * self.num_samples + within
+
+    def indices(self, step: int) -> Indices:
+        """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only.
+
+        Raises:
+            LookupError: The epoch is not drawn.
+        """
+        epoch, number = divmod(step, self._steps)
+        if epoch not in self._epochs:
+            raise LookupError(f"epoch {epoch} of the sampler is not drawn: call draw() first")
+        begin, end = self._span(epoch, number)
+        return self._epochs[epoch][0][begin:end]
+
+    def snapshot(self, step: int) -> Snapshot:
+        """Returns what another process needs to continue this order at global step `step`.
+
+        It contains the samples of an epoch that has begun, which cannot be drawn again.
+        """
+        epoch, number = divmod(step, self._steps)
+        if number == 0 or epoch not in self._epochs:
+            return self.key
+        return (*self.key, epoch, *self._epochs[epoch])
+
+    def adopt(self, other: Order) -> None:
+        """Takes over the epochs that an equal order has drawn."""
+        if isinstance(other, SampledOrder) and other._epochs:
+            self._epochs = dict(other._epochs)
+
+    @property
+    def _shape(self) -> tuple[int, int, int, bool, bool]:
+        return (
+            self.num_samples,
+            self.global_batch_size,
+            self._steps,
+            self.by_batch,
+            self.drop_last,
+        )
+
+    def _span(self, epoch: int, number: int) -> tuple[int, int]:
+        """Returns where a step begins and ends in the samples of a drawn epoch."""
+        ends = self._epochs[epoch][1]
+        return int(ends[number - 1]) if number else 0, int(ends[number])
+
+
+def order_of(snapshot: Snapshot) -> Order:
+    """Returns the order of which `Order.snapshot` was made."""
+    if snapshot[0] == _NAME:
+        return SampledOrder(*snapshot[1:])
+    return GlobalOrder(*cast(OrderKey, snapshot))
+
+
+def cut(
+    items: Iterable[Any], global_batch_size: int, workers: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool, int]:
+    """Cuts what a sampler gives in an epoch into steps in which every worker has a sample.
+
+    Args:
+        items: Indices, or lists of indices, which are global batches.
+        global_batch_size: X, samples of a full step.
+        workers: Number of workers; steps with fewer samples are dropped.
+
+    Returns:
+        Samples; ends of the steps; whether these are batches of the sampler; dropped samples.
+
+    Raises:
+        ValueError: There are too few samples, or a batch has more than X.
+        TypeError: An item is neither an index nor a list of indices.
+    """
+    given = list(items)
+    by_batch = bool(given) and not _is_index(given[0])
+    batches = [_indices(each) for each in given] if by_batch else _chunks(given, global_batch_size)
+    largest = max(map(len, batches), default=0)
+    if largest > global_batch_size:
+        raise ValueError(
+            f"a batch of the sampler has {largest} samples, more than global_batch_size = "
+            f"{global_batch_size}: its batches are global batches; let them be of one size "
+            "(FixedBucketSampler with ratio=0), or raise global_batch_size"
+        )
+    kept = [batch for batch in batches if len(batch) >= workers]
+    if not kept or (not by_batch and largest < global_batch_size):
+        raise ValueError(
+            f"the sampler must give at least one global batch, got {sum(map(len, batches))} "
+            f"samples with global_batch_size = {global_batch_size} and {workers} workers: lower "
+            "global_batch_size or add data"
+        )
+    dropped = sum(map(len, batches)) - sum(map(len, kept))
+    return np.concatenate(kept), np.cumsum([len(each) for each in kept]), by_batch, dropped
+
+
+def _chunks(given: list[Any], size: int) -> list[Indices]:
+    indices = _indices(given)
+    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
+
+
+def _is_index(item: Any) -> bool:
+    return np.ndim(item) == 0
+
+
+def _indices(items: Any) -> Indices:
+    """Returns items as indices.
+
+    Raises:
+        TypeError: They are no integers >= 0.
+    """
+    with suppress(TypeError, ValueError):  # they may be lists of several lengths
+        found = np.asarray(items)
+        if found.ndim == 1 and (not len(found) or (found.dtype.kind in "iu" and found.min() >= 0)):
+            return found.astype(np.int64)
+    raise TypeError(
+        f"a sampler must give indices >= 0, or lists of them, got {items!r:.80}: pass a sampler "
+        "of the whole data set"
+    )

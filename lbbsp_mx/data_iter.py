@@ -1,0 +1,235 @@
+"""Adapter for scripts that iterate over a ``DataIter`` of MXNet: `PlannedIter`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.io import DataBatch, DataDesc
+
+Columns: TypeAlias = "Any | Sequence[Any] | Mapping[str, Any] | None"
+Batch: TypeAlias = "tuple[list[mx.nd.NDArray], list[mx.nd.NDArray]]"
+"""Data and labels."""
+
+
+class PlannedIter(mx.io.DataIter):
+    """Data iterator whose batches are those that the plan of each step gives to this worker.
+
+    A replacement for ``mx.io.NDArrayIter`` in an existing loop. No batch is padded: `pad` is 0,
+    and the shapes of a batch are in its `provide_data` and `provide_label`.
+
+    Args:
+        sampler: Batch sampler, such as `Trainer.batch_sampler` creates; any iterable that yields
+            lists of indices, once in every epoch.
+        data: An ``NDArrayIter`` that does not shuffle; arrays as for ``NDArrayIter``; or a gluon
+            data set whose samples are tuples, for example an ``ImageRecordDataset`` in place of an
+            ``ImageRecordIter``.
+        label: Arrays of labels, as for ``NDArrayIter``.
+        data_name: Name of the data, if there is one array.
+        label_name: Name of the labels, if there is one array.
+        layout: Layout of the arrays, of which "N" is the axis of samples.
+        **loading: For a gluon data set, options of ``DataLoader``, such as ``num_workers``.
+
+    Raises:
+        ValueError: The iterator shuffles.
+        TypeError: The data cannot be read by index; names the remedy.
+
+    Example::
+
+        sampler = trainer.batch_sampler(len(images), seed=0)
+        train_data = lbbsp_mx.PlannedIter(sampler, images, labels)
+        for epoch in range(epochs):
+            train_data.reset()
+            for batch in train_data:
+                ...
+                trainer.step(batch.data[0].shape[0])
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[Sequence[int]],
+        data: Columns | mx.io.NDArrayIter | gluon.data.Dataset,
+        label: Columns = None,
+        *,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        layout: str = "NCHW",
+        **loading: Any,
+    ) -> None:
+        super().__init__()
+        self._layout = layout
+        self._names: tuple[str | list[str], str | list[str]] = (data_name, label_name)
+        if isinstance(data, gluon.data.Dataset):
+            loader = gluon.data.DataLoader(data, batch_sampler=sampler, **loading)
+            self._batches: Iterable[Batch] = _Loaded(loader)
+            first = _halves(loader._batchify_fn([data[0]]))
+        elif loading:
+            raise TypeError(f"only a gluon data set takes options of DataLoader, got {loading}")
+        else:
+            source = _array_iter(data, label, data_name, label_name, layout)
+            self._layout = source.layout
+            self._names = ([name for name, _ in source.data], [name for name, _ in source.label])
+            self._batches = _Taken(sampler, source)
+            first = self._batches.read([0])
+        self._sampler = sampler
+        self._describe(*first)
+        self._iterator: Iterator[Batch] | None = None
+        self._current: DataBatch | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of steps of an epoch."""
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def reset(self) -> None:
+        """Lets the next batch be the first of the next epoch; the rest of this one is skipped."""
+        self._iterator = None
+
+    def next(self) -> DataBatch:
+        """Returns this worker's batch of the next step.
+
+        Raises:
+            StopIteration: The epoch has ended; `reset` lets the next one begin.
+        """
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+        data, label = next(self._iterator)
+        self._describe(data, label)
+        self._current = DataBatch(
+            data, label, pad=0, provide_data=self.provide_data, provide_label=self.provide_label
+        )
+        return self._current
+
+    def iter_next(self) -> bool:
+        """Moves to the next batch; returns whether there is one."""
+        try:
+            self.next()
+        except StopIteration:
+            return False
+        return True
+
+    def getdata(self) -> list[mx.nd.NDArray]:
+        """Returns the data of the current batch."""
+        return self._of_current().data
+
+    def getlabel(self) -> list[mx.nd.NDArray]:
+        """Returns the labels of the current batch."""
+        return self._of_current().label
+
+    def getpad(self) -> int:
+        """Returns 0, because no batch is padded."""
+        return 0
+
+    def _of_current(self) -> DataBatch:
+        if self._current is None:
+            raise ValueError("there is no current batch: call next or iter_next first")
+        return self._current
+
+    def _describe(self, data: list[mx.nd.NDArray], label: list[mx.nd.NDArray]) -> None:
+        """Sets the names and shapes of the current batch; of one sample before the first."""
+        self.batch_size = data[0].shape[self._layout.find("N")]
+        self.provide_data, self.provide_label = (
+            [
+                DataDesc(each, array.shape, array.dtype, layout=self._layout)
+                for each, array in zip(_numbered(name, len(part)), part, strict=True)
+            ]
+            for name, part in zip(self._names, (data, label), strict=True)
+        )
+
+
+class _Taken:
+    """Batches that are taken from arrays.
+
+    Args:
+        sampler: Yields the indices of each batch.
+        source: Holds the arrays.
+    """
+
+    def __init__(self, sampler: Iterable[Sequence[int]], source: mx.io.NDArrayIter) -> None:
+        self._sampler, self._source = sampler, source
+        self._axis = source.layout.find("N")
+        arrays = [array for _, array in source.data + source.label]
+        self._num_samples = min(array.shape[self._axis] for array in arrays)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.read, self._sampler)
+
+    def read(self, indices: Sequence[int]) -> Batch:
+        """Returns the samples with these numbers."""
+        if max(indices) >= self._num_samples:
+            raise IndexError(
+                f"the sampler draws sample {max(indices)} of arrays of {self._num_samples} "
+                "samples: create both for the same data set"
+            )
+        data, label = (
+            [_take(array, indices, self._axis) for _, array in part]
+            for part in (self._source.data, self._source.label)
+        )
+        return data, label
+
+
+class _Loaded:
+    """Batches of a DataLoader.
+
+    Args:
+        loader: The loader.
+    """
+
+    def __init__(self, loader: gluon.data.DataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(_halves, self._loader)
+
+
+def _halves(batch: Any) -> Batch:
+    """Returns the data of a loader's batch, its first array, and its labels, the others."""
+    parts = list(batch) if isinstance(batch, (list, tuple)) else [batch]
+    return parts[:1], parts[1:]
+
+
+def _numbered(name: str | list[str], count: int) -> list[str]:
+    """Returns the names of arrays, as ``NDArrayIter`` does."""
+    if isinstance(name, list):
+        return name
+    return [name] if count == 1 else [f"_{number}_{name}" for number in range(count)]
+
+
+def _take(array: Any, indices: Sequence[int], axis: int) -> mx.nd.NDArray:
+    if isinstance(array, mx.nd.NDArray):
+        where = mx.nd.array(indices, dtype="int64", ctx=array.context)
+        return mx.nd.take(array, where, axis=axis)
+    rows, places = np.unique(indices, return_inverse=True)  # h5py reads ascending rows only
+    return mx.nd.array(array[rows.tolist()][places])
+
+
+def _array_iter(
+    data: Any, label: Columns, data_name: str, label_name: str, layout: str
+) -> mx.io.NDArrayIter:
+    """Returns a source of arrays as an ``NDArrayIter``, which checks and names them.
+
+    Raises:
+        ValueError: It shuffles.
+        TypeError: Its samples cannot be read by index.
+    """
+    if isinstance(data, mx.io.DataIter) and not isinstance(data, mx.io.NDArrayIter):
+        raise TypeError(
+            f"{type(data).__name__} gives batches of a constant size and no sample by index: pass "
+            "an NDArrayIter, arrays, or a gluon data set, such as "
+            "gluon.data.vision.ImageRecordDataset in place of an ImageRecordIter"
+        )
+    if not isinstance(data, mx.io.NDArrayIter):
+        data, label = (  # NDArrayIter replaces the values of a dict
+            dict(each) if isinstance(each, Mapping) else each for each in (data, label)
+        )
+        data = mx.io.NDArrayIter(data, label, 1, False, "discard", data_name, label_name, layout)
+    elif data.shuffle:
+        raise ValueError(
+            "shuffle must be False in the NDArrayIter, got True: each worker would shuffle the "
+            "arrays differently; trainer.batch_sampler(...) shuffles alike on all workers"
+        )
+    if any(isinstance(each, mx.nd.sparse.BaseSparseNDArray) for _, each in data.data + data.label):
+        raise TypeError("PlannedIter reads no sparse arrays: pass dense ones")
+    return data

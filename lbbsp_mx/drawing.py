@@ -1,0 +1,188 @@
+"""Epochs of a user's sampler, of which all workers use those of worker 0."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Sized
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from lbbsp_core.order import Indices
+from lbbsp_core.runtime import env
+from lbbsp_core.runtime.pipelined import PipelinedCollectives, PipelinedSession
+from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.sampled_order import SampledOrder, cut
+
+logger = logging.getLogger("lbbsp.mx")
+
+_CHUNK: Final = 1 << 16  # numbers of a message, so that servers keep few and small keys
+
+
+class Drawn(NamedTuple):
+    """Samples of an epoch.
+
+    Args:
+        indices: Samples in their order.
+        ends: Ends of the steps in `indices`.
+        by_batch: Whether the sampler has given the steps.
+        dropped: Number of samples that were dropped.
+    """
+
+    indices: Indices
+    ends: Indices
+    by_batch: bool
+    dropped: int
+
+
+class EpochDrawer:
+    """Draws the epochs of an order from a sampler, at the same time on all workers.
+
+    Args:
+        session: Session of the training.
+        sampler: Sampler of the whole data set.
+        num_samples: Size of the data set.
+
+    Raises:
+        TypeError: The sampler has no length, or yields no indices.
+        ValueError: Its samples or batches do not fit the data set or the global batch.
+        DisagreementError: Each worker has a sampler of its own part of the data.
+    """
+
+    def __init__(
+        self, session: PipelinedSession, sampler: Iterable[object], num_samples: int
+    ) -> None:
+        self._session, self._sampler = session, sampler
+        self._num_samples = num_samples
+        session.finish_barrier()
+        first = self._draw_together(None)
+        self._ahead: Drawn | None = first
+        total = session.balancer.constraints.global_batch_size
+        _check_full(first, total)
+        if first.dropped:
+            logger.warning(
+                "%d samples of the sampler are dropped in each epoch, because their steps have "
+                "fewer samples than there are workers",
+                first.dropped,
+            )
+        self.order = SampledOrder(
+            len(first.indices), total, len(first.ends), first.by_batch, bool(first.dropped)
+        )
+
+    def draw(self, epoch: int) -> None:
+        """Draws an epoch of the order, unless it is known from a checkpoint; a collective."""
+        known = self.order.drawn(epoch)
+        if known is not None:
+            drawn = self._draw_together(Drawn(*known, self.order.by_batch, 0))
+        else:
+            ahead, self._ahead = self._ahead, None
+            drawn = self._draw_together(ahead)
+        self.order.draw(epoch, drawn.indices, drawn.ends)
+
+    def _draw_together(self, own: Drawn | None) -> Drawn:
+        """Returns the epoch of worker 0, `own` on this worker if it is given; a collective."""
+        session = self._session
+        if session.workers == 1:
+            return own or self._draw()
+        try:
+            own = own or self._draw()
+        except Exception:  # of the sampler; the other workers wait for its row
+            session.collectives.all_gather(_row(None, session.workers))
+            raise
+        rows = session.collectives.all_gather(_row(own, session.workers))
+        failed = [rank for rank, row in enumerate(rows) if not row[0]]
+        if failed:
+            raise DisagreementError(
+                f"the sampler of worker {failed[0]} has raised an error, which that worker "
+                "shows: give all workers the same sampler of the whole data set"
+            )
+        _refuse_parts(rows)
+        if all(row == rows[0] for row in rows):
+            return own
+        return _broadcast(session.collectives, own, rows[0])
+
+    def _draw(self) -> Drawn:
+        session = self._session
+        workers = max(session.workers, env.workers_at_first(session.workers))
+        total = session.balancer.constraints.global_batch_size
+        drawn = Drawn(*cut(_items(self._sampler), total, workers))
+        if drawn.indices.max() >= self._num_samples:
+            raise ValueError(
+                f"the sampler must give indices below {self._num_samples}, the number of samples, "
+                f"got {drawn.indices.max()}: pass the data set that the sampler is for"
+            )
+        return drawn
+
+
+def _items(sampler: Iterable[object]) -> list[object]:
+    """Returns what a sampler gives in an epoch, which must have an end.
+
+    Raises:
+        TypeError: The sampler has no length.
+        ValueError: It yields more than its length.
+    """
+    if not isinstance(sampler, Sized):
+        raise TypeError(
+            f"a sampler must have a length and be iterable in every epoch, got {sampler!r}: pass a "
+            "gluon.data.Sampler or a list"
+        )
+    items = list(islice(sampler, len(sampler) + 1))
+    if len(items) != len(sampler):
+        raise ValueError(
+            f"a sampler must yield as many items as its length {len(sampler)}, got "
+            f"{'more' if len(items) > len(sampler) else len(items)}: correct its __len__"
+        )
+    return items
+
+
+def _check_full(drawn: Drawn, total: int) -> None:
+    largest = int(np.diff(drawn.ends, prepend=0).max())
+    if largest < total:
+        raise ValueError(
+            f"batches of the sampler must be global batches, got at most {largest} samples with "
+            f"global_batch_size = {total}: let it give batches for all workers together"
+        )
+
+
+def _row(drawn: Drawn | None, workers: int) -> list[int]:
+    """Returns what workers compare of an epoch, and what tells parts of a data set."""
+    if drawn is None:
+        return [0] * 9
+    indices, ends = drawn.indices, drawn.ends
+    content = zlib.crc32(ends.tobytes(), zlib.crc32(indices.tobytes()))
+    rests = np.unique(indices % workers)
+    part = [int(indices.min()), int(indices.max()), int(rests[0]) if len(rests) == 1 else workers]
+    return [1, len(indices), len(ends), int(drawn.by_batch), drawn.dropped, content, *part]
+
+
+def _refuse_parts(rows: list[list[int]]) -> None:
+    """Raises if the samplers give separate ranges of the data set, or every n-th sample."""
+    *_, smallest, largest, _ = rows[0]
+    extents = sorted((row[-3], row[-2]) for row in rows)
+    ranges = all(left[1] < right[0] for left, right in pairwise(extents))
+    if ranges or sorted(row[-1] for row in rows) == list(range(len(rows))):
+        raise DisagreementError(
+            "each worker's sampler gives another part of the data set (worker 0 the samples "
+            f"{smallest} to {largest}): pass a sampler of the whole data set on all "
+            "workers; the plan gives each worker its part"
+        )
+
+
+def _broadcast(collectives: PipelinedCollectives, own: Drawn, first: list[int]) -> Drawn:
+    """Sends the epoch of worker 0 to all workers; `first` is the row that describes it."""
+    _, samples, steps, by_batch, dropped, *_ = first
+    count = 2 * (samples + steps)
+    halves = np.zeros(count, np.float32)
+    if collectives.rank == 0:  # float32 holds 16 bits exactly
+        halves[:] = np.concatenate([own.indices, own.ends]).astype("<u4").view("<u2")
+    width = min(_CHUNK, 1 << (count - 1).bit_length())
+    received: list[Any] = []
+    with collectives.waiting("for the order of samples of worker 0"):
+        for begin in range(0, count, width):
+            part = halves[begin : begin + width]
+            rows = collectives.begin_gather(np.pad(part, (0, width - len(part))), slot="epoch")()
+            received.append(rows[0])
+    values = np.concatenate(received)[:count].astype("<u2").view("<u4").astype(np.int64)
+    return Drawn(values[:samples], values[samples:], bool(by_batch), dropped)
