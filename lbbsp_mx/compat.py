@@ -1,4 +1,4 @@
-"""All patches for MXNet: names that 1.9.1, its last release, needs in current NumPy versions.
+"""All patches for MXNet: names that 1.9.1 needs in current NumPy versions, and a hook in losses.
 
 MXNet reads ``numpy.bool``, which NumPy 1.24 removed, while it is imported and while it runs
 (apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 has removed
@@ -8,7 +8,9 @@ further names that MXNet imports. A name is restored only if it is missing.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +55,20 @@ def restore_numpy_names() -> None:
     for name, value in _names().items():
         if name not in vars(np):
             setattr(np, name, value)
+
+
+def watch_sample_weights(notice: Callable[[], None]) -> None:
+    """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was."""
+    from mxnet.gluon import loss as losses
+
+    weighted = losses._apply_weighting
+
+    def watched(F: Any, loss: Any, weight: Any = None, sample_weight: Any = None) -> Any:
+        if sample_weight is not None:
+            notice()
+        return weighted(F, loss, weight, sample_weight)
+
+    losses._apply_weighting = watched
 
 
 def _names() -> dict[str, object]:

@@ -14,7 +14,7 @@ from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.pipelined import Rows
 from lbbsp_core.runtime.protocol import Row, pack, unpack
 from lbbsp_mx import cluster
-from lbbsp_mx.native import DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.native import ALIASES, DISTRIBUTED, IN_ONE_PROCESS, runtime
 
 Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
 """One array per device: gluon passes a single array or a list."""
@@ -38,8 +38,8 @@ class KVStore(KVStoreBase):
     one process share the native store, because MXNet hangs if a second one is created.
 
     Args:
-        kind: "dist_sync" or "dist_device_sync" in a cluster, "local" or "device" in one process;
-            or an existing native store of one of these kinds.
+        kind: "dist_sync" (or "dist") or "dist_device_sync" in a cluster, "local" or "device" in one
+            process; or an existing native store of one of these kinds.
         start_seconds: Maximum seconds to wait until all processes of the cluster have started.
         wait_seconds: Maximum seconds that a step waits for the other workers or for a server.
 
@@ -59,7 +59,8 @@ class KVStore(KVStoreBase):
         start_seconds: float = 120.0,
         wait_seconds: float = 1800.0,
     ) -> None:
-        self._kind = kind if isinstance(kind, str) else kind.type
+        name = kind if isinstance(kind, str) else kind.type
+        self._kind = ALIASES.get(name, name)
         if self._kind not in KINDS:
             raise ValueError(
                 f"the store must be one of {', '.join(KINDS)}, got {self._kind!r}: choose "
@@ -70,7 +71,9 @@ class KVStore(KVStoreBase):
                 f"{self._kind} needs a cluster, and no DMLC_* variable is set: start the script "
                 "with `lbbsp launch --framework mxnet`, or use the store 'local'"
             )
-        self._native = runtime().native(kind, start_seconds)
+        self._native = runtime().native(
+            self._kind if isinstance(kind, str) else kind, start_seconds
+        )
         self._lock = runtime().lock
         self._numbers = runtime().numbers
         self._keys: dict[Hashable, int] = {}

@@ -23,6 +23,8 @@ from lbbsp_mx.liveness import SchedulerWatch, looking_thread
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
 IN_ONE_PROCESS = ("local", "device")
+ALIASES = {"dist": "dist_sync"}
+"""Other names of MXNet for its stores."""
 
 LEAVE_SECONDS = 1800.0
 """Seconds that a finished worker waits for the others, which may still be evaluating."""
@@ -82,7 +84,7 @@ class Runtime:
                 self._adopt(mx.kv.create(kind))
                 self.distributed._barrier()
                 self._begin_heartbeat()
-        if self.distributed.type != kind:
+        if ALIASES.get(self.distributed.type, self.distributed.type) != kind:
             raise ValueError(
                 f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
                 f"create a second one: use the first one instead of {kind!r}"

@@ -7,10 +7,11 @@ from typing import Any, TypeAlias
 
 from mxnet.gluon.data import Sampler
 
-from lbbsp_core.order import Order, SampleStream
+from lbbsp_core.order import Indices, Order, SampleStream
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx.drawing import EpochDrawer
+from lbbsp_mx.parts import Draws, cut
 from lbbsp_mx.same_data import check_same_data
 
 Data: TypeAlias = "int | Sequence[Any]"
@@ -24,24 +25,32 @@ class BatchSampler(Sampler):
     order occurs exactly once in it, for any plans. Batches are drawn by the number of their
     *step*: a loader that prefetches uses older plans, the same ones on all workers, and neither
     repeats nor drops a sample. `lbbsp_mx.Trainer.batch_sampler` creates it.
+    With ``accumulate=k``, the samples of a step are k consecutive batches, so that an epoch has k
+    batches per step.
 
     Args:
         session: Session of the training.
         order: Samples of each step.
         drawer: Draws each epoch of the order, if it does not follow from a seed.
+        draws: Counts the batches. Defaults to one batch per step.
     """
 
     def __init__(
-        self, session: PipelinedSession, order: Order, drawer: EpochDrawer | None = None
+        self,
+        session: PipelinedSession,
+        order: Order,
+        drawer: EpochDrawer | None = None,
+        draws: Draws | None = None,
     ) -> None:
         self._session = session
+        self._draws = draws or Draws()
         self.order = order
         self._drawer = drawer
         self.running: Spans | None = None
         self.before_draw: Callable[[], None] | None = None  # called when an iteration begins
 
     def __len__(self) -> int:
-        return self.order.steps_per_epoch
+        return self.order.steps_per_epoch * self._draws.parts
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the batches of the next epoch, or of the rest of an epoch after `load_states`.
@@ -56,16 +65,24 @@ class BatchSampler(Sampler):
         for step in self._session.epoch_steps(self.order):
             if self.running is not spans:
                 self._begin(spans, step)
-            batch = self._session.local_indices(step).tolist()
+            indices = self._session.local_indices(step)
             spans[step] = self._session.local_span(step)
-            yield batch
+            for part in self._parts(indices):
+                self._draws.count()
+                yield part.tolist()
+
+    def _parts(self, indices: Indices) -> Iterable[Indices]:
+        """Cuts the samples of a step into its batches."""
+        return cut(indices, self._draws.parts, self._draws.unit)
 
     def _begin(self, spans: Spans, step: int) -> None:
         """Begins an epoch, or the rest of one, at a global step."""
         in_order = self._session.step_of_order(step)
+        epoch, done = divmod(in_order, self.order.steps_per_epoch)
         if self._drawer is not None:
-            self._drawer.draw(in_order // len(self))
-        spans.steps = range(step, step + len(self) - in_order % len(self))
+            self._drawer.draw(epoch)
+        self._draws.begin(step)
+        spans.steps = range(step, step + self.order.steps_per_epoch - done)
         self.running = spans
 
 
@@ -91,7 +108,7 @@ class CompanionSampler(BatchSampler):
     def __init__(
         self, session: PipelinedSession, leader: BatchSampler, stream: SampleStream
     ) -> None:
-        super().__init__(session, leader.order)
+        super().__init__(session, leader.order, draws=leader._draws)
         self._leader, self._stream = leader, stream
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -110,11 +127,13 @@ class CompanionSampler(BatchSampler):
             if step not in spans:
                 raise _not_leading(f"step {step} has not been drawn")
             begin, count = spans[step]
-            yield self._stream.take(begin, begin + count).tolist()
+            for part in self._parts(self._stream.take(begin, begin + count)):
+                yield part.tolist()
 
 
 def make_sampler(
     session: PipelinedSession,
+    draws: Draws,
     data: Data,
     seed: int | None,
     shuffle: bool,
@@ -133,10 +152,10 @@ def make_sampler(
             )
         drawer = EpochDrawer(session, sampler, num_samples)
         session.use_order(drawer.order)
-        return BatchSampler(session, drawer.order, drawer)
+        return BatchSampler(session, drawer.order, drawer, draws)
     order = session.make_order(num_samples, seed, shuffle=shuffle)
     session.use_order(order)
-    return BatchSampler(session, order)
+    return BatchSampler(session, order, draws=draws)
 
 
 def fixed_rows(session: PipelinedSession) -> slice:

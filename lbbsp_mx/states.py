@@ -53,6 +53,7 @@ def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
     Raises:
         ValueError: The optimizer has state that cannot be saved; names it and the remedy.
     """
+    _refuse_sparse(trainer)
     arrays: Arrays = {}
     state: Json = {
         "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
@@ -143,6 +144,15 @@ def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
         )
     value: npt.NDArray[Any] = param.data(param.list_ctx()[0]).asnumpy()
     return value
+
+
+def _refuse_sparse(trainer: gluon.Trainer) -> None:
+    for param in trainer._params:
+        if param._stype != "default":
+            raise ValueError(
+                f"parameter {param.name} is {param._stype!r}, and neither it nor its optimizer "
+                "can be saved: leave stype out, and use net.save_parameters for the weights alone"
+            )
 
 
 def _owners(trainer: gluon.Trainer) -> dict[str, object]:

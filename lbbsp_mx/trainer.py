@@ -15,21 +15,25 @@ from mxnet import gluon
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
 from lbbsp_mx.kvstore import NAME, KVStore, make_store
-from lbbsp_mx.native import DISTRIBUTED, runtime
+from lbbsp_mx.means import StepSizes, Weight, checked_weight, sample_weights, total_weight
+from lbbsp_mx.native import ALIASES, DISTRIBUTED, runtime
 from lbbsp_mx.parameters import (
     Parameters,
     as_created,
     facts_of,
-    require_dense,
+    require_dense_values,
     require_unique_names,
 )
+from lbbsp_mx.parts import Draws, part_sizes, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
+from lbbsp_mx.sparse import RowSums
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -52,15 +56,22 @@ class Trainer(gluon.Trainer):
         params: Parameters of the network, as for `mxnet.gluon.Trainer`.
         optimizer: Name or object of the optimizer; it runs in the workers.
         optimizer_params: Options of the optimizer.
-        kvstore: "dist_sync" or "dist_device_sync" (in one process: "local", "device"), or an
-            `lbbsp_mx.KVStore`.
+        kvstore: "dist_sync" (or "dist") or "dist_device_sync" (in one process: "local", "device"),
+            or an `lbbsp_mx.KVStore`.
         compression_params: Must be None, because compressed gradients are not exact.
         update_on_kvstore: None or False.
         global_batch_size: X, samples per step over all workers; constant.
         mean_loss: Whether the loss is already averaged over the worker's batch, as by
-            ``loss.mean()``; its gradients are then weighted by the batch size.
+            ``loss.mean()``; its gradients are then weighted by the batch size, or by the ``weight``
+            that `step` is given.
+        accumulate: Loader batches of this worker per step, k >= 1, for scripts that accumulate
+            gradients: X then counts the samples of one *update*, and the sampler cuts the share of
+            each worker into k batches. Let all parameters have ``grad_req='add'``, call `step` (or
+            `allreduce_grads` and `update`) after every k batches, and then ``zero_grad()``. Limits
+            hold for all k batches together.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
-            ``cost``, ``limits`` and ``seed``.
+            ``cost``, ``limits`` and ``seed``. ``granularity`` defaults to the number of devices
+            times `accumulate`, so that `gluon.utils.split_and_load` can split batches evenly.
 
     Raises:
         ValueError: No plan can satisfy the options, or the update would not be exact.
@@ -87,16 +98,28 @@ class Trainer(gluon.Trainer):
         *,
         global_batch_size: int,
         mean_loss: bool = False,
+        accumulate: int = 1,
         **options: object,
     ) -> None:
         chosen = SessionOptions.of(options)
+        require_integer("accumulate", accumulate, 1)
         _refuse(compression_params, update_on_kvstore)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._gluon_order = gluon_order(params)
-        self._refuse_inexact(mean_loss)
         self.kvstore = _store(kvstore)
+        self._refuse_inexact(mean_loss, accumulate)
         self.mean_loss = mean_loss
-        self._reduced_total = 0
+        devices = len(self._contexts)
+        if "granularity" not in options:
+            given = (global_batch_size, devices, accumulate)
+            chosen = with_granularity(chosen, self.kvstore, *given)
+        self._draws = Draws(accumulate, devices)
+        self._rows = RowSums(self.kvstore, self._params, devices)
+        self._sample_weights = sample_weights()
+        self._now: StepSizes  # sizes of the running step
+        self._weight: float | None = None  # of this worker's batch
+        self._reduced_total = 0.0
+        self._is_mean = False  # whether the gradients are divided already
         self._barriers_inside = False
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
         self._session = PipelinedSession(
@@ -106,7 +129,12 @@ class Trainer(gluon.Trainer):
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             activity=runtime().activity,
-            facts={"parameters": len(self._params), "mean_loss": int(mean_loss)},
+            facts={
+                "parameters": len(self._params),
+                "mean_loss": int(mean_loss),
+                "accumulate": accumulate,
+            },
+            parts=accumulate,
         )
         self._checkpoints = Checkpoints(self, self._session)
         self._agreement = Agreement(self, self._session)
@@ -167,7 +195,7 @@ class Trainer(gluon.Trainer):
             TypeError: `sampler` has no length, or yields no indices.
             DisagreementError: The workers have different data sets.
         """
-        made = make_sampler(self._session, data, seed, shuffle, sampler, beside)
+        made = make_sampler(self._session, self._draws, data, seed, shuffle, sampler, beside)
         self._checkpoints.check_order()
         made.before_draw = self._agreement.before_draw
         return made
@@ -186,25 +214,39 @@ class Trainer(gluon.Trainer):
 
     # Methods for training loops
 
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    def step(
+        self,
+        batch_size: int,
+        ignore_stale_grad: bool = False,
+        weight: Weight = None,
+    ) -> None:
         """Sums gradients over workers, updates by their mean, and decides the next plan.
 
         Args:
-            batch_size: Samples in *this worker's* batch, on all of its devices together.
+            batch_size: Samples in *this worker's* batch, on all of its devices together. With
+                `accumulate`, those of one of its loader batches, or of all.
             ignore_stale_grad: As for `mxnet.gluon.Trainer`.
+            weight: Number of valid tokens, or sum of the sample weights, in this worker's batch.
+                The update is then the sum of all workers' gradients divided by the sum of their
+                weights, instead of the number of samples: let the loss be a sum over tokens. All
+                workers must pass it in the same steps.
 
         Raises:
-            ValueError: The batch size differs from that of the plan.
+            ValueError: The batch size differs from that of the plan, the gradients of another
+                number of loader batches were accumulated, or no worker has a positive weight.
+            DisagreementError: Only some of the workers pass a weight.
         """
-        self._check_size(batch_size)
-        self._checkpoints.begin_step()
+        self._begin(batch_size, weight)
         step = self._session.step
         self._step(ignore_stale_grad)
         self._agreement.end_step(step)
         self._checkpoints.end_step(step)
 
     def _step(self, ignore_stale_grad: bool) -> None:
-        if getattr(self, "_amp_loss_scaler", None) is not None:  # the update reads the sums first
+        if self._update_on_kvstore:
+            self._step_on_store(ignore_stale_grad)
+            return
+        if self._reads_sums:
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
@@ -215,26 +257,62 @@ class Trainer(gluon.Trainer):
         if self._barriers_inside or self.kvstore.num_workers == 1:
             self._session.finish_barrier()  # before collectives of layers pause the same timer
 
-    def allreduce_grads(self) -> None:
-        """Sums gradients over workers and decides the next plan; call `update` afterwards."""
-        self._check_size(None)
-        self._checkpoints.begin_step()
-        self._allreduce_grads()
+    def _step_on_store(self, ignore_stale_grad: bool) -> None:
+        """Lets the store of a single worker update, as gluon does if parameters are sparse."""
+        local = self._now.local if self._weight is None else self._weight
+        total = self._reduced_total if self._weight is None else total_weight([self._weight])
+        self._check_and_rescale_grad(self._scale * (local if self.mean_loss else 1.0) / total)
+        super()._allreduce_grads()
+        self._update(ignore_stale_grad)
+        self._reduced_total = 0.0
+        self._session.end_step(mx.nd.waitall, mx.nd.waitall, self._weight)
+        self._session.finish_barrier()
 
-    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Updates by the gradients that `allreduce_grads` has summed.
+    def allreduce_grads(self, weight: Weight = None) -> None:
+        """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
+
+        It is the mean over the global batch, also with ``mean_loss=True``, so that clipping it, for
+        example by `gluon.utils.clip_global_norm`, does what it does in one process with mean
+        gradients. Call `update` afterwards.
+
+        Only a single worker without `batch_sampler`, whose batches are unknown, does as gluon does:
+        the gradients of losses per sample stay sums, which `update` divides.
 
         Args:
-            batch_size: Ignored: the mean is that over the global batch.
+            weight: As for `step`; the gradient is then the weighted mean.
+
+        Raises:
+            ValueError: As for `step`.
+        """
+        if self._update_on_kvstore:
+            raise ValueError(
+                "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
+                "store: call step, or leave stype='row_sparse' out"
+            )
+        self._begin(None, weight)
+        self._allreduce_grads()
+        if self._now.is_planned or self.mean_loss or self._weight is not None:
+            for gradient in self._gradients():
+                gradient /= self._reduced_total
+            self._is_mean = True
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Updates by the mean gradients that `allreduce_grads` has left, and the script changed.
+
+        Args:
+            batch_size: 1, the samples of this worker's batch, or those of the global batch. The
+                effect is the same, because `allreduce_grads` has already divided the gradients.
             ignore_stale_grad: As for `mxnet.gluon.Trainer`.
 
         Raises:
-            ValueError: `allreduce_grads` was not called before.
+            ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
         if not self._reduced_total:
             raise ValueError(
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
+        one = self._now.divisor_of_means(batch_size)
+        self._reduced_total = one if self._is_mean else batch_size
         self._update_by_mean(ignore_stale_grad)
         self._agreement.end_step(self._session.step - 1)
         self._checkpoints.end_step(self._session.step - 1)
@@ -371,6 +449,10 @@ class Trainer(gluon.Trainer):
     # Methods that gluon's Trainer calls
 
     def _init_kvstore(self) -> None:
+        if self._contains_sparse_weight:  # of a single worker
+            self._kvstore_params = {"kvstore": self.kvstore._native, "update_on_kvstore": None}
+            super()._init_kvstore()
+            return
         self._kvstore = self.kvstore
         self._distributed = self.kvstore.distributed
         self._update_on_kvstore = False
@@ -378,10 +460,23 @@ class Trainer(gluon.Trainer):
 
     def _allreduce_grads(self) -> None:
         self._agreement.begin_step(self._weights)
-        self._session.end_step(*self._begin_sums())
+        self._session.end_step(*self._begin_sums(), self._weight)
         self._session.finish_barrier()
+        if self._weight is not None:
+            self._reduced_total = total_weight(self._session.weights)
+        self._rows.put_back()
 
     # Helpers
+
+    @property
+    def _reads_sums(self) -> bool:
+        """True if the sums must be complete before the update is queued."""
+        mixed = getattr(self, "_amp_loss_scaler", None) is not None
+        return mixed or self._weight is not None or self._rows.is_needed
+
+    def _gradients(self) -> list[mx.nd.NDArray]:
+        learning = [param for param in self._params if param.grad_req != "null"]
+        return [each for param in learning for each in param.list_grad()]
 
     def _begin_sums(self) -> tuple[Wait, Wait]:
         """Queues the sums over workers; each gradient is sent as soon as it has been computed.
@@ -389,13 +484,14 @@ class Trainer(gluon.Trainer):
         Returns:
             A function that waits for the gradients, and one that waits for the sums.
         """
-        learning = [param for param in self._params if param.grad_req != "null"]
-        if self._local < len(self._contexts):
-            _clear_idle_devices(learning)
-        gradients = [each for param in learning for each in param.list_grad()]
-        computed = self._computed.record(gradients)
-        self._reduce(gradients)
-        return computed, self._summed.record(gradients)
+        learning = {i: param for i, param in enumerate(self._params) if param.grad_req != "null"}
+        if self._now.local < len(self._contexts):
+            _clear_idle_devices(list(learning.values()))
+        sums = {number: self._rows.arrays_of(number) for number in learning}
+        dense = [each for arrays in sums.values() for each in arrays if each.stype == "default"]
+        computed = self._computed.record(dense)
+        self._reduce(sums)
+        return computed, self._summed.record(dense)
 
     def _weights(self) -> Iterator[np.ndarray]:
         """Yields the weights that must be equal on all workers."""
@@ -403,32 +499,42 @@ class Trainer(gluon.Trainer):
             if param.grad_req != "null":
                 yield param.list_data()[0].asnumpy()
 
-    def _reduce(self, gradients: list[mx.nd.NDArray]) -> None:
-        """Queues the sums over devices and workers, in place."""
-        self.kvstore.weight = float(self._local) if self.mean_loss else 1.0
+    def _reduce(self, sums: dict[int, list[mx.nd.NDArray]]) -> None:
+        """Queues the sums over devices and workers, in place, of arrays by parameter."""
+        local = self._now.local if self._weight is None else self._weight
+        self.kvstore.weight = float(local) if self.mean_loss else 1.0
         if self.kvstore.num_workers > 1 or len(self._contexts) > 1:
-            super()._allreduce_grads()
+            for number, arrays in sums.items():
+                self.kvstore.pushpull(self._rows.key(number), arrays, priority=-number)
         elif self.kvstore.weight != 1.0:
-            for gradient in gradients:
+            for gradient in self._gradients():
                 gradient *= self.kvstore.weight
 
-    def _check_size(self, batch_size: int | None) -> None:
-        """Reads the batch sizes of the step from the plan, and checks that `batch_size` fits."""
-        sizes = self.sizes
-        planned = sizes[self.kvstore.rank]
-        free = self.kvstore.num_workers == 1 and self._session.order is None
-        if batch_size is not None and batch_size != planned and not free:
-            raise ValueError(
-                f"step must be called with the {planned} samples that the plan gives to worker "
-                f"{self.kvstore.rank}, got {batch_size!r}: draw batches by "
-                "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples"
-            )
-        self._local = batch_size if free and batch_size else planned
-        self._reduced_total = self._local if free else sum(sizes)
+    def _begin(self, batch_size: int | None, weight: Weight) -> None:
+        """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
+        self._weight = checked_weight(weight)
+        self._draws.check(self._session.step, self._params)
+        self._now = self._step_sizes(batch_size)
+        if batch_size is not None:
+            self._now.check(batch_size)
+        if self.kvstore.num_workers > 1:
+            self._sample_weights.warn_of_means(self._weight)
+        self._reduced_total, self._is_mean = float(self._now.total), False
+        self._checkpoints.begin_step()
+
+    def _step_sizes(self, batch_size: int | None) -> StepSizes:
+        """Reads the batch sizes of the running step from the plan, if it has one."""
+        sizes, rank = self.sizes, self.kvstore.rank
+        local, parts = sizes[rank], self._draws.parts
+        if self.kvstore.num_workers == 1 and self._session.order is None:
+            own = batch_size or local
+            return StepSizes(own, (), own, rank, is_planned=False)
+        cut = part_sizes(local, parts, self._draws.unit) if parts > 1 else ()
+        return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
 
     def _update_by_mean(self, ignore_stale_grad: bool) -> None:
         self._check_and_rescale_grad(self._scale / self._reduced_total)
-        self._reduced_total = 0
+        self._reduced_total = 0.0
         self._update(ignore_stale_grad)
 
     def _init_params(self) -> None:
@@ -454,11 +560,12 @@ class Trainer(gluon.Trainer):
             vars(param).pop("_finish_deferred_init", None)
             self._init_params()
 
-    def _refuse_inexact(self, mean_loss: bool) -> None:
+    def _refuse_inexact(self, mean_loss: bool, accumulate: int) -> None:
         require_unique_names(self._params)
         for param in self._params:
-            require_dense(param)
-            if mean_loss and param.grad_req == "add":
+            if self.kvstore.num_workers > 1:
+                require_dense_values(param)
+            if mean_loss and (param.grad_req == "add" or accumulate > 1):
                 raise ValueError(
                     f"mean_loss must be False where gradients accumulate (grad_req='add', "
                     f"{param.name}): a sum of means is not a mean; use the loss per sample"
@@ -477,7 +584,7 @@ def _is_plain_batch_norm(param: gluon.Parameter) -> bool:
 def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
     """Zeroes the gradients of devices without samples: a batch may be smaller than their number."""
     for param in params:
-        for data, gradient in zip(param.list_data(), param.list_grad(), strict=True):
+        for data, gradient in zip(param._data, param.list_grad(), strict=True):
             if not data._fresh_grad:
                 gradient[:] = 0
                 data._fresh_grad = True
@@ -485,7 +592,7 @@ def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
 
 def _store(kvstore: Store) -> KVStore:
     """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed."""
-    alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, NAME)
+    alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, *ALIASES, NAME)
     if alone and not cluster.in_cluster():
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
         return KVStore("local" if kvstore != "dist_device_sync" else "device")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
@@ -78,6 +80,7 @@ class Balancer:
         granularity: Batch sizes are multiples of it, in samples.
         lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
             applies to step ``k + lag``.
+        parts: Parts into which each worker cuts its batch, >= 1; a batch has samples for each.
         outlier_filter: Decides which measurements reach the predictor.
 
     Raises:
@@ -106,6 +109,7 @@ class Balancer:
         limits: Limits | Sequence[Limits] | None = None,
         granularity: int = 1,
         lag: int = 1,
+        parts: int = 1,
         outlier_filter: OutlierFilter | None = None,
     ) -> None:
         if not 0 <= rank < workers:
@@ -115,9 +119,13 @@ class Balancer:
                 f"lag must be >= 1, got {lag}: a plan cannot apply to the step after which it is "
                 "decided"
             )
-        each = training_limits(limits, workers)
+        each = tuple(
+            replace(bounds, minimum=max(bounds.minimum, parts))
+            for bounds in training_limits(limits, workers)
+        )
         self.rank = rank
         self.lag = lag
+        self._parts = parts
         self.policy: Policy = policy or LoadBalanced()
         self.predictor = predictor or Mixture(horizon=lag)
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
@@ -161,9 +169,9 @@ class Balancer:
     ) -> GlobalOrder:
         """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
-        A short last step with fewer samples than workers is dropped, with a warning; than
-        `most_workers`, if the job has had so many, since its order must stay the same. The other
-        arguments are those of `GlobalOrder`.
+        A short last step with fewer samples than workers, or than parts of all their batches, is
+        dropped, with a warning. `most_workers` counts instead, if the job has had so many, since
+        its order must stay the same. The other arguments are those of `GlobalOrder`.
 
         Raises:
             ValueError: The data set is smaller than one global batch.
@@ -178,14 +186,15 @@ class Balancer:
                 self.constraints.global_batch_size,
             )
         workers = max(self.workers, most_workers)
-        drop = 0 < rest < workers
+        drop = 0 < rest < workers * self._parts
         if drop:
             logger.warning(
                 "%d of %d samples are dropped in each epoch, because the last step would have "
-                "fewer samples than the %d workers",
+                "fewer samples than the %d workers%s",
                 rest,
                 num_samples,
                 workers,
+                f" times {self._parts} parts of a batch" if self._parts > 1 else "",
             )
         return GlobalOrder(
             num_samples,
@@ -250,7 +259,10 @@ class Balancer:
         peers = tuple(map(PeerInfo.unpack, peer_info))
         self._peers = tuple(peer.segments for peer in peers)
         old = self.constraints
-        limits = tuple(_within(*pair) for pair in zip(old.limits, peers, strict=True))
+        limits = tuple(
+            _within(bounds, peer, self._parts)
+            for bounds, peer in zip(old.limits, peers, strict=True)
+        )
         if limits != old.limits:
             self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
             self._start_planning()
@@ -417,12 +429,26 @@ class Balancer:
         del self._plans[step - self.lag]
 
     def _scaled(self, step: int, sizes: Sizes) -> Sizes:
-        """Returns the plan scaled down if the step is short; minima are then at most 1 (rule 6)."""
+        """Returns the plan scaled down if the step is short (rule 6).
+
+        Minima are then at most the number of parts, and sizes multiples of the largest divisor of
+        the granularity for which that can be.
+        """
         if not self._is_short(step):
             return sizes
-        limits = tuple(Limits(min(1, old.minimum), old.maximum) for old in self.constraints.limits)
-        constraints = BatchConstraints(self._total(step), limits)
-        return constraints.plan([Proportional(max(size, 1)) for size in sizes])
+        total, costs = self._total(step), [Proportional(max(size, 1)) for size in sizes]
+        granularity = self.constraints.granularity
+        if (grain := math.gcd(total, granularity)) > 1:
+            roomy = self._parts > 1 and total >= granularity * self.workers
+            try:  # a part may be split among devices as well
+                return self._short(total, granularity if roomy else self._parts, grain).plan(costs)
+            except ValueError:
+                pass  # too few samples for multiples
+        return self._short(total, self._parts).plan(costs)
+
+    def _short(self, total: int, minimum: int, granularity: int = 1) -> BatchConstraints:
+        limits = tuple(Limits(minimum, old.maximum) for old in self.constraints.limits)
+        return BatchConstraints(total, limits, granularity)
 
     def _is_short(self, step: int) -> bool:
         return self._total(step) != self.constraints.global_batch_size
@@ -449,7 +475,8 @@ class Balancer:
         self._record.write(line)
 
 
-def _within(limits: Limits, peer: PeerInfo) -> Limits:
-    """Returns a worker's limits, with the maximum that its memory allows."""
-    known = [bound for bound in (limits.maximum, peer.max_batch) if bound is not None]
+def _within(limits: Limits, peer: PeerInfo, parts: int) -> Limits:
+    """Returns a worker's limits, with the maximum that its memory allows for each part."""
+    fitting = None if peer.max_batch is None else peer.max_batch * parts
+    known = [bound for bound in (limits.maximum, fitting) if bound is not None]
     return Limits(limits.minimum, min(known, default=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,11 +26,14 @@ from lbbsp_core.runtime.protocol import (
     decode,
     fingerprint,
     pack,
+    pack_float,
     unpack,
+    unpack_float,
 )
 from lbbsp_core.runtime.session import StepFlags, WorkerSession
 
 Rows = npt.NDArray[np.float32]
+_TAIL = 6  # width of a position and a weight, after a message
 _URGENT = 1 << 20  # messages are sent before all gradients
 
 
@@ -79,6 +83,7 @@ class PipelinedSession(WorkerSession):
         activity: Takes what this worker does, for its heartbeat.
         facts: Further facts of the plugin, by name, that must be the same on all workers;
             compared in the first step.
+        parts: Parts into which each worker cuts its batch, >= 1.
     """
 
     collectives: PipelinedCollectives
@@ -93,6 +98,7 @@ class PipelinedSession(WorkerSession):
         versions: Mapping[str, str] | None = None,
         activity: CurrentActivity | None = None,
         facts: Facts | None = None,
+        parts: int = 1,
     ) -> None:
         super().__init__(
             collectives,
@@ -101,6 +107,7 @@ class PipelinedSession(WorkerSession):
             framework=framework,
             versions=versions,
             activity=activity,
+            parts=parts,
         )
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
@@ -109,6 +116,7 @@ class PipelinedSession(WorkerSession):
         self._resumes = False
         self._skips = False
         self._iteration = 0
+        self.weights: tuple[float, ...] | None = None  # by rank, of the last step if it had any
         self.in_epoch = False  # while an epoch is drawn; its user resets it after the last step
 
     @property
@@ -213,12 +221,19 @@ class PipelinedSession(WorkerSession):
         self.finish_barrier()
         super().close()
 
-    def end_step(self, computed: Callable[[], None], summed: Callable[[], None]) -> None:
+    def end_step(
+        self,
+        computed: Callable[[], None],
+        summed: Callable[[], None],
+        weight: float | None = None,
+    ) -> None:
         """Starts to pass the barrier of a step in the background, and returns at once.
 
         Args:
             computed: Waits for the gradients of this worker; the barrier is then reached.
             summed: Waits for the sums over all workers; the barrier is then left.
+            weight: Weight of this worker's batch, on all workers or on none. `weights` has those of
+                all workers after the barrier.
         """
         self.finish_barrier()
         flags = self._take_flags()
@@ -227,9 +242,9 @@ class PipelinedSession(WorkerSession):
             with self.excluded_wait():
                 self.start(self._facts)
                 # The first gather creates its keys, here in the same order on all workers.
-                self._gather(np.zeros(WIDTH + 2, np.float32))()
+                self._gather(np.zeros(WIDTH + _TAIL, np.float32))()
             self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
-        position = pack([self._position()])
+        position = pack([self._position(), *pack_float(math.nan if weight is None else weight)])
         self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
 
     def _gather(self, row: Row) -> Callable[[], Rows]:
@@ -251,7 +266,9 @@ class PipelinedSession(WorkerSession):
         return received, self._leave_barrier()
 
     def _take(self, received: Rows, wall_seconds: float) -> None:
-        self._check_positions([unpack(row[WIDTH:])[0] for row in received])
+        tails = [unpack(row[WIDTH:]) for row in received]
+        self._check_positions([position for position, *_ in tails])
+        self.weights = _same_kind([unpack_float(halves) for _, *halves in tails])
         self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
 
     def _position(self) -> int:
@@ -268,3 +285,18 @@ class PipelinedSession(WorkerSession):
                     f"worker {self.rank}, at step {self._balancer.step}): all workers must leave "
                     "an epoch, and load states, at the same step"
                 )
+
+
+def _same_kind(weights: Sequence[float]) -> tuple[float, ...] | None:
+    """Returns the weights by rank, or None if no worker has one, which is sent as NaN.
+
+    Raises:
+        DisagreementError: Only some of the workers have a weight.
+    """
+    given = [not math.isnan(weight) for weight in weights]
+    if any(given) and not all(given):
+        raise DisagreementError(
+            f"worker {given.index(True)} passes a weight with its gradients, and worker "
+            f"{given.index(False)} none: pass `weight` on all workers in the same steps"
+        )
+    return tuple(weights) if all(given) else None

@@ -91,6 +91,7 @@ class WorkerSession:
         framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what this worker does, for its heartbeat.
+        parts: Parts into which each worker cuts its batch, >= 1.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -116,12 +117,14 @@ class WorkerSession:
         framework: str,
         versions: Mapping[str, str] | None = None,
         activity: CurrentActivity | None = None,
+        parts: int = 1,
     ) -> None:
         self.collectives = collectives
         self.activity = activity or CurrentActivity()
         self.options = options
         self.order: Order | None = None
         self._global_batch_size = global_batch_size
+        self._parts = parts
         self._policy = options.choose_policy()
         self._framework = framework
         self._versions = dict(versions or {})
@@ -495,6 +498,7 @@ class WorkerSession:
             limits=options.limits,
             granularity=options.granularity,
             lag=lag,
+            parts=self._parts,
         )
         balancer.record_to(self._record)
         return balancer

@@ -95,7 +95,6 @@ EXPECTED = {
     "asynchronous": "got 'dist_async'",
     "no_store": "got 7",
     "second_kind": "already has a store 'dist_sync'",
-    "sparse": "use sparse_grad=False",
     "mean_and_add": "mean_loss must be False where gradients accumulate",
     "estimator_mean": "the loss must be per sample, got one number for 8 samples",
     "estimator_trainer": "must be an lbbsp_mx.Trainer, got mxnet.gluon.trainer.Trainer",

@@ -473,11 +473,43 @@ def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None
 def test_a_short_step_relaxes_minima_and_scales_the_rest() -> None:
     limits = (Limits(8), Limits(8), Limits(8, 50))
     balancers = team(3, 120, limits=limits, granularity=4, policy=EXACT)
-    follow(balancers, 132)
+    follow(balancers, 133)
     run(balancers, speeds(10, 20, 30))
-    assert plan(balancers) == (2, 5, 5), "of (24, 48, 48)"
+    assert plan(balancers) == (3, 5, 5), "of (24, 48, 48)"
     run(balancers, speeds(10, 20, 30))
     assert plan(balancers) == (24, 48, 48)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "parts", "rest", "expected"),
+    [
+        (4, 1, 16, (4, 4, 8)),  # multiples of the granularity, where they can be
+        (4, 1, 4, (1, 1, 2)),  # too few for a multiple in each batch
+        (4, 1, 14, (2, 4, 8)),
+        (4, 2, 22, (4, 6, 12)),  # two parts for two devices
+        (4, 1, 13, (2, 4, 7)),
+        (1, 3, 9, (3, 3, 3)),  # samples for each part
+        (2, 2, 12, (2, 4, 6)),
+    ],
+)
+def test_a_short_step_keeps_granularity_and_parts(
+    granularity: int, parts: int, rest: int, expected: tuple[int, ...]
+) -> None:
+    balancers = team(3, 120, granularity=granularity, parts=parts, policy=EXACT)
+    follow(balancers, 120 + rest)
+    run(balancers, speeds(10, 20, 30))
+    assert plan(balancers) == expected
+
+
+def test_a_short_step_with_fewer_samples_than_parts_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    balancer = team(3, 12, parts=2)[0]
+    assert balancer.make_order(24 + 6, seed=0).steps_per_epoch == 3
+    assert balancer.make_order(24 + 5, seed=0).steps_per_epoch == 2
+    assert "than the 3 workers times 2 parts of a batch" in caplog.text
+    with pytest.raises(ValueError, match=r"at least workers \* minimum = 15, got 12"):
+        team(3, 12, parts=5)
 
 
 @given(st.integers(2, 5), st.integers(0, 40), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))

@@ -45,12 +45,6 @@ def add(net):
     return net
 
 
-def sparse():
-    net = gluon.nn.Embedding(4, 2, sparse_grad=True)
-    net.initialize()
-    return net
-
-
 class Mean(gluon.loss.SoftmaxCrossEntropyLoss):
     def hybrid_forward(self, F, *args, **options):
         return F.mean(super().hybrid_forward(F, *args, **options))
@@ -106,7 +100,6 @@ CASES = {
     "asynchronous": lambda: trainer(kvstore="dist_async"),
     "no_store": lambda: trainer(kvstore=7),
     "second_kind": lambda: trainer(kvstore="dist_device_sync"),
-    "sparse": lambda: trainer(sparse()),
     "mean_and_add": lambda: trainer(add(network()), mean_loss=True),
     "estimator_mean": lambda: estimate(Mean()),
     "estimator_trainer": lambda: estimate(

@@ -1,0 +1,159 @@
+"""Batches of several devices and of accumulated gradients: `Draws`, `cut`, `with_granularity`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from mxnet import gluon
+
+from lbbsp_core.allocation import allocate
+from lbbsp_core.cost import Proportional
+from lbbsp_core.order import Indices
+from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.protocol import compare_facts
+from lbbsp_core.types import training_limits
+
+logger = logging.getLogger("lbbsp.mx")
+
+
+class Draws:
+    """Loader batches that a sampler has handed out, compared with the steps that were made.
+
+    A loader that prefetches is ahead of the steps by a constant number of batches. If gradients
+    accumulate over more batches than planned, it moves further ahead in each step. The first step
+    of an epoch cannot tell, because the depth of the loader is unknown, nor can a sampler that
+    another thread reads.
+
+    Args:
+        parts: Loader batches per step, >= 1.
+        unit: Devices of this worker, >= 1; parts are multiples of it where they can be.
+    """
+
+    def __init__(self, parts: int = 1, unit: int = 1) -> None:
+        self.parts, self.unit = parts, unit
+        self._first: int | None = None
+        self._drawn = 0
+        self._depth: int | None = None
+        self._thread = 0
+
+    def begin(self, step: int) -> None:
+        """Starts to count the batches of an epoch, or of its rest, from global step `step`."""
+        self._first, self._drawn, self._depth = step, 0, None
+
+    def count(self) -> None:
+        """Counts a loader batch."""
+        self._drawn += 1
+        self._thread = threading.get_ident()
+
+    def check(self, step: int, params: Sequence[gluon.Parameter]) -> None:
+        """Checks that gradients accumulate, over as many loader batches as one step has.
+
+        Raises:
+            ValueError: They do not; names the remedy.
+        """
+        adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
+        if self.parts > 1 and not all(adding):
+            raise ValueError(
+                f"accumulate = {self.parts} needs gradients that accumulate, and grad_req='write' "
+                "would keep those of the last batch: call "
+                "net.collect_params().setattr('grad_req', 'add'), and zero_grad() after each step"
+            )
+        if self._first is None or step < self._first:
+            return
+        ahead = self._drawn - self.parts * (step - self._first)
+        if 1 < self.parts > ahead:
+            raise ValueError(
+                f"step must follow {self.parts} batches of the loader, as accumulate = "
+                f"{self.parts} says, got {ahead}: call it once after every {self.parts} batches"
+            )
+        if any(adding) and self._thread == threading.get_ident():
+            self._check_depth(ahead)
+
+    def _check_depth(self, ahead: int) -> None:
+        if self._depth is None:
+            self._depth = ahead
+        if ahead > self._depth:
+            more = self.parts + ahead - self._depth
+            raise ValueError(
+                f"step must follow {self.parts} batches of the loader, got {more} since the last "
+                f"step: to accumulate the gradients of {more} batches in one step, create the "
+                f"trainer with accumulate={more}, where global_batch_size counts the samples of "
+                "all of them"
+            )
+
+
+def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
+    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be.
+
+    Raises:
+        ValueError: There are fewer samples than parts.
+    """
+    if len(samples) < parts:
+        raise ValueError(
+            f"the plan must give each worker at least accumulate = {parts} samples, got "
+            f"{len(samples)}: let the policy respect the limits, or lower accumulate"
+        )
+    grain = unit if len(samples) % unit == 0 and len(samples) >= parts * unit else 1
+    ends = [len(samples) // grain * (i + 1) // parts * grain for i in range(parts)]
+    return np.split(samples, ends[:-1])
+
+
+def part_sizes(size: int, parts: int, unit: int) -> tuple[int, ...]:
+    """Returns the sizes of the parts into which `size` samples are cut."""
+    return tuple(len(each) for each in cut(np.arange(size), parts, unit))
+
+
+def with_granularity(
+    options: SessionOptions, collectives: Collectives, total: int, devices: int, parts: int
+) -> SessionOptions:
+    """Returns the options with a granularity for which all devices get equal shares.
+
+    Workers may have different numbers of devices: it is a multiple of each; a collective.
+
+    Args:
+        options: Options without a granularity of the user.
+        collectives: Collectives of the workers.
+        total: X, samples per step over all workers.
+        devices: Devices of this worker.
+        parts: Parts into which each worker cuts its batch.
+
+    Raises:
+        DisagreementError: Workers have different numbers of parts.
+    """
+    rows = [[parts, devices]]
+    if collectives.workers > 1:
+        rows = collectives.all_gather(rows[0])
+        compare_facts(["accumulate"], [row[:1] for row in rows])
+    granularity = parts * math.lcm(*(count for _, count in rows))
+    if granularity == 1 or _divides(granularity, options, total, collectives.workers, parts):
+        return replace(options, granularity=granularity)
+    logger.warning(
+        "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "
+        "of devices times accumulate: split batches with even_split=False, or make it such a "
+        "multiple",
+        total,
+        collectives.workers,
+        granularity,
+    )
+    return options
+
+
+def _divides(
+    granularity: int, options: SessionOptions, total: int, workers: int, parts: int
+) -> bool:
+    """Returns whether batches that are multiples of `granularity` can sum to `total`."""
+    if total % granularity or total < granularity * workers:
+        return False
+    each = training_limits(options.limits, workers)
+    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
+    try:
+        allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)
+    except ValueError:
+        return False
+    return True

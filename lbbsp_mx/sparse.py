@@ -1,0 +1,90 @@
+"""Sums of row-sparse gradients over workers and devices, by dense copies: `RowSums`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from lbbsp_mx.kvstore import KVStore
+
+logger = logging.getLogger("lbbsp.mx")
+
+Arrays: TypeAlias = "list[mx.nd.NDArray]"
+
+
+class RowSums:
+    """Dense copies of row-sparse gradients, which stores sum in their place.
+
+    MXNet's servers return only dense sums. A copy has one more column, which tells the rows that
+    occur in a batch: optimizers update these alone, also where the gradient is zero.
+
+    Args:
+        store: Store that sums the copies.
+        params: Parameters of the trainer.
+        devices: Devices of this worker.
+    """
+
+    def __init__(self, store: KVStore, params: Sequence[gluon.Parameter], devices: int) -> None:
+        self._store = store
+        self._copies: dict[int, Arrays] = {}
+        self._params = dict(enumerate(params))
+        has_sparse = any(param._grad_stype != "default" for param in params)
+        self.is_needed = has_sparse and (store.num_workers > 1 or devices > 1)
+        if has_sparse and store.num_workers > 1:
+            logger.warning(
+                "row-sparse gradients are summed over workers as dense arrays, because MXNet's "
+                "servers sum no others; if the table is large and most of its rows are used, "
+                "sparse_grad=False saves the conversion"
+            )
+
+    def arrays_of(self, number: int) -> Arrays:
+        """Returns the arrays to sum for a parameter, one per device: gradients, or copies."""
+        gradients: Arrays = self._params[number].list_grad()
+        if not self.is_needed or gradients[0].stype == "default":
+            return gradients
+        if number not in self._copies:
+            self._copies[number] = self._create(number, gradients)
+        for copy, gradient in zip(self._copies[number], gradients, strict=True):
+            _fill(copy, gradient)
+        return self._copies[number]
+
+    def key(self, number: int) -> object:
+        """Returns the key of the sums of a parameter, which the store has initialised."""
+        return ("rows", number) if number in self._copies else number
+
+    def put_back(self) -> None:
+        """Replaces the gradients by the sums; waits for these."""
+        for number, copies in self._copies.items():
+            for copy, gradient in zip(copies, self._params[number].list_grad(), strict=True):
+                _restore(gradient, copy.asnumpy())
+
+    def _create(self, number: int, gradients: Arrays) -> Arrays:
+        """Creates the copies, and their key; all workers do so in the same order."""
+        shape = (gradients[0].shape[0], int(np.prod(gradients[0].shape[1:])) + 1)
+        copies = [mx.nd.zeros(shape, ctx=g.context, dtype=g.dtype) for g in gradients]
+        self._store.broadcast(("rows", number), copies[0], copies)
+        return copies
+
+
+def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
+    occurs = np.zeros((copy.shape[0], 1), copy.dtype)
+    occurs[gradient.indices.asnumpy().astype(np.int64)] = 1
+    dense = gradient.tostype("default").reshape((copy.shape[0], -1))
+    column = mx.nd.array(occurs, ctx=copy.context, dtype=copy.dtype)
+    mx.nd.concat(dense, column, dim=1, out=copy)
+
+
+def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
+    rows = np.flatnonzero(summed[:, -1])
+    if not len(rows):
+        gradient[:] = 0
+        return
+    values = summed[rows, :-1].reshape(len(rows), *gradient.shape[1:])
+    mx.nd.sparse.row_sparse_array(
+        (values, rows), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
+    ).copyto(gradient)

@@ -1,0 +1,263 @@
+"""Idioms of gluon scripts on uneven, changing batches, each beside one process with all samples."""
+
+import logging
+from dataclasses import dataclass
+from itertools import islice
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mx_parts import largest, weights
+from mxnet import autograd, gluon, nd
+from report import result
+
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy import Even, FixedState
+
+X, TOKENS, WORDS = 48, 5, 12
+SAMPLES = 3 * X + 22  # a short last step, which four does not divide
+EPOCHS = 2
+rng = np.random.default_rng(0)
+IDS = rng.integers(0, WORDS, (SAMPLES, TOKENS)).astype("f4")
+LABELS = rng.integers(0, 3, (SAMPLES, TOKENS)).astype("f4")
+# Padding grows with the number of the sample and of the word: a mean over samples is another one.
+MASK = (rng.random((SAMPLES, TOKENS)) < np.linspace(0.9, 0.2, SAMPLES)[:, None]).astype("f4")
+MASK[IDS == WORDS - 1] = 0  # a word of which only the momentum and decay change the row
+DATA = gluon.data.ArrayDataset(IDS, LABELS, MASK)
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+SGD = {"learning_rate": 0.5, "momentum": 0.9, "wd": 1e-2}
+
+
+@dataclass(frozen=True)
+class Changing:
+    """A policy that respects limits and granularity, for speeds that change every step."""
+
+    uses_costs = False
+    is_static = False
+
+    def init(self, cluster):
+        return self.planned(cluster, 0)
+
+    def update(self, state, cluster, observation):
+        return self.planned(cluster, observation.step + 1)
+
+    def planned(self, cluster, step):
+        speeds = [1 + 4 * ((step + rank) % cluster.workers) for rank in range(cluster.workers)]
+        return FixedState(cluster.plan([Proportional(float(speed)) for speed in speeds]))
+
+
+class Case:
+    """One way to train."""
+
+    def __init__(self, clip=None, mean=False, parts=1, devices=1, sparse=False, weighted=False,
+                 loader=None):  # fmt: skip
+        self.clip, self.mean, self.parts, self.devices = clip, mean, parts, devices
+        self.sparse, self.weighted, self.loader = sparse, weighted, loader or {}
+
+    def network(self, seed, contexts):
+        mx.random.seed(seed)
+        net = gluon.nn.Sequential()
+        net.add(gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
+                gluon.nn.Dense(3, in_units=6, flatten=False))  # fmt: skip
+        net.initialize(mx.init.Uniform(0.7), ctx=contexts)
+        if self.parts > 1:
+            net.collect_params().setattr("grad_req", "add")
+        return net
+
+    def loss(self, net, ids, labels, mask, mean):
+        """Sums over the tokens of each sample, or their mean over the samples or valid tokens."""
+        if self.weighted:
+            losses = LOSS(net(ids), labels, mask.expand_dims(2)) * TOKENS
+            return losses.sum() / mask.sum() if mean else losses
+        losses = LOSS(net(ids), labels)
+        return losses.mean() if mean else losses
+
+    def backward(self, net, batch, contexts, mean=False):
+        loaded = [gluon.utils.split_and_load(part, contexts) for part in batch]  # even_split
+        with autograd.record():
+            losses = [self.loss(net, *parts, mean) for parts in zip(*loaded, strict=True)]
+        autograd.backward(losses)
+
+
+CASES = {
+    "clipped": Case(clip=0.02),
+    "clipped_mean_loss": Case(clip=0.02, mean=True),
+    "accumulated": Case(parts=2),
+    "accumulated_ahead": Case(parts=3, clip=0.02, loader={"num_workers": 2, "thread_pool": True}),
+    "devices": Case(devices=2),
+    "devices_accumulated": Case(devices=2, parts=2),
+    "sparse": Case(sparse=True),
+    "sparse_devices": Case(sparse=True, clip=0.02, devices=2),
+    "weighted": Case(weighted=True),
+    "weighted_mean_loss": Case(weighted=True, mean=True, clip=0.02),
+    "weighted_accumulated": Case(weighted=True, parts=2),
+}
+
+
+def gradients(net, context):
+    return [param.grad(context) for param in net.collect_params().values()]
+
+
+def clip(net, contexts, largest):
+    """Clips as scripts do, on each device; only some of the mean gradients are larger."""
+    for context in contexts:
+        for array in gradients(net, context):
+            nd.clip(array, -largest, largest, out=array)
+
+
+def make(net, **options):
+    options = {"global_batch_size": X, "policy": Changing(), "kvstore": "dist", **options}
+    params = net.collect_params()
+    return lbbsp_mx.Trainer(params, "sgd", dict(SGD), **options)
+
+
+def together(case):
+    """Trains on all workers; worker 0 alone has several devices."""
+    contexts = [mx.cpu(i) for i in range(case.devices if rank == 0 else 1)]
+    net = case.network(1 + rank, contexts)  # worker 0's weights are to count
+    trainer = make(net, mean_loss=case.mean, accumulate=case.parts)
+    sampler = trainer.batch_sampler(SAMPLES, seed=0)
+    sizes, steps = set(), 0
+    for _ in range(EPOCHS):
+        batches = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loader))
+        while parts := list(islice(batches, case.parts)):
+            local = sum(len(part[0]) for part in parts)
+            total = sum(trainer.sizes)
+            sizes.add(local)
+            for part in parts:
+                case.backward(net, part, contexts, case.mean)
+            weight = sum(float(mask.sum().asscalar()) for *_, mask in parts)
+            weight = {"weight": weight} if case.weighted else {}
+            if case.clip:
+                trainer.allreduce_grads(**weight)
+                clip(net, contexts, case.clip)
+                trainer.update((1, local, total)[steps % 3])
+            else:
+                trainer.step(len(parts[-1][0]), **weight)
+            if case.parts > 1:
+                net.collect_params().zero_grad()
+            steps += 1
+    assert len(sampler) * EPOCHS == case.parts * steps
+    return weights(net), len(sizes)
+
+
+def alone(case):
+    """Trains one process on the same samples by gluon's own trainer."""
+    one = Case(sparse=case.sparse, weighted=case.weighted)
+    net = one.network(1, [mx.cpu()])
+    start = weights(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", dict(SGD), kvstore=None)
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
+        for begin in range(0, SAMPLES, X):
+            index = order[begin : begin + X]
+            batch = [nd.array(each[index]) for each in (IDS, LABELS, MASK)]
+            one.backward(net, batch, [mx.cpu()])
+            count = MASK[index].sum() if case.weighted else len(index)
+            for gradient in gradients(net, mx.cpu()):
+                gradient /= count
+            if case.clip:
+                clip(net, [mx.cpu()], case.clip)
+            trainer.update(1)
+    return start, weights(net)
+
+
+# --- misuse ---------------------------------------------------------------------------------------
+
+
+def train(case=None, per_step=1, last=None, weight=None, size=None, **options):
+    """Steps after `per_step` loader batches."""
+    case = case or Case()
+    net = case.network(1, [mx.cpu()])
+    trainer = make(net, policy=Even(), global_batch_size=X // 2, **options)
+    sampler = trainer.batch_sampler(SAMPLES, seed=0)
+    batches = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loader))
+    for _ in range(3):
+        parts = list(islice(batches, per_step))
+        for part in parts:
+            case.backward(net, part, [mx.cpu()])
+        if size is None:
+            trainer.step(len(parts[-1][0]), **({} if weight is None else {"weight": weight}))
+        else:
+            trainer.allreduce_grads()
+            trainer.update(size)
+        net.collect_params().zero_grad()
+
+
+def sparse_parameter():
+    params = gluon.ParameterDict()
+    params.get("table", shape=(WORDS, 2), stype="row_sparse", grad_stype="row_sparse")
+    params.initialize()
+    lbbsp_mx.Trainer(params, "sgd", global_batch_size=X)
+
+
+class Adding(Case):
+    """Gradients that accumulate, for a trainer that is not told."""
+
+    def __init__(self, **options):
+        super().__init__(parts=2, **options)
+
+
+MISUSES = {
+    "update_size": lambda: train(size=7),
+    "too_many_batches": lambda: train(Adding(), per_step=3),
+    "too_many_batches_ahead": lambda: train(Adding(loader={"num_workers": 1,
+                                                           "thread_pool": True}), per_step=2),
+    "too_many_parts": lambda: train(Adding(), per_step=4, accumulate=2),
+    "too_few_parts": lambda: train(Adding(), accumulate=2),
+    "no_adding": lambda: train(per_step=2, accumulate=2),
+    "accumulated_means": lambda: train(Adding(), accumulate=2, mean_loss=True),
+    "no_parts": lambda: train(accumulate=0),
+    "more_parts_than_samples": lambda: train(Adding(), accumulate=17),
+    "different_parts": lambda: train(Adding(), accumulate=2 + rank),
+    "sparse_on_one": lambda: make(Case(sparse=rank > 0).network(1, [mx.cpu()])),
+    "sparse_parameter": sparse_parameter,
+    "no_weight": lambda: train(weight=0.0),
+    "negative_weight": lambda: train(weight=-1.0),
+    "weight_on_one": lambda: train(weight=1.0 if rank == 1 else None),
+}  # fmt: skip
+
+
+def answer(misuse):
+    try:
+        misuse()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class Warnings(logging.Handler):
+    """Collects the warnings of this package."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+store = lbbsp_mx.KVStore("dist")
+rank = store.rank
+warnings = Warnings()
+logging.getLogger("lbbsp.mx").addHandler(warnings)
+for name, case in CASES.items():
+    warnings.texts.clear()
+    ours, sizes = together(case)
+    said = list(warnings.texts)
+    found = {"said": said, "sizes": sizes}
+    if rank == 0:
+        start, reference = alone(case)
+        found |= {"difference": largest(ours, reference), "moved": largest(start, reference)}
+    result(name, found)
+
+warnings.texts.clear()
+masked = Case(weighted=True)
+train(masked)
+result("warned", list(warnings.texts))
+train(masked)
+result("warned_twice", list(warnings.texts))
+
+for name, misuse in MISUSES.items():
+    result(name, answer(misuse))
