@@ -57,8 +57,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
     options = {"learning_rate": 0.01}
     balanced = lbbsp_mx.Trainer(nets[1].collect_params(), "sgd", options, store,
                                 global_batch_size=X, policy=lbbsp_core.Even())  # fmt: skip
-    # MXNet cannot create a second store, so the keys of the two trainers must differ.
-    stock = gluon.Trainer(nets[0].collect_params(), "sgd", options, _Shifted(native),
+    stock = gluon.Trainer(nets[0].collect_params(), "sgd", options, native,
                           update_on_kvstore=False)  # fmt: skip
     ahead = {"num_workers": 1, "thread_pool": True}  # both load data while they compute
     sides = [
@@ -88,28 +87,6 @@ def train(blocks: int, steps: int, channels: int) -> None:
                 times[name].append(np.mean(seconds))
     if native.rank == 0:
         report("stock gluon", times["stock"], times["balanced"])
-
-
-class _Shifted:
-    """Wraps a native store, and shifts its keys so that they differ from those of another one."""
-
-    def __new__(cls, native):
-        from mxnet.kvstore import KVStoreBase
-
-        class Shifted(KVStoreBase):
-            type, rank, num_workers = native.type, native.rank, native.num_workers
-
-            def broadcast(self, key, value, out, priority=0):
-                native.broadcast(key + 100_000, value, out, priority)
-
-            def pushpull(self, key, value, out=None, priority=0):
-                native.pushpull(key + 100_000, value, out=out, priority=priority)
-
-            @staticmethod
-            def is_capable(capability):
-                return False
-
-        return Shifted()
 
 
 if __name__ == "__main__":

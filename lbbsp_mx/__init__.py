@@ -28,9 +28,11 @@ from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402
 from lbbsp_mx.data_iter import PlannedIter  # noqa: E402
 from lbbsp_mx.estimator import LoadBalancingHandler  # noqa: E402
-from lbbsp_mx.kvstore import KVStore  # noqa: E402
+from lbbsp_mx.kvstore import KVStore, register  # noqa: E402
 from lbbsp_mx.sampler import BatchSampler  # noqa: E402
 from lbbsp_mx.trainer import Trainer  # noqa: E402
+
+register()
 
 __all__ = [
     "AsyncTrainer",

@@ -172,8 +172,7 @@ class Agreement:
             self._share_shapes()
         waiting = {id(param) for param in self._trainer._params_to_init}
         self._trainer._init_params()  # sends those that the servers do not know yet
-        store, params = self._trainer.kvstore, self._trainer._params
-        store.weight = 1.0
+        store, params = self._trainer._store, self._trainer._params
         with store.waiting("for the parameters of worker 0"):
             for number, param in enumerate(params):
                 if id(param) not in waiting and not param._deferred_init:

@@ -75,6 +75,7 @@ def load_gluon_states(
             for device, each in counts.items()
         }
     saved = SimpleNamespace(
+        _params=trainer._params,
         optimizer=optimizer,
         _updaters=[SimpleNamespace(states=placed)],
         _amp_loss_scaler=getattr(trainer, "_amp_loss_scaler", None),  # is not in the file

@@ -1,45 +1,48 @@
-"""Aggregate: sums of gradients over workers by one native store, and small all-gathers."""
+"""Store for MXNet scripts, with the whole interface of MXNet's own: `KVStore`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeAlias
+from functools import partial
+from typing import Any
 
 import mxnet as mx
-import numpy as np
+from mxnet.base import MXNetError
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.pipelined import Rows
-from lbbsp_core.runtime.protocol import Row, pack, unpack
+from lbbsp_core.runtime.collectives import gather_bytes
+from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_mx import cluster
-from lbbsp_mx.native import ALIASES, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.collectives import Arrays, StoreCollectives, each_of
+from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.script_keys import Keys, ScriptKeys, flat
+from lbbsp_mx.server_optimizer import ScriptOptimizer
 
-Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
-"""One array per device: gluon passes a single array or a list."""
+KINDS = (*DISTRIBUTED, ASYNCHRONOUS, *IN_ONE_PROCESS)
+NAME = "lbbsp"
+"""Name in MXNet's registry; ``lbbsp_KIND`` gives the store of a kind."""
 
-KINDS = (*DISTRIBUTED, *IN_ONE_PROCESS)
-NAME = "dist_lbbsp"
-"""Name in MXNet's registry: on one device, a gluon Trainer ignores stores without "dist" in it."""
-
-_LARGEST_KEY = (2**31 - 1) // 9973
-"""Largest key for which ``key * 9973`` fits in 32 bits: beyond it MXNet reads invalid memory."""
-
-_FEW = 64
-"""Width up to which gathered rows are not padded to a power of two."""
+GLUON_NAME = "dist_lbbsp"
+"""Its name for stock gluon Trainers, which on one device ignore names without "dist" in them."""
 
 
-class KVStore(KVStoreBase):
-    """Store for gluon that sums gradients over workers with unequal batches.
+class KVStore(mx.kv.KVStore):
+    """Store of MXNet that an `lbbsp_mx.Trainer` can share, in one process or in a cluster.
 
-    It wraps a native store of MXNet, whose parameter servers compute the sums; the optimizer runs
-    in the workers. It also performs small exact all-gathers, on separate keys. Several stores in
-    one process share the native store, because MXNet hangs if a second one is created.
+    It has the whole interface of `mxnet.kv.KVStore`, and passes keys and values on to a native
+    store. Several stores of a process share the distributed native store, because MXNet hangs if a
+    second one is created; each has keys of its own. All workers must introduce keys (by `init` or
+    `broadcast`) in the same order. This is checked where servers have exact
+    sums, unlike with ``dist_async`` or gradient compression.
+
+    ``mx.kv.create("lbbsp")`` gives a store that keeps the optimizer in the workers, and
+    ``mx.kv.create("lbbsp_dist_sync")`` and the like the store of a kind.
 
     Args:
-        kind: "dist_sync" (or "dist") or "dist_device_sync" in a cluster, "local" or "device" in one
-            process; or an existing native store of one of these kinds.
+        kind: "dist_sync" (or "dist"), "dist_device_sync" or "dist_async" in a cluster; "local",
+            "device" or another kind of MXNet's local stores in one process; or an existing native
+            store of one of these kinds.
         start_seconds: Maximum seconds to wait until all processes of the cluster have started.
         wait_seconds: Maximum seconds that a step waits for the other workers or for a server.
 
@@ -59,37 +62,30 @@ class KVStore(KVStoreBase):
         start_seconds: float = 120.0,
         wait_seconds: float = 1800.0,
     ) -> None:
-        name = kind if isinstance(kind, str) else kind.type
-        self._kind = ALIASES.get(name, name)
-        if self._kind not in KINDS:
-            raise ValueError(
-                f"the store must be one of {', '.join(KINDS)}, got {self._kind!r}: choose "
-                "dist_sync in a cluster, device in one process with several GPUs"
-            )
-        if self.distributed and not cluster.in_cluster():
-            raise ValueError(
-                f"{self._kind} needs a cluster, and no DMLC_* variable is set: start the script "
-                "with `lbbsp launch --framework mxnet`, or use the store 'local'"
-            )
-        self._native = runtime().native(
-            self._kind if isinstance(kind, str) else kind, start_seconds
-        )
-        self._lock = runtime().lock
-        self._numbers = runtime().numbers
-        self._keys: dict[Hashable, int] = {}
-        self._rank, self._workers = self._native.rank, self._native.num_workers
+        self.kind = _checked(kind)
+        native = kind.native if isinstance(kind, KVStore) else kind
+        if isinstance(native, str):
+            native = self.kind
+        self.native = runtime().native(native, start_seconds)
+        super().__init__(self.native.handle)
+        self._rank, self._workers = self.native.rank, self.native.num_workers
         self._wait_seconds = wait_seconds
-        self.weight = 1.0
+        self._keys = ScriptKeys(runtime().taken)
+        self._sent: set[Any] = set()  # keys of a store in one process
+        self._collectives = StoreCollectives(self)
+
+    def __del__(self) -> None:
+        """Leaves the handle to the native store, which frees it."""
 
     @property
     def distributed(self) -> bool:
-        """True if the store sums over processes."""
-        return self._kind in DISTRIBUTED
+        """True if the store has several processes."""
+        return self.kind not in IN_ONE_PROCESS
 
     @property
     def type(self) -> str:
         """Name of the store's type, which gluon reads."""
-        return f"lbbsp_{self._kind}"
+        return f"{NAME}_{self.kind}"
 
     @property
     def rank(self) -> int:
@@ -98,17 +94,213 @@ class KVStore(KVStoreBase):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, N, under MXNet's name."""
-        return self._workers
-
-    @property
-    def workers(self) -> int:
         """Number of workers, N."""
         return self._workers
 
+    # Values; MXNet's own docstrings describe the arguments
+
+    def init(self, key: Keys, value: Any) -> None:
+        """Introduces keys with the values of worker 0; a collective.
+
+        Raises:
+            MXNetError: A key exists already.
+            DisagreementError: Workers introduce different keys.
+        """
+        with self._introducing("init", key) as number:
+            super().init(number(key), value)
+
+    def broadcast(self, key: Keys, value: Any, out: Any, priority: int = 0) -> None:
+        """Sends the values of worker 0 to all workers, and waits for them; a collective.
+
+        Unlike those of MXNet's own store, keys may be sent again.
+
+        Raises:
+            MXNetError: Some of the keys exist already, or an optimizer updates them.
+            DisagreementError: Workers send different keys.
+        """
+        if self._exists(key):
+            self._send_again(key, value, out, priority)
+        else:
+            with self._introducing("broadcast", key) as number:
+                super().broadcast(number(key), value, out, priority)
+        # MXNet orders operations by array, not by key: a gradient could overtake the value.
+        with self.waiting("for the values of worker 0"):
+            for array in _arrays(out):
+                array.wait_to_read()
+
+    def push(self, key: Keys, value: Any, priority: int = 0) -> None:
+        """Pushes values: the servers sum those of all devices and workers."""
+        with self._using(key) as number:
+            super().push(number(key), value, priority)
+
+    def pull(
+        self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Pulls the newest values into `out`."""
+        with self._using(key) as number:
+            super().pull(number(key), out, priority, ignore_sparse)
+
+    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sums values over devices and workers, in place if `out` is None."""
+        if runtime().compresses and self.distributed:  # MXNet would end the process
+            self.push(key, value, priority)
+            self.pull(key, value if out is None else out, priority)
+            return
+        with self._using(key) as number:
+            super().pushpull(number(key), value, out, priority)
+
+    def row_sparse_pull(
+        self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Pulls the rows `row_ids` of ``row_sparse`` values into `out`."""
+        with self._using(key) as number:
+            super().row_sparse_pull(number(key), out, priority, row_ids)
+
+    # Options
+
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Lets the store update values by pushed gradients; a collective if it is distributed.
+
+        On servers the optimizer of worker 0 is used.
+        """
+        if not self.distributed:
+            super().set_optimizer(optimizer)
+            return
+        self.barrier()
+        if self._rank == 0:
+            with self.waiting("for the servers to receive the optimizer"), runtime().lock:
+                super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
+        self.barrier()
+        runtime().serves_optimizer = True
+
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
+        """Compresses what is pushed from now on; a collective if the store is distributed.
+
+        Raises:
+            ValueError: An `lbbsp_mx.Trainer` shares the store, whose sums must be exact.
+        """
+        if not self.distributed:
+            super().set_gradient_compression(compression_params)
+            return
+        if runtime().has_trainer:
+            raise ValueError(
+                f"gradient compression ({dict(compression_params)}) cannot be combined with an "
+                "lbbsp_mx.Trainer in one job, because it makes gradients inexact: leave it out"
+            )
+        self.barrier()
+        runtime().compress()
+        with runtime().lock:
+            super().set_gradient_compression(compression_params)
+        self.barrier()
+
+    # Waits
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Ends the process if the wait inside the context takes too long."""
+        return runtime().waiting(self._rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
+
+    def barrier(self) -> None:
+        """Waits until all workers have reached this call."""
+        self._collectives.barrier()
+
+    # Helpers
+
+    def _exists(self, key: Keys) -> bool:
+        if not self.distributed:
+            return self._sent.issuperset(flat(key))
+        try:
+            return self._keys.has(key)
+        except KeyError as error:
+            raise MXNetError(
+                f"broadcast must get keys that are all new or all known, and {error.args[0]!r} is "
+                f"new among {list(flat(key))}: send them in two calls"
+            ) from None
+
+    @contextmanager
+    def _introducing(self, what: str, key: Keys) -> Iterator[Callable[[Keys], Any]]:
+        """Introduces keys around the call of the native store.
+
+        Yields:
+            Function from keys to native keys.
+        """
+        if not self.distributed:
+            yield lambda keys: keys
+            self._sent.update(flat(key))
+            return
+        known = [each for each in flat(key) if self._keys.has(each)]
+        self._compare(what, key)
+        if known:
+            raise MXNetError(
+                f"the keys {known} exist already, and MXNet would wait indefinitely: use push, or "
+                "broadcast"
+            )
+        self._keys.introduce(key)
+        with self.waiting("for the other workers to introduce keys"), runtime().lock:
+            yield self._keys.numbers
+
+    def _compare(self, what: str, key: Keys) -> None:
+        """Checks that all workers introduce the same keys at the same time; a collective."""
+        if self.kind == ASYNCHRONOUS or runtime().compresses:
+            self.barrier()  # no sums without an optimizer, or no exact ones
+            return
+        texts = [
+            each.decode()
+            for each in gather_bytes(self._collectives, f"{what} {list(flat(key))}".encode())
+        ]
+        if len(set(texts)) > 1:
+            said = ", ".join(f"worker {rank} {text}" for rank, text in enumerate(texts))
+            raise DisagreementError(
+                f"workers introduce different keys ({said}): introduce the same keys in the same "
+                "order on all workers, since the values of each call are exchanged with each other"
+            )
+
+    @contextmanager
+    def _using(self, key: Keys) -> Iterator[Callable[[Keys], Any]]:
+        """Yields a function from keys to native keys, for a call of the native store."""
+        if not self.distributed:
+            yield lambda keys: keys
+            return
+        try:
+            numbers = self._keys.numbers(key)
+        except KeyError as error:
+            raise MXNetError(
+                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast on all "
+                "workers first"
+            ) from None
+        with runtime().lock:
+            yield lambda _: numbers
+
+    def _send_again(self, key: Keys, value: Any, out: Any, priority: int) -> None:
+        """Sends worker 0's values of known keys: as a sum, to which the others add nothing."""
+        if runtime().serves_optimizer if self.distributed else self._updater is not None:
+            raise MXNetError(
+                f"the keys {list(flat(key))} cannot be sent again, because an optimizer updates "
+                "them: set parameters before set_optimizer, or keep the optimizer in the workers"
+            )
+        if self.distributed:
+            self._compare("broadcast", key)
+        contribution = partial(_scaled, 1.0 if self._rank == 0 else 0.0)
+        self.push(key, _per_key(key, value, contribution), priority)
+        self.pull(key, out, priority)
+
+
+class WorkerSideStore(KVStore):
+    """`KVStore` for ``mx.kv.create("lbbsp")``: its sums are exact, optimizers run in the workers.
+
+    It is distributed in a cluster, and local in one process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("dist_sync" if cluster.in_cluster() else "device")
+
+    @property
+    def type(self) -> str:
+        """Name in MXNet's registry."""
+        return NAME
+
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Returns False for optimizers, because a server would divide by a constant batch size.
+        """Returns False for optimizers.
 
         Raises:
             ValueError: The capability is unknown.
@@ -117,106 +309,31 @@ class KVStore(KVStoreBase):
             return False
         raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
 
-    def broadcast(self, key: int, value: Arrays, out: Arrays, priority: int = 0) -> None:
-        """Sends the value of worker 0 to all workers, and waits for it; a collective."""
-        self.barrier()  # the lock must not be held for long
-        with self._meeting("for the parameters of worker 0"):
-            with self._lock:
-                self._native.broadcast(self._key(key), value, out, priority)
-            # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
-            for each in _each(out):
-                each.wait_to_read()
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Raises NotImplementedError, as MXNet's interface asks for."""
+        raise NotImplementedError(
+            "the store 'lbbsp' keeps the optimizer in the workers: use lbbsp_mx.KVStore for one "
+            "on the servers"
+        )
 
-    def pushpull(
-        self, key: int, value: Arrays, out: Arrays | None = None, priority: int = 0
-    ) -> None:
-        """Sums `weight` times the values over devices and workers, in place if `out` is None."""
-        if self.weight != 1.0:
-            for each in _each(value):
-                each *= self.weight
-        with self._lock:
-            self._native.pushpull(self._key(key), value, out=out, priority=priority)
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Raises NotImplementedError, as MXNet's interface asks for."""
+        raise NotImplementedError("the store 'lbbsp' has no optimizer: save the trainer's states")
 
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
-        packed = pack(values)
-        # Every width occupies a key of its own on the servers, for good.
-        width = len(packed) if len(packed) <= _FEW else 1 << (len(packed) - 1).bit_length()
-        rows = self.begin_gather(np.pad(packed, (0, width - len(packed))), slot=0)
-        with self._meeting("for the other workers"):
-            return [unpack(row[: len(packed)]) for row in rows()]
-
-    def begin_gather(
-        self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0
-    ) -> Callable[[], Rows]:
-        """Starts to gather a row of float32 from every worker, and returns at once.
-
-        Args:
-            row: Row of this worker, shape ``(width,)``.
-            slot: Selects a key. Wait for the rows before the next gather on the same slot, because
-                MXNet does not keep two sums on one key in order.
-            priority: Gathers of higher priority are sent first.
-
-        Returns:
-            A function that waits for the rows by rank, shape ``(workers, width)``.
-        """
-        slots = np.zeros((self._workers, len(row)), np.float32)
-        slots[self._rank] = row
-        if self._workers == 1:
-            return lambda: slots
-        array = mx.nd.from_numpy(slots)  # shares the memory: `array` would copy, which takes 0.1 ms
-        key = self._gather_key(slot, len(row))
-        with self._lock:
-            self._native.pushpull(key, array, priority=priority)
-        return array.asnumpy
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process if the wait inside the context takes too long."""
-        return runtime().waiting(self._rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
-
-    def barrier(self) -> None:
-        """Waits until all workers have reached this call."""
-        if self.distributed:
-            with self._meeting("at a barrier"):
-                self._native._barrier()
-
-    @contextmanager
-    def _meeting(self, what: str) -> Iterator[None]:
-        """Bounds the time inside the context, and notes that this worker waits for the others."""
-        with self.waiting(what), runtime().activity.during(Activity.MEETING):
-            yield
-
-    def _key(self, key: Hashable) -> int:
-        """Returns the native key, numbered by first use, in the same order on all workers."""
-        if key not in self._keys:
-            number = next(self._numbers)
-            if number > _LARGEST_KEY:
-                raise ValueError(
-                    f"a process can have at most {_LARGEST_KEY} keys in its stores: create stores "
-                    "and trainers once, not in a loop"
-                )
-            self._keys[key] = number
-        return self._keys[key]
-
-    def _gather_key(self, slot: Hashable, width: int) -> int:
-        """Returns the native key of a gather; its first use initialises it on the servers."""
-        key = ("gather", slot, width)
-        if key not in self._keys:
-            self.barrier()  # the lock must not be held for long
-            with self._meeting("for the other workers"), self._lock:
-                self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
-        return self._keys[key]
+    def load_optimizer_states(self, fname: str) -> None:
+        """Raises NotImplementedError, as MXNet's interface asks for."""
+        raise NotImplementedError("the store 'lbbsp' has no optimizer: load the trainer's states")
 
 
-def _each(arrays: Arrays) -> Sequence[mx.nd.NDArray]:
-    """Returns the arrays as a sequence, one per device."""
-    return arrays if isinstance(arrays, list | tuple) else [arrays]
+def register() -> None:
+    """Registers the stores by their names, so that `mx.kv.create` gives them."""
+    for name in (NAME, GLUON_NAME):
+        KVStoreBase.kv_registry[name] = WorkerSideStore
+    for kind in (*ALIASES, *KINDS):
+        KVStoreBase.kv_registry[f"{NAME}_{kind}"] = partial(KVStore, kind)
 
 
-KVStoreBase.kv_registry[NAME] = KVStore
-
-
-def make_store(kvstore: KVStore | mx.kv.KVStore | str | None) -> KVStore:
+def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
     """Returns the `KVStore` for the argument `kvstore` of a Trainer.
 
     Raises:
@@ -226,12 +343,54 @@ def make_store(kvstore: KVStore | mx.kv.KVStore | str | None) -> KVStore:
         return kvstore
     if kvstore is None:
         return KVStore("local")
-    if isinstance(kvstore, mx.kv.KVStore):
-        return KVStore(kvstore)
-    if kvstore == NAME:
-        return KVStore()
-    if isinstance(kvstore, str):
-        return KVStore(kvstore)
+    if kvstore in (NAME, GLUON_NAME):
+        return WorkerSideStore()
+    if isinstance(kvstore, mx.kv.KVStore | str):
+        return KVStore(kvstore.removeprefix(f"{NAME}_") if isinstance(kvstore, str) else kvstore)
     raise ValueError(
         f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}"
     )
+
+
+def _checked(kind: str | mx.kv.KVStore) -> str:
+    """Returns the kind of a native store.
+
+    Raises:
+        ValueError: It is unknown, or needs a cluster.
+    """
+    if isinstance(kind, KVStore):
+        return kind.kind
+    name = kind if isinstance(kind, str) else kind.type
+    name = ALIASES.get(name, name)
+    if name not in KINDS:
+        raise ValueError(
+            f"the store must be one of {', '.join(KINDS)}, got {name!r}: choose dist_sync in a "
+            "cluster, device in one process with several GPUs"
+        )
+    if name not in IN_ONE_PROCESS and not cluster.in_cluster():
+        raise ValueError(
+            f"{name} needs a cluster, and no DMLC_* variable is set: start the script with "
+            "`lbbsp launch --framework mxnet`, or use the store 'local'"
+        )
+    return name
+
+
+def _arrays(values: Any) -> Iterator[mx.nd.NDArray]:
+    """Yields the arrays in a nested list."""
+    for each in each_of(values):
+        if isinstance(each, mx.nd.NDArray):
+            yield each
+        else:
+            yield from _arrays(each)
+
+
+def _per_key(key: Keys, value: Any, function: Callable[[Arrays], Arrays]) -> Any:
+    """Applies a function to the values of each key, as they are nested."""
+    if isinstance(key, list | tuple) and isinstance(value, list | tuple):
+        return [_per_key(*each, function) for each in zip(key, value, strict=True)]
+    return function(value)
+
+
+def _scaled(factor: float, value: Arrays) -> Arrays:
+    """Returns a value times a factor; of values on several devices only the first one counts."""
+    return each_of(value)[0] * factor

@@ -25,7 +25,7 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import env
-from lbbsp_mx.kvstore import KVStore
+from lbbsp_mx.collectives import StoreCollectives
 
 _USES: Final = 1 << 24
 """Numbers of uses are below this, so that float32 holds them exactly."""
@@ -65,7 +65,7 @@ class Peers:
         return bool(self._turns)
 
     def connect(
-        self, store: KVStore, session: PipelinedSession, devices: int, mean_loss: bool
+        self, store: StoreCollectives, session: PipelinedSession, devices: int, mean_loss: bool
     ) -> None:
         """Connects the layer to the other workers; the trainer calls it.
 
@@ -112,7 +112,7 @@ class Peers:
 class _Turns:
     """Gathers on one key, in which the workers send rows of any uses."""
 
-    def __init__(self, store: KVStore, session: PipelinedSession, width: int) -> None:
+    def __init__(self, store: StoreCollectives, session: PipelinedSession, width: int) -> None:
         self._store, self._session = store, session
         self._slot = object()  # no other layer has it, also none that is created later
         self._turn, self._arrived = threading.Lock(), threading.Condition()

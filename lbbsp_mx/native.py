@@ -20,9 +20,21 @@ from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.board import KeyBoard
 from lbbsp_mx.endings import Endings
 from lbbsp_mx.liveness import SchedulerWatch, looking_thread
+from lbbsp_mx.script_keys import FIRST_OWN_KEY
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
-IN_ONE_PROCESS = ("local", "device")
+"""Kinds whose servers sum what all workers push."""
+
+ASYNCHRONOUS = "dist_async"
+
+IN_ONE_PROCESS = (
+    "local",
+    "device",
+    "local_allreduce_cpu",
+    "local_allreduce_device",
+    "local_update_cpu",
+)
+
 ALIASES = {"dist": "dist_sync"}
 """Other names of MXNet for its stores."""
 
@@ -45,7 +57,12 @@ class Runtime:
         self.activity = CurrentActivity()
         self.lock = threading.Lock()
         """Lock for calls of the distributed store, which keeps tables without one."""
-        self.numbers = itertools.count()
+        self.numbers = itertools.count(FIRST_OWN_KEY)
+        self.taken: set[int] = set()
+        """Native numbers of keys that scripts use."""
+        self.has_trainer = False
+        self.compresses = False
+        """True if MXNet compresses what is pushed."""
         self.distributed: mx.kv.KVStore | None = None
         self.endings = Endings()
         """Work that must be done before this process leaves the cluster."""
@@ -90,6 +107,11 @@ class Runtime:
                 f"create a second one: use the first one instead of {kind!r}"
             )
         return self.distributed
+
+    def compress(self) -> None:
+        """Ends this package's own exchanges, since MXNet compresses everything that is pushed."""
+        self.compresses, self._end_key = True, None
+        self._stop_heartbeat()
 
     def waiting(
         self, rank: int, seconds: float, what: str, owner: str
@@ -162,6 +184,12 @@ class Runtime:
         )
         self._heartbeat.start()
 
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._board.close()
+            self._heartbeat = None
+
     def _name(self) -> str:
         return "this worker" if self.distributed is None else f"worker {self.distributed.rank}"
 
@@ -178,9 +206,7 @@ class Runtime:
             self.activity.enter(Activity.LEAVING)
             self._meet_at_end()
             self.distributed._barrier()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._board.close()
+        self._stop_heartbeat()
         self._watching.stop()
         self._watching.join()
         message = f"the servers have not ended within {_SHUTDOWN_SECONDS:g} s: exiting"

@@ -1,4 +1,4 @@
-"""Optimizer and coordinator on the parameter servers of an `AsyncTrainer`.
+"""Optimizers on the parameter servers: with the coordinator of an `AsyncTrainer`, or a script's.
 
 MXNet's servers of ``dist_async`` call the optimizer for every push to a key. Some keys do not
 hold parameters: a push to these adds to a sum of gradients, or asks the coordinator a question; a
@@ -8,7 +8,7 @@ pull of the same key returns the answer.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from lbbsp_core.runtime.coordination import (
     Table,
 )
 from lbbsp_core.runtime.exit import end_now
+from lbbsp_mx.script_keys import FIRST_OWN_KEY
 
 State = object
 """State that an optimizer keeps for a parameter."""
@@ -103,6 +104,41 @@ class ServerOptimizer(Optimizer):
         self.optimizer.update_multi_precision(index, weight, used, state)
         if total is not None:
             total[:] = 0
+
+
+class ScriptOptimizer(Optimizer):
+    """Optimizer that a script has given to a distributed `KVStore`, as the servers run it.
+
+    Servers call it for every key. This package's own keys keep what was summed. An error of the
+    script's optimizer is printed by MXNet, which goes on, as with its own stores.
+
+    Args:
+        optimizer: Optimizer of the script.
+        indices: Index by which the optimizer knows a native key, where it is another number.
+    """
+
+    def __init__(self, optimizer: Optimizer, indices: Mapping[int, int]) -> None:
+        super().__init__(multi_precision=optimizer.multi_precision)
+        self.optimizer = optimizer
+        self._indices = {key: index for key, index in indices.items() if key != index}
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
+        """Creates the optimizer's state for a parameter; other keys have none."""
+        if index >= FIRST_OWN_KEY:
+            return None
+        return self.optimizer.create_state_multi_precision(self._index(index), weight)
+
+    def update_multi_precision(
+        self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
+    ) -> None:
+        """Updates a parameter; other keys take the pushed value."""
+        if index >= FIRST_OWN_KEY:
+            weight[:] = grad
+        else:
+            self.optimizer.update_multi_precision(self._index(index), weight, grad, state)
+
+    def _index(self, key: int) -> int:
+        return self._indices.get(key, key)
 
 
 @contextmanager

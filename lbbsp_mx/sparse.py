@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from lbbsp_mx.kvstore import KVStore
+from lbbsp_mx.collectives import TrainerStore
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -29,7 +29,9 @@ class RowSums:
         devices: Devices of this worker.
     """
 
-    def __init__(self, store: KVStore, params: Sequence[gluon.Parameter], devices: int) -> None:
+    def __init__(
+        self, store: TrainerStore, params: Sequence[gluon.Parameter], devices: int
+    ) -> None:
         self._store = store
         self._copies: dict[int, Arrays] = {}
         self._params = dict(enumerate(params))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import mxnet as mx
@@ -19,11 +20,12 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.checkpoint import Checkpoints, Every
+from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
-from lbbsp_mx.kvstore import NAME, KVStore, make_store
+from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, make_store
 from lbbsp_mx.means import StepSizes, Weight, checked_weight, sample_weights, total_weight
-from lbbsp_mx.native import ALIASES, DISTRIBUTED, runtime
+from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, runtime
 from lbbsp_mx.parameters import (
     Parameters,
     as_created,
@@ -37,7 +39,7 @@ from lbbsp_mx.sparse import RowSums
 
 logger = logging.getLogger("lbbsp.mx")
 
-Store = KVStore | mx.kv.KVStore | str | None
+Store = mx.kv.KVStore | str | None
 Wait = Callable[[], None]
 
 
@@ -107,14 +109,15 @@ class Trainer(gluon.Trainer):
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._gluon_order = gluon_order(params)
         self.kvstore = _store(kvstore)
+        self._store = TrainerStore(self.kvstore)
         self._refuse_inexact(mean_loss, accumulate)
         self.mean_loss = mean_loss
         devices = len(self._contexts)
         if "granularity" not in options:
             given = (global_batch_size, devices, accumulate)
-            chosen = with_granularity(chosen, self.kvstore, *given)
+            chosen = with_granularity(chosen, self._store, *given)
         self._draws = Draws(accumulate, devices)
-        self._rows = RowSums(self.kvstore, self._params, devices)
+        self._rows = RowSums(self._store, self._params, devices)
         self._sample_weights = sample_weights()
         self._now: StepSizes  # sizes of the running step
         self._weight: float | None = None  # of this worker's batch
@@ -123,7 +126,7 @@ class Trainer(gluon.Trainer):
         self._barriers_inside = False
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
         self._session = PipelinedSession(
-            self.kvstore,
+            self._store,
             global_batch_size,
             chosen,
             framework="mxnet",
@@ -145,7 +148,7 @@ class Trainer(gluon.Trainer):
         runtime().use_options(chosen)
         self._init_kvstore()
         if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
-            handshake.compare(self.kvstore, facts_of(self._params, self._optimizer))
+            handshake.compare(self._store, facts_of(self._params, self._optimizer))
         self._synchronise()
 
     @property
@@ -450,10 +453,10 @@ class Trainer(gluon.Trainer):
 
     def _init_kvstore(self) -> None:
         if self._contains_sparse_weight:  # of a single worker
-            self._kvstore_params = {"kvstore": self.kvstore._native, "update_on_kvstore": None}
+            self._kvstore_params = {"kvstore": self.kvstore.native, "update_on_kvstore": None}
             super()._init_kvstore()
             return
-        self._kvstore = self.kvstore
+        self._kvstore = self._store
         self._distributed = self.kvstore.distributed
         self._update_on_kvstore = False
         self._kv_initialized = True
@@ -501,14 +504,14 @@ class Trainer(gluon.Trainer):
 
     def _reduce(self, sums: dict[int, list[mx.nd.NDArray]]) -> None:
         """Queues the sums over devices and workers, in place, of arrays by parameter."""
-        local = self._now.local if self._weight is None else self._weight
-        self.kvstore.weight = float(local) if self.mean_loss else 1.0
-        if self.kvstore.num_workers > 1 or len(self._contexts) > 1:
+        summed = self.kvstore.num_workers > 1 or len(self._contexts) > 1
+        if self.mean_loss:
+            local = self._now.local if self._weight is None else self._weight
+            for array in chain(*sums.values()) if summed else self._gradients():
+                array *= float(local)
+        if summed:
             for number, arrays in sums.items():
-                self.kvstore.pushpull(self._rows.key(number), arrays, priority=-number)
-        elif self.kvstore.weight != 1.0:
-            for gradient in self._gradients():
-                gradient *= self.kvstore.weight
+                self._store.pushpull(self._rows.key(number), arrays, priority=-number)
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
@@ -544,7 +547,7 @@ class Trainer(gluon.Trainer):
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss)
-                param.lbbsp_synchronised.connect(self.kvstore, self._session, *options)
+                param.lbbsp_synchronised.connect(self._store, self._session, *options)
                 self._barriers_inside = True
 
     def _synchronise(self) -> None:
@@ -591,11 +594,21 @@ def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
 
 
 def _store(kvstore: Store) -> KVStore:
-    """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed."""
-    alone = isinstance(kvstore, str) and kvstore in (*DISTRIBUTED, *ALIASES, NAME)
+    """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed.
+
+    Raises:
+        ValueError: The store is not supported.
+    """
+    names = (*DISTRIBUTED, *ALIASES, NAME, GLUON_NAME)
+    alone = isinstance(kvstore, str) and kvstore in names
     if alone and not cluster.in_cluster():
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
         return KVStore("local" if kvstore != "dist_device_sync" else "device")
+    if getattr(kvstore, "kind", kvstore) == ASYNCHRONOUS:
+        raise ValueError(
+            "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
+            "lbbsp_mx.AsyncTrainer"
+        )
     return make_store(kvstore)
 
 

@@ -142,11 +142,16 @@ def test_a_record_is_written(tmp_path):
     assert (trainer.kvstore.rank, trainer.kvstore.num_workers) == (0, 1)
 
 
-def test_gluon_cannot_take_our_name_for_no_store():
-    assert "dist" in lbbsp_mx.kvstore.NAME
-    assert mx.kv.KVStoreBase.kv_registry[lbbsp_mx.kvstore.NAME] is lbbsp_mx.KVStore
+def test_mxnet_creates_the_stores_by_their_names():
+    names = {name: mx.kv.create(name) for name in ("lbbsp", "dist_lbbsp", "lbbsp_local")}
+    assert [type(store).__name__ for store in names.values()] == [
+        *2 * ["WorkerSideStore"],
+        "KVStore",
+    ]
+    assert not names["lbbsp"].is_capable("optimizer")
+    assert names["lbbsp_local"].is_capable("optimizer")
     with pytest.raises(ValueError, match=r"dist_sync needs a cluster, and no DMLC_"):
-        mx.kv.create(lbbsp_mx.kvstore.NAME)
+        mx.kv.create("lbbsp_dist_sync")
 
 
 def program(text, **environment):
