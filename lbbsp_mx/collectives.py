@@ -141,7 +141,7 @@ class TrainerStore(StoreCollectives, KVStoreBase):
                 "the trainer needs exact sums, and gradient compression was set on the store: "
                 "leave out set_gradient_compression"
             )
-        runtime().has_trainer = True
+        runtime().has_trainer |= store.distributed
 
     @property
     def type(self) -> str:

@@ -64,7 +64,7 @@ class EpochDrawer:
         if first.dropped:
             logger.warning(
                 "%d samples of the sampler are dropped in each epoch, because their steps have "
-                "fewer samples than there are workers",
+                "fewer samples than there are workers (times the parts of an accumulated gradient)",
                 first.dropped,
             )
         self.order = SampledOrder(
@@ -107,7 +107,7 @@ class EpochDrawer:
         session = self._session
         workers = max(session.workers, env.workers_at_first(session.workers))
         total = session.balancer.constraints.global_batch_size
-        drawn = Drawn(*cut(_items(self._sampler), total, workers))
+        drawn = Drawn(*cut(_items(self._sampler), total, workers * session.balancer.parts))
         if drawn.indices.max() >= self._num_samples:
             raise ValueError(
                 f"the sampler must give indices below {self._num_samples}, the number of samples, "

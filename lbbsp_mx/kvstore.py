@@ -33,8 +33,8 @@ class KVStore(mx.kv.KVStore):
     It has the whole interface of `mxnet.kv.KVStore`, and passes keys and values on to a native
     store. Several stores of a process share the distributed native store, because MXNet hangs if a
     second one is created; each has keys of its own. All workers must introduce keys (by `init` or
-    `broadcast`) in the same order. This is checked where servers have exact
-    sums, unlike with ``dist_async`` or gradient compression.
+    `broadcast`) in the same order. This is checked where servers have exact sums, unlike with
+    ``dist_async`` or gradient compression. ``dist_async`` and an `AsyncTrainer` exclude each other.
 
     ``mx.kv.create("lbbsp")`` gives a store that keeps the optimizer in the workers, and
     ``mx.kv.create("lbbsp_dist_sync")`` and the like the store of a kind.
@@ -272,7 +272,8 @@ class KVStore(mx.kv.KVStore):
 
     def _send_again(self, key: Keys, value: Any, out: Any, priority: int) -> None:
         """Sends worker 0's values of known keys: as a sum, to which the others add nothing."""
-        if runtime().serves_optimizer if self.distributed else self._updater is not None:
+        serves = runtime().serves_optimizer if self.distributed else self._updater is not None
+        if serves or self.kind == ASYNCHRONOUS:
             raise MXNetError(
                 f"the keys {list(flat(key))} cannot be sent again, because an optimizer updates "
                 "them: set parameters before set_optimizer, or keep the optimizer in the workers"

@@ -166,7 +166,8 @@ class Runtime:
     def _begin_heartbeat(self) -> None:
         """Starts to exchange with the other workers what each of them does; a collective."""
         native = self.distributed
-        if native is None or native.type not in DISTRIBUTED or native.num_workers == 1:
+        kind = None if native is None else ALIASES.get(native.type, native.type)
+        if kind not in DISTRIBUTED or native.num_workers == 1:
             return
         self._end_key = next(self.numbers)
         native.init(self._end_key, mx.nd.zeros(1))

@@ -62,6 +62,8 @@ class RowSums:
     def put_back(self) -> None:
         """Replaces the gradients by the sums; waits for these."""
         for number, copies in self._copies.items():
+            if self._params[number].grad_req == "null":  # frozen since
+                continue
             for copy, gradient in zip(copies, self._params[number].list_grad(), strict=True):
                 _restore(gradient, copy.asnumpy())
 

@@ -1,8 +1,8 @@
 """States of gluon's optimizers and parameters as JSON and arrays, without pickle.
 
-Gluon's own files hold a pickled optimizer: reading one executes what is in it. Here nothing is
-created from a file but numbers, strings, containers and arrays; they are assigned to the attributes
-of the optimizer that the trainer has.
+Gluon's own files hold a pickled optimizer: when MXNet reads one, it executes what is in it. Here
+nothing is created from a file but numbers, strings, containers and arrays; they are assigned to the
+attributes of the optimizer that the trainer has.
 """
 
 from __future__ import annotations

@@ -453,7 +453,8 @@ class Trainer(gluon.Trainer):
 
     def _init_kvstore(self) -> None:
         if self._contains_sparse_weight:  # of a single worker
-            self._kvstore_params = {"kvstore": self.kvstore.native, "update_on_kvstore": None}
+            native = mx.kv.create("local" if self.kvstore.distributed else self.kvstore.kind)
+            self._kvstore_params = {"kvstore": native, "update_on_kvstore": None}
             super()._init_kvstore()
             return
         self._kvstore = self._store
@@ -488,7 +489,7 @@ class Trainer(gluon.Trainer):
             A function that waits for the gradients, and one that waits for the sums.
         """
         learning = {i: param for i, param in enumerate(self._params) if param.grad_req != "null"}
-        if self._now.local < len(self._contexts):
+        if max(self._now.parts or (self._now.local,)) < len(self._contexts):
             _clear_idle_devices(list(learning.values()))
         sums = {number: self._rows.arrays_of(number) for number in learning}
         dense = [each for arrays in sums.values() for each in arrays if each.stype == "default"]
@@ -573,6 +574,11 @@ class Trainer(gluon.Trainer):
                     f"mean_loss must be False where gradients accumulate (grad_req='add', "
                     f"{param.name}): a sum of means is not a mean; use the loss per sample"
                 )
+            if accumulate > 1 and hasattr(param, "lbbsp_synchronised"):
+                raise ValueError(
+                    f"SyncBatchNorm needs accumulate = 1, got {accumulate} ({param.name}): it "
+                    "would normalise parts of the global batch, which depend on the plan"
+                )
         if any(_is_plain_batch_norm(param) for param in self._params):
             logger.warning(
                 "BatchNorm normalises each worker's batch separately, so that the result depends "
@@ -604,7 +610,8 @@ def _store(kvstore: Store) -> KVStore:
     if alone and not cluster.in_cluster():
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
         return KVStore("local" if kvstore != "dist_device_sync" else "device")
-    if getattr(kvstore, "kind", kvstore) == ASYNCHRONOUS:
+    named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
+    if isinstance(named, str) and named.removeprefix("lbbsp_") == ASYNCHRONOUS:
         raise ValueError(
             "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
             "lbbsp_mx.AsyncTrainer"

@@ -125,7 +125,7 @@ class Balancer:
         )
         self.rank = rank
         self.lag = lag
-        self._parts = parts
+        self.parts = parts
         self.policy: Policy = policy or LoadBalanced()
         self.predictor = predictor or Mixture(horizon=lag)
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
@@ -186,7 +186,7 @@ class Balancer:
                 self.constraints.global_batch_size,
             )
         workers = max(self.workers, most_workers)
-        drop = 0 < rest < workers * self._parts
+        drop = 0 < rest < workers * self.parts
         if drop:
             logger.warning(
                 "%d of %d samples are dropped in each epoch, because the last step would have "
@@ -194,7 +194,7 @@ class Balancer:
                 rest,
                 num_samples,
                 workers,
-                f" times {self._parts} parts of a batch" if self._parts > 1 else "",
+                f" times {self.parts} parts of a batch" if self.parts > 1 else "",
             )
         return GlobalOrder(
             num_samples,
@@ -260,7 +260,7 @@ class Balancer:
         self._peers = tuple(peer.segments for peer in peers)
         old = self.constraints
         limits = tuple(
-            _within(bounds, peer, self._parts)
+            _within(bounds, peer, self.parts)
             for bounds, peer in zip(old.limits, peers, strict=True)
         )
         if limits != old.limits:
@@ -439,12 +439,12 @@ class Balancer:
         total, costs = self._total(step), [Proportional(max(size, 1)) for size in sizes]
         granularity = self.constraints.granularity
         if (grain := math.gcd(total, granularity)) > 1:
-            roomy = self._parts > 1 and total >= granularity * self.workers
+            roomy = self.parts > 1 and total >= granularity * self.workers
             try:  # a part may be split among devices as well
-                return self._short(total, granularity if roomy else self._parts, grain).plan(costs)
+                return self._short(total, granularity if roomy else self.parts, grain).plan(costs)
             except ValueError:
                 pass  # too few samples for multiples
-        return self._short(total, self._parts).plan(costs)
+        return self._short(total, self.parts).plan(costs)
 
     def _short(self, total: int, minimum: int, granularity: int = 1) -> BatchConstraints:
         limits = tuple(Limits(minimum, old.maximum) for old in self.constraints.limits)

@@ -285,3 +285,25 @@ def test_one_worker_is_not_warned_because_it_does_as_gluon_does(caplog):
     loss.backward()
     trainer.step(6)
     assert "sample_weight" not in caplog.text
+
+
+def test_a_short_step_of_a_sampler_without_a_sample_for_each_part_is_dropped(caplog):
+    """Of 33 samples in steps of 16, the last one cannot be cut into two batches."""
+    net = network()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of(net, accumulate=2)
+    sampler = trainer.batch_sampler(SAMPLES, sampler=gluon.data.SequentialSampler(2 * X + 1))
+    assert "1 samples of the sampler are dropped" in caplog.text
+    assert [len(batch) for batch in sampler] == [X // 2] * 4
+
+
+@pytest.mark.parametrize("store", ["dist_async", "lbbsp_dist_async"])
+def test_asynchronous_stores_are_refused(store):
+    with pytest.raises(ValueError, match="must be synchronous, got 'dist_async'"):
+        trainer_of(network(), kvstore=store)
+
+
+def test_batches_normalised_over_workers_are_not_accumulated():
+    net = network(norm=lbbsp_mx.SyncBatchNorm)
+    with pytest.raises(ValueError, match="SyncBatchNorm needs accumulate = 1, got 2"):
+        trainer_of(net, accumulate=2)
