@@ -141,8 +141,7 @@ class Agreement:
         Differences up to rounding do not matter for the gradients, and are removed.
         """
         rows = self._gather(_STEP)
-        digests = [Digest.from_integer(row.digest) for row in rows]
-        others = [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
+        others = _differing(rows)
         if others or any(row.unknown != rows[0].unknown for row in rows):
             raise DisagreementError(
                 f"parameters of {_workers(others)} differ from those of worker 0 in the first "
@@ -191,8 +190,7 @@ class Agreement:
                 param._finish_deferred_init()
 
     def _warn(self, rows: Sequence[_Row]) -> None:
-        digests = [Digest.from_integer(row.digest) for row in rows]
-        others = [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
+        others = _differing(rows)
         if others and self._session.rank == 0:
             logger.warning(
                 "parameters of %s have been changed since the trainer was created: they are "
@@ -251,6 +249,12 @@ class Agreement:
             if isinstance(value, bool | int | float):
                 settings[name] = value
         return settings
+
+
+def _differing(rows: Sequence[_Row]) -> list[int]:
+    """Returns the ranks whose parameters differ from those of worker 0 by more than rounding."""
+    digests = [Digest.from_integer(row.digest) for row in rows]
+    return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
 
 
 def _send(store: Any, number: int, param: gluon.Parameter) -> None:

@@ -65,7 +65,12 @@ class Peers:
         return bool(self._turns)
 
     def connect(
-        self, store: StoreCollectives, session: PipelinedSession, devices: int, mean_loss: bool
+        self,
+        store: StoreCollectives,
+        session: PipelinedSession,
+        devices: int,
+        mean_loss: bool,
+        accumulate: int,
     ) -> None:
         """Connects the layer to the other workers; the trainer calls it.
 
@@ -74,6 +79,7 @@ class Peers:
             session: Session of the training, for which the gathers are not busy time.
             devices: Number of devices of this worker.
             mean_loss: Whether the loss is already averaged over the worker's batch.
+            accumulate: Parts into which this worker cuts its batch.
 
         Raises:
             ValueError: The result would not be exact.
@@ -87,6 +93,11 @@ class Peers:
             raise ValueError(
                 "SyncBatchNorm needs the loss per sample, got mean_loss=True: do not average the "
                 "loss, since the trainer divides by the global batch size"
+            )
+        if accumulate > 1:
+            raise ValueError(
+                f"SyncBatchNorm needs accumulate = 1, got {accumulate}: leave it out, since the "
+                "layer would normalise parts of the global batch, which depend on the plan"
             )
         env.allow_many_custom_operators()
         channels = self._running_mean.shape[0]

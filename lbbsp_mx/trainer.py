@@ -547,7 +547,7 @@ class Trainer(gluon.Trainer):
         super()._init_params()
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
-                options = (len(self._contexts), self.mean_loss)
+                options = (len(self._contexts), self.mean_loss, self._draws.parts)
                 param.lbbsp_synchronised.connect(self._store, self._session, *options)
                 self._barriers_inside = True
 
@@ -573,11 +573,6 @@ class Trainer(gluon.Trainer):
                 raise ValueError(
                     f"mean_loss must be False where gradients accumulate (grad_req='add', "
                     f"{param.name}): a sum of means is not a mean; use the loss per sample"
-                )
-            if accumulate > 1 and hasattr(param, "lbbsp_synchronised"):
-                raise ValueError(
-                    f"SyncBatchNorm needs accumulate = 1, got {accumulate} ({param.name}): it "
-                    "would normalise parts of the global batch, which depend on the plan"
                 )
         if any(_is_plain_batch_norm(param) for param in self._params):
             logger.warning(

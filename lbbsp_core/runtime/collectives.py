@@ -63,6 +63,12 @@ def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
     ]
 
 
+def _gather_floats(collectives: Collectives, values: Sequence[float]) -> list[tuple[float, ...]]:
+    """Returns the numbers of all workers by rank, bit for bit; a collective."""
+    rows = gather_bytes(collectives, struct.pack(f">{len(values)}d", *values))
+    return [struct.unpack(f">{len(row) // 8}d", row) for row in rows]
+
+
 def weighted_mean(
     collectives: Collectives, values: Sequence[float], weight: float = 1.0
 ) -> list[float]:
@@ -84,8 +90,7 @@ def weighted_mean(
         >>> weighted_mean(SingleWorker(), [0.25, 3.0], weight=10)
         [0.25, 3.0]
     """
-    row = struct.pack(f">{1 + len(values)}d", weight, *values)
-    rows = [struct.unpack(f">{len(e) // 8}d", e) for e in gather_bytes(collectives, row)]
+    rows = _gather_floats(collectives, [weight, *values])
     _check_rows(rows)
     counted = [row for row in rows if row[0] > 0]
     weights = [row[0] for row in counted]
@@ -133,8 +138,8 @@ def sums(collectives: Collectives, values: Sequence[float]) -> list[float]:
     Raises:
         ValueError: Workers have given different numbers of values.
     """
-    rows = gather_bytes(collectives, struct.pack(f"<{len(values)}d", *values))
-    counts = [len(row) // 8 for row in rows]
+    rows = _gather_floats(collectives, values)
+    counts = [len(row) for row in rows]
     if len(set(counts)) > 1:
         raise ValueError(
             f"all workers must sum the same number of values, got {counts} by rank: give them the "
@@ -142,5 +147,5 @@ def sums(collectives: Collectives, values: Sequence[float]) -> list[float]:
         )
     totals = [0.0] * len(values)
     for row in rows:
-        totals = [a + b for a, b in zip(totals, struct.unpack(f"<{counts[0]}d", row), strict=True)]
+        totals = [a + b for a, b in zip(totals, row, strict=True)]
     return totals
