@@ -46,7 +46,7 @@ class _Row(NamedTuple):
     """What each worker tells the others about its parameters.
 
     Args:
-        call: What it does now; an index of `_CALLS`.
+        call: What it does now: an index of `_CALLS`, and so many times more the trainer's number.
         bits: Hash of the bits of all parameters.
         digest: Digest of the parameters that are learned, as an integer.
         unknown: Fingerprint of the numbers of those without values, because shapes are unknown.
@@ -64,10 +64,18 @@ class Agreement:
     Args:
         trainer: The trainer.
         session: Its session.
+        leader: Agreement of the trainer beside which this one steps, with the same session; what
+            must be equal in every step is compared in those of the leader.
     """
 
-    def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
+    def __init__(
+        self, trainer: Trainer, session: PipelinedSession, leader: Agreement | None = None
+    ) -> None:
         self._trainer, self._session = trainer, session
+        self._compared = [self] if leader is None else []
+        self._number = 0 if leader is None else len(leader._compared)
+        if leader is not None:
+            leader._compared.append(self)
         self._has_drawn = self._has_stepped = session.workers == 1
         self._thread = threading.get_ident()
         self._hyperparameters = _hyperparameters(trainer.optimizer)
@@ -81,6 +89,8 @@ class Agreement:
         workers. Other threads than that of the trainer draw without a comparison, because their
         collectives could be out of order.
         """
+        for other in self._compared[1:]:
+            other.before_draw()
         if self._has_drawn or self._has_stepped or threading.get_ident() != self._thread:
             return
         self._has_drawn = True
@@ -97,18 +107,20 @@ class Agreement:
         with self._session.excluded_wait():
             self._broadcast(self._gather(_BROADCAST))
 
-    def begin_step(self, weights: Callable[[], Iterable[npt.NDArray[Any]]]) -> None:
+    def begin_step(self) -> None:
         """Compares parameters and settings; call it in each step, before the sums.
 
         Raises:
             DisagreementError: Workers have different parameters or settings.
         """
-        self._session.offer_settings(self._settings, REMEDY)
+        if self._compared:
+            self._session.offer_settings(self._settings, REMEDY)
         if not self._has_stepped:
             self._has_stepped = True
             with self._session.excluded_wait():
                 self._check_first()
-        self._session.offer_weights(weights, now=self._ends_epoch(self._session.step))
+        if self._compared:
+            self._session.offer_weights(self._weights, now=self._ends_epoch(self._session.step))
 
     def end_step(self, step: int) -> None:
         """Compares what the last step of an epoch has exchanged, since no step may follow.
@@ -119,7 +131,7 @@ class Agreement:
         Raises:
             DisagreementError: Workers have different weights or settings.
         """
-        if self._session.workers > 1 and self._ends_epoch(step):
+        if self._compared and self._session.workers > 1 and self._ends_epoch(step):
             self._session.finish_barrier()
             self._session.check_settings(REMEDY)
             self._session.check_weights()
@@ -156,13 +168,15 @@ class Agreement:
         seen = blake2b(digest_size=6)
         digest = Digest.of(self._read(seen.update)).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        row = _Row(call, bits, digest, fingerprint(repr(self._unknown())))
+        row = _Row(
+            call + self._number * len(_CALLS), bits, digest, fingerprint(repr(self._unknown()))
+        )
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
                 raise DisagreementError(
-                    f"worker 0 {_CALLS[rows[0].call]} while worker {rank} {_CALLS[other.call]}: "
-                    "all workers must draw batches and call the trainer in the same order"
+                    f"worker 0 {_named(rows[0].call)} while worker {rank} {_named(other.call)}: "
+                    "all workers must draw batches and call their trainers in the same order"
                 )
         return rows
 
@@ -231,8 +245,24 @@ class Agreement:
             means = weighted_mean(self._session.collectives, numbers.ravel().tolist(), weight)
         return np.reshape(means, numbers.shape) if numbers.ndim else means[0]
 
+    def _weights(self) -> Iterator[npt.NDArray[Any]]:
+        """Yields the weights that must be equal on all workers."""
+        for each in self._compared:
+            for param in each._trainer._params:
+                if param.grad_req != "null" and param._data is not None:
+                    yield param.list_data()[0].asnumpy()
+
     def _settings(self) -> Settings:
-        """Returns what the update of the running step depends on, besides the gradients."""
+        """Returns what updates depend on, besides the gradients, of all trainers of the session."""
+        if len(self._compared) == 1:
+            return self._own_settings()
+        return {
+            f"{name} of trainer {number}": value
+            for number, each in enumerate(self._compared)
+            for name, value in each._own_settings().items()
+        }
+
+    def _own_settings(self) -> dict[str, Setting]:
         optimizer, params = self._trainer.optimizer, self._trainer._params
         updates = optimizer.num_update
         schedule = optimizer.lr_scheduler
@@ -249,6 +279,11 @@ class Agreement:
             if isinstance(value, bool | int | float):
                 settings[name] = value
         return settings
+
+
+def _named(call: int) -> str:
+    number, kind = divmod(call, len(_CALLS))
+    return _CALLS[kind] + (f" of trainer {number}" if number else "")
 
 
 def _differing(rows: Sequence[_Row]) -> list[int]:

@@ -31,7 +31,8 @@ class SyncBatchNorm(nn.BatchNorm):
     It takes the options of `mxnet.gluon.nn.BatchNorm` and works in hybridised networks, with one
     device per worker and losses per sample. A layer may be used several times before the backward
     pass, if all workers use it equally often and in the same order; its running moments are
-    updated in that order.
+    updated in that order. Each forward pass updates them; MXNet's own layer does so on a CPU in the
+    backward pass, and not where there is none, as for the `detach`ed samples of a GAN.
     """
 
     def __init__(self, axis: int = 1, **options: Any) -> None:

@@ -70,6 +70,7 @@ class Checkpoints:
 
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
+        self._trainer._steps.check_single()
         self._begin_save(folder)
         return self._writer_to(folder).flush()
 
@@ -107,6 +108,7 @@ class Checkpoints:
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
+        self._trainer._steps.check_single()
         for writer in self._writers.values():
             writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete

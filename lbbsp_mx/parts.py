@@ -42,6 +42,11 @@ class Draws:
         self._depth: int | None = None
         self._thread = 0
 
+    @property
+    def first_step(self) -> int:
+        """Global step with which the epoch, or its rest, has begun; 0 if none was drawn."""
+        return self._first or 0
+
     def begin(self, step: int) -> None:
         """Starts to count the batches of an epoch, or of its rest, from global step `step`."""
         self._first, self._drawn, self._depth = step, 0, None

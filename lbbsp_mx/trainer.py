@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,14 +33,14 @@ from lbbsp_mx.parameters import (
     require_dense_values,
     require_unique_names,
 )
-from lbbsp_mx.parts import Draws, part_sizes, with_granularity
+from lbbsp_mx.parts import Draws, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
 from lbbsp_mx.sparse import RowSums
+from lbbsp_mx.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
 
 logger = logging.getLogger("lbbsp.mx")
 
 Store = mx.kv.KVStore | str | None
-Wait = Callable[[], None]
 
 
 class Trainer(gluon.Trainer):
@@ -62,7 +62,8 @@ class Trainer(gluon.Trainer):
             or an `lbbsp_mx.KVStore`.
         compression_params: Must be None, because compressed gradients are not exact.
         update_on_kvstore: None or False.
-        global_batch_size: X, samples per step over all workers; constant.
+        global_batch_size: X, samples per step over all workers; constant. With `beside`, it is that
+            of the other trainer, and can be left out.
         mean_loss: Whether the loss is already averaged over the worker's batch, as by
             ``loss.mean()``; its gradients are then weighted by the batch size, or by the ``weight``
             that `step` is given.
@@ -71,6 +72,9 @@ class Trainer(gluon.Trainer):
             each worker into k batches. Let all parameters have ``grad_req='add'``, call `step` (or
             `allreduce_grads` and `update`) after every k batches, and then ``zero_grad()``. Limits
             hold for all k batches together.
+        beside: Trainer that steps on the same batches, as those of a GAN do. This one then follows
+            its plan, and both steps of an iteration count as busy time; only the other trainer has
+            a `batch_sampler` and options, and steps once in every iteration, before or after.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``. ``granularity`` defaults to the number of devices
             times `accumulate`, so that `gluon.utils.split_and_load` can split batches evenly.
@@ -98,58 +102,107 @@ class Trainer(gluon.Trainer):
         compression_params: dict[str, object] | None = None,
         update_on_kvstore: bool | None = None,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         mean_loss: bool = False,
         accumulate: int = 1,
+        beside: Trainer | None = None,
         **options: object,
     ) -> None:
         chosen = SessionOptions.of(options)
         require_integer("accumulate", accumulate, 1)
         _refuse(compression_params, update_on_kvstore)
+        if beside is not None:
+            beside._check_beside(global_batch_size, accumulate, options)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._gluon_order = gluon_order(params)
-        self.kvstore = _store(kvstore)
+        self.kvstore = _store(kvstore) if beside is None else beside.kvstore
         self._store = TrainerStore(self.kvstore)
         self._refuse_inexact(mean_loss, accumulate)
         self.mean_loss = mean_loss
-        devices = len(self._contexts)
-        if "granularity" not in options:
-            given = (global_batch_size, devices, accumulate)
-            chosen = with_granularity(chosen, self._store, *given)
-        self._draws = Draws(accumulate, devices)
-        self._rows = RowSums(self._store, self._params, devices)
+        self._rows = RowSums(self._store, self._params, len(self._contexts))
         self._sample_weights = sample_weights()
         self._now: StepSizes  # sizes of the running step
         self._weight: float | None = None  # of this worker's batch
         self._reduced_total = 0.0
         self._is_mean = False  # whether the gradients are divided already
-        self._barriers_inside = False
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
-        self._session = PipelinedSession(
+        if beside is None:
+            given = "granularity" in options
+            self._begin_training(_required(global_batch_size), accumulate, chosen, given)
+        else:
+            self._steps: Steps = StepsBeside(beside._steps)
+            self._agreement = Agreement(self, self._session, beside._agreement)
+        self._checkpoints = Checkpoints(self, self._session)
+        if beside is None:
+            # Peers wait for the message of the last barrier, which comes first.
+            runtime().endings.add(
+                self._checkpoints.close, self._agreement.close, self._session.finish_barrier
+            )
+        self._init_kvstore()
+        if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
+            handshake.compare(self._store, facts_of(self._params, self._optimizer))
+        self._synchronise()
+
+    def _begin_training(
+        self, global_batch_size: int, accumulate: int, options: SessionOptions, has_grain: bool
+    ) -> None:
+        """Creates the session in which this trainer's steps decide the plans."""
+        devices = len(self._contexts)
+        if not has_grain:
+            given = (global_batch_size, devices, accumulate)
+            options = with_granularity(options, self._store, *given)
+        session = PipelinedSession(
             self._store,
             global_batch_size,
-            chosen,
+            options,
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             activity=runtime().activity,
             facts={
                 "parameters": len(self._params),
-                "mean_loss": int(mean_loss),
+                "mean_loss": int(self.mean_loss),
                 "accumulate": accumulate,
             },
             parts=accumulate,
         )
-        self._checkpoints = Checkpoints(self, self._session)
-        self._agreement = Agreement(self, self._session)
-        # Peers wait for the message of the last barrier, which comes first.
-        runtime().endings.add(
-            self._checkpoints.close, self._agreement.close, self._session.finish_barrier
-        )
-        runtime().use_options(chosen)
-        self._init_kvstore()
-        if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
-            handshake.compare(self._store, facts_of(self._params, self._optimizer))
-        self._synchronise()
+        runtime().use_options(options)
+        self._steps = Steps(session, Draws(accumulate, devices))
+        self._agreement = Agreement(self, session)
+
+    def _check_beside(
+        self, global_batch_size: int | None, accumulate: int, options: dict[str, object]
+    ) -> None:
+        """Checks the options of a trainer that is to step beside this one.
+
+        Raises:
+            ValueError: They differ from those of this one; names the remedy.
+        """
+        self._steps.check_leads()
+        if self._checkpoints.regular:
+            raise ValueError(SEVERAL_CHECKPOINTS)
+        constraints = self._session.balancer.constraints
+        for name, theirs, ours in (
+            ("global_batch_size", global_batch_size, constraints.global_batch_size),
+            ("accumulate", accumulate, self._draws.parts),
+        ):
+            if theirs not in (None, ours):
+                raise ValueError(
+                    f"{name} must be that of the trainer beside which this one steps, {ours}, got "
+                    f"{theirs}: both step on the same batches"
+                )
+        if options:
+            raise ValueError(
+                f"a trainer beside another one takes no options of the plan, got "
+                f"{', '.join(options)}: pass them to the other trainer, whose plan both follow"
+            )
+
+    @property
+    def _session(self) -> PipelinedSession:
+        return self._steps.session
+
+    @property
+    def _draws(self) -> Draws:
+        return self._steps.draws
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -198,10 +251,15 @@ class Trainer(gluon.Trainer):
             TypeError: `sampler` has no length, or yields no indices.
             DisagreementError: The workers have different data sets.
         """
+        self._steps.check_leads()
         made = make_sampler(self._session, self._draws, data, seed, shuffle, sampler, beside)
         self._checkpoints.check_order()
-        made.before_draw = self._agreement.before_draw
+        made.before_draw = self._before_draw
         return made
+
+    def _before_draw(self) -> None:
+        self._steps.begin_epoch()
+        self._agreement.before_draw()
 
     @property
     def rows(self) -> slice:
@@ -253,12 +311,10 @@ class Trainer(gluon.Trainer):
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
-        self._agreement.begin_step(self._weights)
+        self._agreement.begin_step()
         waits = self._begin_sums()
         self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
-        self._session.end_step(*waits)
-        if self._barriers_inside or self.kvstore.num_workers == 1:
-            self._session.finish_barrier()  # before collectives of layers pause the same timer
+        self._steps.end(*waits)
 
     def _step_on_store(self, ignore_stale_grad: bool) -> None:
         """Lets the store of a single worker update, as gluon does if parameters are sparse."""
@@ -268,8 +324,7 @@ class Trainer(gluon.Trainer):
         super()._allreduce_grads()
         self._update(ignore_stale_grad)
         self._reduced_total = 0.0
-        self._session.end_step(mx.nd.waitall, mx.nd.waitall, self._weight)
-        self._session.finish_barrier()
+        self._steps.end(mx.nd.waitall, mx.nd.waitall, self._weight, at_once=True)
 
     def allreduce_grads(self, weight: Weight = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
@@ -463,9 +518,8 @@ class Trainer(gluon.Trainer):
         self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
-        self._agreement.begin_step(self._weights)
-        self._session.end_step(*self._begin_sums(), self._weight)
-        self._session.finish_barrier()
+        self._agreement.begin_step()
+        self._steps.end(*self._begin_sums(), self._weight, at_once=True)
         if self._weight is not None:
             self._reduced_total = total_weight(self._session.weights)
         self._rows.put_back()
@@ -497,12 +551,6 @@ class Trainer(gluon.Trainer):
         self._reduce(sums)
         return computed, self._summed.record(dense)
 
-    def _weights(self) -> Iterator[np.ndarray]:
-        """Yields the weights that must be equal on all workers."""
-        for param in self._params:
-            if param.grad_req != "null":
-                yield param.list_data()[0].asnumpy()
-
     def _reduce(self, sums: dict[int, list[mx.nd.NDArray]]) -> None:
         """Queues the sums over devices and workers, in place, of arrays by parameter."""
         summed = self.kvstore.num_workers > 1 or len(self._contexts) > 1
@@ -517,24 +565,11 @@ class Trainer(gluon.Trainer):
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
         self._weight = checked_weight(weight)
-        self._draws.check(self._session.step, self._params)
-        self._now = self._step_sizes(batch_size)
-        if batch_size is not None:
-            self._now.check(batch_size)
+        self._now = self._steps.begin(batch_size, self._params)
         if self.kvstore.num_workers > 1:
             self._sample_weights.warn_of_means(self._weight)
         self._reduced_total, self._is_mean = float(self._now.total), False
         self._checkpoints.begin_step()
-
-    def _step_sizes(self, batch_size: int | None) -> StepSizes:
-        """Reads the batch sizes of the running step from the plan, if it has one."""
-        sizes, rank = self.sizes, self.kvstore.rank
-        local, parts = sizes[rank], self._draws.parts
-        if self.kvstore.num_workers == 1 and self._session.order is None:
-            own = batch_size or local
-            return StepSizes(own, (), own, rank, is_planned=False)
-        cut = part_sizes(local, parts, self._draws.unit) if parts > 1 else ()
-        return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
 
     def _update_by_mean(self, ignore_stale_grad: bool) -> None:
         self._check_and_rescale_grad(self._scale / self._reduced_total)
@@ -549,7 +584,7 @@ class Trainer(gluon.Trainer):
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss, self._draws.parts)
                 param.lbbsp_synchronised.connect(self._store, self._session, *options)
-                self._barriers_inside = True
+                self._steps.pauses = True
 
     def _synchronise(self) -> None:
         """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
@@ -612,6 +647,15 @@ def _store(kvstore: Store) -> KVStore:
             "lbbsp_mx.AsyncTrainer"
         )
     return make_store(kvstore)
+
+
+def _required(global_batch_size: int | None) -> int:
+    if global_batch_size is None:
+        raise ValueError(
+            "global_batch_size is missing: pass the number of samples per step over all workers, "
+            "or beside=trainer for a trainer that steps on the batches of another one"
+        )
+    return global_batch_size
 
 
 def _refuse(compression_params: object, update_on_kvstore: bool | None) -> None:

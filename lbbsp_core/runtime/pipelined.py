@@ -33,7 +33,7 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.session import StepFlags, WorkerSession
 
 Rows = npt.NDArray[np.float32]
-_TAIL = 6  # width of a position and a weight, after a message
+_NO_MESSAGE = np.zeros(WIDTH, np.float32)
 _URGENT = 1 << 20  # messages are sent before all gradients
 
 
@@ -237,15 +237,48 @@ class PipelinedSession(WorkerSession):
         """
         self.finish_barrier()
         flags = self._take_flags()
-        if self._peers is None:
-            computed()
-            with self.excluded_wait():
-                self.start(self._facts)
-                # The first gather creates its keys, here in the same order on all workers.
-                self._gather(np.zeros(WIDTH + _TAIL, np.float32))()
+        if self._begin(computed):
             self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
-        position = pack([self._position(), *pack_float(math.nan if weight is None else weight)])
-        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, position))
+        tail = _tail(self._position(), weight)
+        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, tail))
+
+    def pass_inner(
+        self,
+        number: int,
+        computed: Callable[[], None],
+        summed: Callable[[], None],
+        weight: float | None = None,
+    ) -> None:
+        """Passes a barrier within a step, as of another trainer; the wait there is no busy time.
+
+        Args:
+            number: Number of the barrier, >= 1, which must be the same on all workers.
+            computed: Waits for what this worker contributes.
+            summed: Waits for the sums over all workers.
+            weight: As for `end_step`; `weights` has those of all workers afterwards.
+
+        Raises:
+            DisagreementError: Another worker is at another barrier, or only some of the workers
+                have a weight.
+        """
+        self.finish_barrier()
+        self._begin(computed)
+        computed()
+        tail = _tail(self._position(number), weight)
+        with self.excluded_wait(), self.collectives.waiting("for the gradients of other workers"):
+            self._take_tails(self._gather(np.concatenate([_NO_MESSAGE, tail]))())
+            summed()
+
+    def _begin(self, computed: Callable[[], None]) -> bool:
+        """Starts the session at its first barrier; returns whether this is the first one."""
+        if self._peers is not None:
+            return False
+        computed()
+        with self.excluded_wait():
+            self.start(self._facts)
+            # The first gather creates its keys, here in the same order on all workers.
+            self._gather(np.concatenate([_NO_MESSAGE, _tail(0, None)]))()
+        return True
 
     def _gather(self, row: Row) -> Callable[[], Rows]:
         return self.collectives.begin_gather(row, slot=1, priority=_URGENT)
@@ -255,27 +288,31 @@ class PipelinedSession(WorkerSession):
         computed: Callable[[], None],
         summed: Callable[[], None],
         flags: StepFlags,
-        position: Row,
+        tail: Row,
     ) -> tuple[Rows, float]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
-        rows = self._gather(np.concatenate([self._report(flags), position]))
+        rows = self._gather(np.concatenate([self._report(flags), tail]))
         with self.collectives.waiting("for the gradients and messages of the other workers"):
-            summed()
             received = rows()
+            self._take_tails(received)  # sums of other arrays would never be complete
+            summed()
         return received, self._leave_barrier()
 
     def _take(self, received: Rows, wall_seconds: float) -> None:
+        self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
+
+    def _take_tails(self, received: Rows) -> None:
+        """Checks the positions of the workers, and takes their weights."""
         tails = [unpack(row[WIDTH:]) for row in received]
         self._check_positions([position for position, *_ in tails])
         self.weights = _same_kind([unpack_float(halves) for _, *halves in tails])
-        self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
 
-    def _position(self) -> int:
-        """Returns a fingerprint of this worker's step, lag and order."""
+    def _position(self, barrier: int = 0) -> int:
+        """Returns a fingerprint of this worker's step, lag and order, and of an inner barrier."""
         order, balancer = self.order, self._balancer
         seen = order.key if order else ()
-        return fingerprint(repr((balancer.step, balancer.lag, seen)))
+        return fingerprint(repr((balancer.step, balancer.lag, seen, barrier)))
 
     def _check_positions(self, positions: list[int]) -> None:
         for rank, position in enumerate(positions):
@@ -283,8 +320,13 @@ class PipelinedSession(WorkerSession):
                 raise DisagreementError(
                     f"worker {rank} is at another step or in another order than worker 0 (this is "
                     f"worker {self.rank}, at step {self._balancer.step}): all workers must leave "
-                    "an epoch, and load states, at the same step"
+                    "an epoch, load states, and use each of several trainers at the same step"
                 )
+
+
+def _tail(position: int, weight: float | None) -> Row:
+    """Packs what follows a message: a position and a weight, NaN if there is none."""
+    return pack([position, *pack_float(math.nan if weight is None else weight)])
 
 
 def _same_kind(weights: Sequence[float]) -> tuple[float, ...] | None:

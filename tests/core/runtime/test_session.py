@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain, count
 
 import numpy as np
@@ -538,6 +539,30 @@ def test_workers_that_part_ways_are_named(own_threads):
 
     with pytest.raises(DisagreementError, match="worker 1 is at another step or in another order"):
         run(worker, make=PipelinedSession)
+
+
+def test_workers_at_different_inner_barriers_are_named(own_threads):
+    def worker(session, collectives):
+        train(session, collectives, steps=2)
+        if session.rank == 0:
+            session.pass_inner(1, done, done)
+        else:
+            session.end_step(done, partial(pytest.fail, "sums that no other worker begins"))
+            session.finish_barrier()
+
+    with pytest.raises(DisagreementError, match="use each of several trainers at the same step"):
+        run(worker, make=PipelinedSession)
+
+
+def test_an_inner_barrier_gathers_weights_and_leaves_the_step_as_it_is(own_threads):
+    def worker(session, collectives):
+        session.pass_inner(1, done, done, 2.0 + session.rank)  # also before the first step
+        first = session.weights
+        train(session, collectives, steps=2)
+        session.pass_inner(1, done, done)
+        return first, session.weights, session.step
+
+    assert run(worker, make=PipelinedSession) == [((2.0, 3.0), None, 2)] * 2
 
 
 def test_batches_drawn_before_a_restore_belong_to_no_step():

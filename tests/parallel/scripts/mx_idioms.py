@@ -1,6 +1,5 @@
 """Idioms of gluon scripts on uneven, changing batches, each beside one process with all samples."""
 
-import logging
 from dataclasses import dataclass
 from itertools import islice
 
@@ -8,7 +7,7 @@ import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
-from mx_parts import largest, weights
+from mx_parts import Warnings, largest, weights
 from mxnet import autograd, gluon, nd
 from report import result
 
@@ -227,21 +226,9 @@ def answer(misuse):
     return "no error"
 
 
-class Warnings(logging.Handler):
-    """Collects the warnings of this package."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
 store = lbbsp_mx.KVStore("dist")
 rank = store.rank
 warnings = Warnings()
-logging.getLogger("lbbsp.mx").addHandler(warnings)
 for name, case in CASES.items():
     warnings.texts.clear()
     ours, sizes = together(case)

@@ -1,5 +1,6 @@
 """What the scripts for MXNet share."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,3 +31,15 @@ def weights(net):
 def largest(ours, others):
     """Largest absolute difference of all weights."""
     return max(float(np.abs(a - b).max()) for a, b in zip(ours, others, strict=True))
+
+
+class Warnings(logging.Handler):
+    """Collects the warnings of this package."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+        logging.getLogger("lbbsp.mx").addHandler(self)
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())

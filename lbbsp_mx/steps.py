@@ -1,0 +1,169 @@
+"""Steps of trainers, and the barriers that end them: `Steps`, and `StepsBeside` of a GAN."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+
+from mxnet import gluon
+
+from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_mx.means import StepSizes
+from lbbsp_mx.parts import Draws, part_sizes
+
+logger = logging.getLogger("lbbsp.mx")
+
+Wait = Callable[[], None]
+
+SEVERAL_CHECKPOINTS = (
+    "checkpoints hold one trainer, and several make steps on the same batches: leave out resume, "
+    "save and load; save the parameters of each network, and save_states of each trainer"
+)
+
+_drawing: list[weakref.ref[Steps]] = []
+"""Steps whose batches are drawn, the latest ones."""
+
+
+class Steps:
+    """Steps of a trainer, each of which ends at a barrier where the next plan is decided.
+
+    Args:
+        session: Session of the training.
+        draws: Loader batches that were drawn.
+    """
+
+    def __init__(self, session: PipelinedSession, draws: Draws) -> None:
+        self.session, self.draws = session, draws
+        self.now: StepSizes  # sizes of the running step, or of the one that has just ended
+        self.others = 0  # trainers that step beside this one
+        self.pauses = False  # whether layers or other trainers pause the timer within a step
+        self._has_warned = session.workers == 1
+
+    def check_leads(self) -> None:
+        """Raises ValueError if these are steps beside those of another trainer."""
+
+    def check_single(self) -> None:
+        """Raises ValueError if several trainers make steps on the same batches."""
+        if self.others:
+            raise ValueError(SEVERAL_CHECKPOINTS)
+
+    def begin_epoch(self) -> None:
+        """Notes that batches are drawn for these steps from now on."""
+        _drawing[:] = [weakref.ref(self)]
+
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
+        """Begins a step; returns its sizes.
+
+        Args:
+            batch_size: Samples in this worker's batch, if they are known.
+            params: Parameters of the trainer.
+
+        Raises:
+            ValueError: It does not fit the plan and the batches that were drawn.
+        """
+        self._warn_of_others()
+        self.draws.check(self.session.step, params)
+        self.now = _checked(self._sizes(batch_size), batch_size)
+        return self.now
+
+    def end(
+        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = False
+    ) -> None:
+        """Passes the barrier, in the background if nothing else pauses the timer.
+
+        Args:
+            computed: Waits for the gradients of this worker.
+            summed: Waits for the sums over all workers.
+            weight: Weight of this worker's batch, on all workers or on none.
+            at_once: Whether to return only when the barrier is passed.
+        """
+        self.session.end_step(computed, summed, weight)
+        if at_once or self.pauses or self.session.workers == 1:
+            self.session.finish_barrier()
+
+    def _warn_of_others(self) -> None:
+        """Warns once if another trainer draws batches meanwhile."""
+        if self._has_warned:
+            return
+        others = [each for each in (ref() for ref in _drawing) if each not in (None, self)]
+        if any(each.session.in_epoch for each in others if each is not None):
+            self._has_warned = True
+            logger.warning(
+                "a trainer steps while batches of another one are drawn, so that each measures the "
+                "waits of the other one: if both step on the same batches, pass beside=trainer to "
+                "one of them"
+            )
+
+    def _sizes(self, batch_size: int | None) -> StepSizes:
+        """Reads the batch sizes of the running step from the plan, if it has one."""
+        session, rank = self.session, self.session.rank
+        sizes, parts = session.sizes, self.draws.parts
+        local = sizes[rank]
+        if session.workers == 1 and session.order is None:
+            own = batch_size or local
+            return StepSizes(own, (), own, rank, is_planned=False)
+        cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
+        return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
+
+
+class StepsBeside(Steps):
+    """Steps of a trainer within those of another one, whose plan and timer it shares.
+
+    Each ends at a barrier of its own. The wait there counts as little as busy time as that of the
+    other trainer, but the work before it does count.
+
+    Args:
+        leader: Steps of the other trainer.
+    """
+
+    def __init__(self, leader: Steps) -> None:
+        super().__init__(leader.session, leader.draws)
+        leader.pauses, leader.others = True, leader.others + 1
+        self._leader, self._number = leader, leader.others
+        self._epoch = -1  # first step of the epoch
+        self._follows = False
+
+    def check_leads(self) -> None:
+        """Raises ValueError: the other trainer leads."""
+        raise ValueError(
+            "this trainer steps beside another one, which has the plan: pass the other one as "
+            "`beside`, and call batch_sampler of the other one"
+        )
+
+    def check_single(self) -> None:
+        """Raises ValueError: there are several trainers."""
+        raise ValueError(SEVERAL_CHECKPOINTS)
+
+    def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
+        """Begins a step on the batch with which the other trainer steps next, or has just stepped.
+
+        Which of the two it is, the first step in an epoch of the sampler tells.
+
+        Raises:
+            ValueError: It does not fit the plan and the batches that were drawn.
+        """
+        step, begin = self.session.step, self.draws.first_step
+        if self._epoch != begin:
+            self._epoch, self._follows = begin, step > begin
+        self.draws.check(step - self._follows, params)
+        follows = self._follows and self._leader.now.is_planned
+        self.now = _checked(self._leader.now if follows else self._sizes(batch_size), batch_size)
+        return self.now
+
+    def end(
+        self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
+    ) -> None:
+        """Passes the barrier; the arguments are those of `Steps.end`.
+
+        Raises:
+            DisagreementError: Another worker steps with another trainer, or only some of the
+                workers pass a weight.
+        """
+        self.session.pass_inner(self._number, computed, summed, weight)
+
+
+def _checked(sizes: StepSizes, batch_size: int | None) -> StepSizes:
+    if batch_size is not None:
+        sizes.check(batch_size)
+    return sizes

@@ -1,0 +1,298 @@
+"""Two trainers on the same batches, as of a GAN, each case beside one process with all samples."""
+
+import itertools
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mx_parts import Cycle, Warnings, largest, weights
+from mxnet import autograd, gluon, nd
+from report import result
+
+from lbbsp_core.policy import Even
+
+FOLDER = Path(sys.argv[1])
+X, SIZE, NOISE, EPOCHS = 24, 6, 4, 2
+SAMPLES = 4 * X + 10  # a short last step
+PLANS = ((14, 5, 5), (4, 14, 6), (6, 3, 15), (8, 8, 8))
+rng = np.random.default_rng(0)
+REAL = (rng.normal(size=(SAMPLES, SIZE)) + np.linspace(-2, 2, SAMPLES)[:, None]).astype("f4")
+SEEDS = (rng.normal(size=(SAMPLES, NOISE)) * np.linspace(0.5, 2, SAMPLES)[:, None]).astype("f4")
+VALUE = np.linspace(0.1, 3, SAMPLES, dtype="f4")  # weights of the samples
+DATA = gluon.data.ArrayDataset(REAL, SEEDS, VALUE)
+LOSS = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+LEADING = ("sgd", {"learning_rate": 0.3, "momentum": 0.9})
+OTHER = ("nag", {"learning_rate": 0.02, "momentum": 0.5, "wd": 1e-2})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train; the generator learns in every `every`-th iteration.
+
+    `leader` has the sampler: the generator, which steps last, or the discriminator.
+    """
+
+    leader: str = "generator"
+    every: int = 1
+    weighted: bool = False
+    clips: bool = False
+    synchronised: bool = False
+    loading: dict = field(default_factory=dict)
+
+
+CASES = {
+    "leader_last": Case(),
+    "leader_first": Case(leader="discriminator"),
+    "leader_first_ahead": Case(
+        leader="discriminator", loading={"num_workers": 1, "thread_pool": True}
+    ),
+    "every_second": Case(leader="discriminator", every=2),
+    "weighted": Case(weighted=True),
+    "clipped": Case(clips=True, leader="discriminator"),
+    "synchronised": Case(synchronised=True),
+}
+
+
+def networks(case, seed, norm=lbbsp_mx.SyncBatchNorm):
+    mx.random.seed(seed)
+    generator, discriminator = gluon.nn.Sequential(), gluon.nn.Sequential()
+    generator.add(gluon.nn.Dense(8, in_units=NOISE, activation="tanh"))
+    if case.synchronised:
+        generator.add(norm(in_channels=8))
+    generator.add(gluon.nn.Dense(SIZE, in_units=8))
+    discriminator.add(gluon.nn.Dense(8, in_units=SIZE, activation="tanh"))
+    if case.synchronised:
+        discriminator.add(norm(in_channels=8))
+    discriminator.add(gluon.nn.Dense(1, in_units=8))
+    for net in (generator, discriminator):
+        net.initialize(mx.init.Uniform(0.7))
+    return generator, discriminator
+
+
+def iterate(case, number, batch, nets, update):
+    """Makes the steps of one iteration; `update` takes the network, batch size and weight."""
+    generator, discriminator = nets
+    real, seeds, value = batch
+    count = len(real)
+    weight = float(value.sum().asscalar()) if case.weighted else None
+    scale = value if case.weighted else nd.ones_like(value)
+    with autograd.record():
+        fake = generator(seeds).detach()
+        loss = LOSS(discriminator(real), nd.ones(count)) * scale
+        loss = loss + LOSS(discriminator(fake), nd.zeros(count)) * scale
+    loss.backward()
+    update(discriminator, count, weight)
+    if number % case.every == case.every - 1:
+        with autograd.record():
+            loss = LOSS(discriminator(generator(seeds)), nd.ones(count)) * scale
+        loss.backward()
+        update(generator, count, weight)
+
+
+def clip(net):
+    for param in net.collect_params().values():
+        if param.grad_req != "null":
+            nd.clip(param.grad(), -0.02, 0.02, out=param.grad())
+
+
+def make(net, beside=None, **options):
+    optimizer, rates = LEADING if beside is None else OTHER
+    if beside is None:
+        options = {"global_batch_size": X, "policy": Cycle(PLANS), **options}
+    return lbbsp_mx.Trainer(net.collect_params(), optimizer, dict(rates), beside=beside, **options)
+
+
+def both(nets, leader, **options):
+    """Returns the trainers by network, and the one that leads."""
+    generator, discriminator = nets
+    first, other = nets if leader == "generator" else (discriminator, generator)
+    leads = make(first, **options)
+    return {id(first): leads, id(other): make(other, beside=leads)}, leads
+
+
+def together(case):
+    nets = networks(case, 1 + rank)  # worker 0's weights are to count, of both
+    trainers, leads = both(nets, case.leader)
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+
+    def update(net, count, weight):
+        trainer = trainers[id(net)]
+        given = {} if weight is None else {"weight": weight}
+        if case.clips:
+            trainer.allreduce_grads(**given)
+            clip(net)
+            trainer.update(count)
+        else:
+            trainer.step(count, **given)
+
+    numbers, sizes = itertools.count(), set()
+    for _ in range(EPOCHS):
+        for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loading):
+            sizes.add(len(batch[0]))
+            iterate(case, next(numbers), batch, nets, update)
+    return learned(nets), len(sizes)
+
+
+def alone(case):
+    """Trains one process on the same batches by gluon's own trainers."""
+    nets = networks(case, 1, gluon.nn.BatchNorm)
+    generator, discriminator = nets
+    leads = generator if case.leader == "generator" else discriminator
+    trainers = {}
+    for net in nets:
+        optimizer, rates = LEADING if net is leads else OTHER
+        trainers[id(net)] = gluon.Trainer(net.collect_params(), optimizer, dict(rates), None)
+    start = learned(nets)
+
+    def update(net, count, weight):
+        for param in net.collect_params().values():
+            if param.grad_req != "null":
+                param.grad()[:] /= weight or count
+        if case.clips:
+            clip(net)
+        trainers[id(net)].update(1)
+
+    numbers = itertools.count()
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
+        for begin in range(0, SAMPLES, X):
+            batch = [nd.array(each[order[begin : begin + X]]) for each in (REAL, SEEDS, VALUE)]
+            iterate(case, next(numbers), batch, nets, update)
+    return start, learned(nets)
+
+
+def learned(nets):
+    """All weights; no moving statistics, which MXNet's layer updates in the backward pass only."""
+    arrays = [each for net in nets for each in weights(net)]
+    names = [name for net in nets for name in net.collect_params()]
+    return [a for a, name in zip(arrays, names, strict=True) if "running" not in name]
+
+
+def busy_seconds(folder):
+    """Trains with different sleepers in the two parts of an iteration; returns each one's time."""
+    nets = networks(Case(), 1)
+    trainers, leads = both(nets, "discriminator", policy=Even(), record=folder)
+    sampler = leads.batch_sampler(6 * X, seed=0)
+    repeated = gluon.data.ArrayDataset(*(np.resize(each, (6 * X, *each.shape[1:]))
+                                         for each in (REAL, SEEDS, VALUE)))  # fmt: skip
+    sleepers = {id(nets[1]): 1, id(nets[0]): 2}
+
+    def update(net, count, weight):
+        if rank == sleepers[id(net)]:
+            time.sleep(0.2)
+        trainers[id(net)].step(count)
+
+    for batch in gluon.data.DataLoader(repeated, batch_sampler=sampler):
+        iterate(Case(), 0, batch, nets, update)
+    leads.mean_over_workers(0.0)  # the last line is written
+    if rank > 0:
+        return None
+    lines = [json.loads(line) for line in Path(folder, "run.jsonl").read_text().splitlines()]
+    return np.median([line["busy_seconds"] for line in lines[2:]], axis=0).tolist()
+
+
+# --- misuse ---------------------------------------------------------------------------------------
+
+
+def differing_rates():
+    nets = networks(Case(), 1)
+    trainers, leads = both(nets, "generator")
+    if rank == 2:
+        trainers[id(nets[1])].set_learning_rate(0.5)
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        iterate(Case(), 0, batch, nets, lambda net, count, _: trainers[id(net)].step(count))
+
+
+def other_order(after=0):
+    nets = networks(Case(), 1)
+    trainers, leads = both(nets, "generator")
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    done = itertools.count()
+
+    def update(net, count, _):
+        chosen = nets[0] if rank == 1 and next(done) >= after else net
+        trainers[id(chosen)].step(count, ignore_stale_grad=True)
+
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        iterate(Case(), 0, batch, nets, update)
+
+
+def wrong_size():
+    nets = networks(Case(), 1)
+    trainers, leads = both(nets, "generator")
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        iterate(Case(), 0, batch, nets, lambda net, count, _: trainers[id(net)].step(count + 1))
+
+
+def beside(**options):
+    generator, discriminator = networks(Case(), 1)
+    return make(discriminator, make(generator), **options)
+
+
+def of_third():
+    generator, discriminator = networks(Case(), 1)
+    make(networks(Case(), 1)[0], make(discriminator, make(generator)))
+
+
+def saved():
+    _, leads = both(networks(Case(), 1), "generator")
+    leads.resume(FOLDER / "checkpoints")
+
+
+MISUSES = {
+    "differing_rates": differing_rates,
+    "other_order": other_order,
+    "wrong_size": wrong_size,
+    "other_total": lambda: beside(global_batch_size=X + 1),
+    "other_parts": lambda: beside(accumulate=2),
+    "own_options": lambda: beside(seed=3),
+    "own_sampler": lambda: beside().batch_sampler(SAMPLES),
+    "own_checkpoint": lambda: beside().save(FOLDER / "checkpoints"),
+    "checkpoint": saved,
+    "of_third": of_third,
+    "no_total": lambda: lbbsp_mx.Trainer(networks(Case(), 1)[0].collect_params(), "sgd"),
+}
+
+
+def apart():
+    """Two trainers with plans of their own, which are alike: the warnings of this process."""
+    nets = networks(Case(), 1)
+    trainers = {id(net): make(net) for net in nets}
+    sampler = trainers[id(nets[0])].batch_sampler(SAMPLES, seed=0)
+    for batch in itertools.islice(gluon.data.DataLoader(DATA, batch_sampler=sampler), 3):
+        iterate(Case(), 0, batch, nets, lambda net, count, _: trainers[id(net)].step(count))
+    return [text for text in warnings.texts if "beside" in text]
+
+
+def answer(misuse):
+    try:
+        misuse()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+store = lbbsp_mx.KVStore("dist_sync")
+rank = store.rank
+warnings = Warnings()
+for name, case in CASES.items():
+    ours, sizes = together(case)
+    found = {"sizes": sizes}
+    if rank == 0:
+        start, reference = alone(case)
+        found |= {"difference": largest(ours, reference), "moved": largest(start, reference)}
+    result(name, found)
+result("busy_seconds", busy_seconds(FOLDER / "run"))
+assert not any("beside" in text for text in warnings.texts)
+result("apart", apart())
+for name, misuse in MISUSES.items():
+    result(name, answer(misuse))
+other_order(after=4)  # ends the job, because the sums that were begun are never complete

@@ -1,0 +1,76 @@
+"""MXNet: several trainers on the same batches share a plan, and learn what one process learns."""
+
+from importlib.util import find_spec
+
+import pytest
+from jobs import run
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
+]
+TOLERANCE = 4e-6
+CASES = [
+    "leader_last",
+    "leader_first",
+    "leader_first_ahead",
+    "every_second",
+    "weighted",
+    "clipped",
+    "synchronised",
+]
+MISUSES = {
+    "differing_rates": "learning rate of trainer 1 (0.02 on worker 0, 0.02 on worker 1, 0.5 on",
+    "other_order": "makes its first step of trainer 1",
+    "wrong_size": "step must be called with the ",
+    "other_total": "global_batch_size must be that of the trainer beside which this one steps, 24",
+    "other_parts": "accumulate must be that of the trainer beside which this one steps, 1, got 2",
+    "own_options": "takes no options of the plan, got seed",
+    "own_sampler": "call batch_sampler of the other one",
+    "own_checkpoint": "checkpoints hold one trainer",
+    "checkpoint": "checkpoints hold one trainer",
+    "of_third": "pass the other one as `beside`",
+    "no_total": "or beside=trainer for a trainer that steps on the batches of another one",
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What each rank reported."""
+    folder = tmp_path_factory.mktemp("trainers")
+    done = run("mx_trainers", str(folder), workers=3, framework="mxnet")
+    assert done.status == 1  # of the error that ends the script
+    return [done.results(rank) | {"error": done.lines[rank]} for rank in range(3)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_networks_learn_what_one_process_learns(seen, case):
+    found = seen[0][case]
+    assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
+    assert found["sizes"] > 2
+    assert found["difference"] <= TOLERANCE
+
+
+def test_no_trainer_measures_the_waits_of_another_one(seen):
+    """Worker 1 sleeps in the first part of each iteration, worker 2 in the second, worker 0 not."""
+    quick, *sleepers = seen[0]["busy_seconds"]
+    assert min(sleepers) > 0.19
+    assert quick < 0.6 * min(sleepers), "a wait at the first barrier would count as much"
+    assert max(sleepers) < 2 * min(sleepers) - quick, "or at both"
+
+
+def test_trainers_that_do_not_know_of_each_other_warn_once(seen):
+    for rank in seen:
+        (said,) = rank["apart"]
+        assert "pass beside=trainer to one of them" in said
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_all_workers_name_the_value_and_the_remedy(seen, misuse):
+    for rank in seen:
+        assert MISUSES[misuse] in rank[misuse]
+
+
+def test_a_step_of_another_trainer_than_the_others_ends_the_job_with_words(seen):
+    said = [line for rank in seen for line in rank["error"]]
+    assert any("use each of several trainers at the same step" in line for line in said)
