@@ -160,7 +160,12 @@ class TrainerStore(StoreCollectives, KVStoreBase):
 
     def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
         """Sends the value of worker 0 to all workers, and waits for it; a collective."""
-        self.barrier()  # the lock must not be held for long
+        # The lock must not be held for long: the value may depend on a layer that gathers, or be
+        # queued behind one that does, because operators share memory.
+        with self.waiting("for the values of the parameters"):
+            for each in (*each_of(value), *each_of(out)):
+                each.wait_to_read()
+        self.barrier()
         with self._meeting("for the parameters of worker 0"):
             with runtime().lock:
                 self._native.broadcast(self._key(key), value, out, priority)
