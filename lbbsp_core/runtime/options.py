@@ -50,6 +50,7 @@ class SessionOptions:
     Raises:
         ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of
             range.
+        TypeError: A policy or predictor is given by its name.
     """
 
     policy: Policy | None = None
@@ -67,6 +68,12 @@ class SessionOptions:
     compare_weights: int | None = 50
 
     def __post_init__(self) -> None:
+        for name in ("policy", "predictor"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(
+                    f"{name} must be an object, got {getattr(self, name)!r}: pass one, or "
+                    f"lbbsp_core.registry.{name}({getattr(self, name)!r})"
+                )
         if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
             raise ValueError(
                 f"silence_seconds must be >= {_SHORTEST_SILENCE_SECONDS:g}, got "

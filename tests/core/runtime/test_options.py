@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lbbsp_core import Affine, Even, LoadBalanced, Proportional, SessionOptions
+from lbbsp_core import Affine, Even, LoadBalanced, Proportional, SessionOptions, registry
 
 
 def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
@@ -46,6 +46,13 @@ def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
     monkeypatch.setenv("LBBSP_RUN_DIR", "/runs/one")
     assert SessionOptions().record_path() == Path("/runs/one")
     assert SessionOptions(record="mine.jsonl").record_path() == Path("mine.jsonl")
+
+
+@pytest.mark.parametrize(("name", "value"), [("policy", "bsp"), ("predictor", "ema0.5")])
+def test_names_of_policies_and_predictors_are_no_objects(name, value):
+    with pytest.raises(TypeError, match=rf"{name} must be .* or lbbsp_core.registry.{name}\('"):
+        SessionOptions(**{name: value})
+    SessionOptions(**{name: getattr(registry, name)(value)})
 
 
 @pytest.mark.parametrize(
