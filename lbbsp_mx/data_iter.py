@@ -14,6 +14,9 @@ Columns: TypeAlias = "Any | Sequence[Any] | Mapping[str, Any] | None"
 Batch: TypeAlias = "tuple[list[mx.nd.NDArray], list[mx.nd.NDArray]]"
 """Data and labels."""
 
+ARRAY_PARAMS = {"data_name": "data", "label_name": "softmax_label", "layout": "NCHW"}
+"""Arguments of `PlannedIter` that describe arrays, and their defaults."""
+
 
 class PlannedIter(mx.io.DataIter):
     """Data iterator whose batches are those that the plan of each step gives to this worker.
@@ -69,7 +72,7 @@ class PlannedIter(mx.io.DataIter):
         elif loading:
             raise TypeError(f"only a gluon data set takes options of DataLoader, got {loading}")
         else:
-            source = _array_iter(data, label, data_name, label_name, layout)
+            source = array_iter(data, label, data_name, label_name, layout)
             self._layout = source.layout
             self._names = ([name for name, _ in source.data], [name for name, _ in source.label])
             self._batches = _Taken(sampler, source)
@@ -205,7 +208,7 @@ def _take(array: Any, indices: Sequence[int], axis: int) -> mx.nd.NDArray:
     return mx.nd.array(array[rows.tolist()][places])
 
 
-def _array_iter(
+def array_iter(
     data: Any, label: Columns, data_name: str, label_name: str, layout: str
 ) -> mx.io.NDArrayIter:
     """Returns a source of arrays as an ``NDArrayIter``, which checks and names them.

@@ -50,6 +50,11 @@ def silence_seconds() -> float:
     return seconds
 
 
+def updates_on_store() -> bool:
+    """Returns whether Module lets a store update, unless ``MXNET_UPDATE_ON_KVSTORE`` forbids it."""
+    return os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1").strip() != "0"
+
+
 def enable_heartbeats() -> None:
     """Makes the transport of this process send a sign of life to the scheduler every second."""
     os.environ["PS_HEARTBEAT_INTERVAL"] = "1"

@@ -12,10 +12,14 @@ from mxnet.base import MXNetError
 from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.collectives import gather_bytes
+from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_mx import cluster
 from lbbsp_mx.collectives import Arrays, StoreCollectives, each_of
+from lbbsp_mx.data_iter import Columns, PlannedIter
+from lbbsp_mx.module import balance
 from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
+from lbbsp_mx.pushes import PushedSteps, arrays_in
 from lbbsp_mx.script_keys import Keys, ScriptKeys, flat
 from lbbsp_mx.server_optimizer import ScriptOptimizer
 
@@ -73,6 +77,10 @@ class KVStore(mx.kv.KVStore):
         self._keys = ScriptKeys(runtime().taken)
         self._sent: set[Any] = set()  # keys of a store in one process
         self._collectives = StoreCollectives(self)
+        self._optimizer: mx.optimizer.Optimizer | None = None
+        self._has_pushed = False  # since the optimizer was set
+        self._sent_indices: dict[int, int] = {}
+        self._steps: PushedSteps | None = None
 
     def __del__(self) -> None:
         """Leaves the handle to the native store, which frees it."""
@@ -125,13 +133,15 @@ class KVStore(mx.kv.KVStore):
                 super().broadcast(number(key), value, out, priority)
         # MXNet orders operations by array, not by key: a gradient could overtake the value.
         with self.waiting("for the values of worker 0"):
-            for array in _arrays(out):
+            for array in arrays_in(out):
                 array.wait_to_read()
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Pushes values: the servers sum those of all devices and workers."""
+        self._before_push()
         with self._using(key) as number:
-            super().push(number(key), value, priority)
+            super().push(number(key), self._scaled(value), priority)
+        self._exchanged(value)
 
     def pull(
         self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -139,6 +149,7 @@ class KVStore(mx.kv.KVStore):
         """Pulls the newest values into `out`."""
         with self._using(key) as number:
             super().pull(number(key), out, priority, ignore_sparse)
+        self._exchanged((), out)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums values over devices and workers, in place if `out` is None."""
@@ -146,8 +157,11 @@ class KVStore(mx.kv.KVStore):
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
             return
+        self._before_push()
+        scaled, into = self._scaled(value), value if out is None else out
         with self._using(key) as number:
-            super().pushpull(number(key), value, out, priority)
+            super().pushpull(number(key), scaled, into, priority)
+        self._exchanged(value, into)
 
     def row_sparse_pull(
         self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -163,21 +177,17 @@ class KVStore(mx.kv.KVStore):
 
         On servers the optimizer of worker 0 is used.
         """
+        self._optimizer, self._has_pushed = optimizer, False
         if not self.distributed:
             super().set_optimizer(optimizer)
             return
-        self.barrier()
-        if self._rank == 0:
-            with self.waiting("for the servers to receive the optimizer"), runtime().lock:
-                super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
-        self.barrier()
-        runtime().serves_optimizer = True
+        self._send_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
         """Compresses what is pushed from now on; a collective if the store is distributed.
 
         Raises:
-            ValueError: An `lbbsp_mx.Trainer` shares the store, whose sums must be exact.
+            ValueError: An `lbbsp_mx.Trainer` or `balance` uses the store, whose sums must be exact.
         """
         if not self.distributed:
             super().set_gradient_compression(compression_params)
@@ -185,13 +195,68 @@ class KVStore(mx.kv.KVStore):
         if runtime().has_trainer:
             raise ValueError(
                 f"gradient compression ({dict(compression_params)}) cannot be combined with an "
-                "lbbsp_mx.Trainer in one job, because it makes gradients inexact: leave it out"
+                "lbbsp_mx.Trainer or a balanced store in one job, because it makes gradients "
+                "inexact: leave it out"
             )
         self.barrier()
         runtime().compress()
         with runtime().lock:
             super().set_gradient_compression(compression_params)
         self.barrier()
+
+    # Balancing
+
+    def balance(
+        self,
+        data: Columns | mx.io.NDArrayIter | mx.gluon.data.Dataset,
+        label: Columns = None,
+        *,
+        global_batch_size: int | None = None,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        mean_loss: bool = False,
+        iter_params: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> PlannedIter:
+        """Balances the workers of ``Module.fit(train, kvstore=store)``; a collective.
+
+        The iterator that it returns gives each worker its part of the global batch, by the plan
+        of each step. Gradients that are pushed to the store are scaled so that the optimizer on the
+        servers makes the update of one process with the whole global batch. The loop must draw a
+        batch before each update, in one thread, as `Module.fit` does.
+
+        Without a cluster it trains as MXNet's own store does.
+
+        Args:
+            data: The whole data set on all workers: an ``NDArrayIter``, arrays as for one, or a
+                gluon data set; see `PlannedIter`.
+            label: Arrays of labels, as for ``NDArrayIter``.
+            global_batch_size: X, samples per step over all workers; constant. Defaults to the
+                batch size of the ``NDArrayIter`` times the number of workers.
+            seed: Seed of the order. Defaults to that of the options.
+            shuffle: Whether each epoch has another order. Defaults to what the ``NDArrayIter``
+                does, else True. One that shuffles must be new, of the same arrays on all workers.
+            mean_loss: Whether gradients are means over the worker's batch, as those of
+                ``SoftmaxOutput(normalization='batch')`` are.
+            iter_params: Further arguments of `PlannedIter`, such as ``data_name``.
+            **options: Options of `lbbsp_core.SessionOptions`, such as ``policy`` and ``record``.
+
+        Raises:
+            ValueError: No plan can satisfy the options, or updates would not be exact, as with
+                ``dist_async``, compression, or the optimizer in the workers.
+            DisagreementError: Workers have other data or options.
+
+        Example::
+
+            store = lbbsp_mx.KVStore("dist_sync")
+            train = store.balance(mx.io.NDArrayIter(images, labels, batch_size=64))
+            module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
+        """
+        if self._steps is not None:
+            self._steps.close()
+        given = (data, label, global_batch_size, seed, shuffle, mean_loss, iter_params)
+        train, self._steps = balance(self, *given, SessionOptions.of(options))
+        return train
 
     # Waits
 
@@ -204,6 +269,40 @@ class KVStore(mx.kv.KVStore):
         self._collectives.barrier()
 
     # Helpers
+
+    def _send_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Sends worker 0's optimizer to the servers; a collective."""
+        self.barrier()
+        if self._rank == 0:
+            with self.waiting("for the servers to receive the optimizer"), runtime().lock:
+                super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
+        self.barrier()
+        runtime().serves_optimizer = True
+        self._sent_indices = self._keys.indices
+
+    def _before_push(self) -> None:
+        """Sends the indices of keys that were introduced after the optimizer, as by Module.
+
+        Only before the first push, because the servers then begin with new states.
+        """
+        if self._optimizer is None or not self.distributed or self._has_pushed:
+            return
+        self._has_pushed = True
+        if self._keys.indices != self._sent_indices and any(
+            number != index for number, index in self._keys.indices.items()
+        ):
+            self._send_optimizer(self._optimizer)
+
+    def _scaled(self, value: Any) -> Any:
+        """Returns gradients as a balanced store pushes them."""
+        if self._steps is None:
+            return value
+        optimizer = self._optimizer
+        return self._steps.scaled(value, None if optimizer is None else optimizer.rescale_grad)
+
+    def _exchanged(self, pushed: Any, pulled: Any = ()) -> None:
+        if self._steps is not None:
+            self._steps.exchanged(pushed, pulled)
 
     def _exists(self, key: Keys) -> bool:
         if not self.distributed:
@@ -276,7 +375,8 @@ class KVStore(mx.kv.KVStore):
         if serves or self.kind == ASYNCHRONOUS:
             raise MXNetError(
                 f"the keys {list(flat(key))} cannot be sent again, because an optimizer updates "
-                "them: set parameters before set_optimizer, or keep the optimizer in the workers"
+                "them: set parameters before set_optimizer, keep the optimizer in the workers, or "
+                "give each Module a store of its own"
             )
         if self.distributed:
             self._compare("broadcast", key)
@@ -374,15 +474,6 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
             "`lbbsp launch --framework mxnet`, or use the store 'local'"
         )
     return name
-
-
-def _arrays(values: Any) -> Iterator[mx.nd.NDArray]:
-    """Yields the arrays in a nested list."""
-    for each in each_of(values):
-        if isinstance(each, mx.nd.NDArray):
-            yield each
-        else:
-            yield from _arrays(each)
 
 
 def _per_key(key: Keys, value: Any, function: Callable[[Arrays], Arrays]) -> Any:

@@ -1,0 +1,192 @@
+"""Steps of a balanced store, whose gradients are scaled when they are pushed: `PushedSteps`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import mxnet as mx
+
+from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_mx.native import runtime
+
+NO_OPTIMIZER = (
+    "a balanced store needs the optimizer on the servers, so that all workers have the same "
+    "model: pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave "
+    "MXNET_UPDATE_ON_KVSTORE=0 out"
+)
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a step.
+
+    Args:
+        local: Samples of this worker's batch.
+        total: Samples of all workers' batches, X_k.
+    """
+
+    local: int
+    total: int
+
+
+class PushedSteps:
+    """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
+
+    The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
+    and the barrier of its session begins, with as many calls of the store as the first step had,
+    at the latest when the next batch is drawn.
+
+    Args:
+        session: Session of the training.
+        scheduled: Samples of a step by which Module divides gradients if the script does not set
+            ``rescale_grad``: the iterator's batch size times the number of workers.
+        mean_loss: Whether gradients are means over a worker's batch.
+        in_servers: Whether the optimizer must run in the servers.
+    """
+
+    def __init__(
+        self, session: PipelinedSession, scheduled: int, mean_loss: bool, in_servers: bool
+    ) -> None:
+        self._session = session
+        self._scheduled, self._mean_loss, self._in_servers = scheduled, mean_loss, in_servers
+        self._total = session.balancer.constraints.global_batch_size
+        self._thread = threading.get_ident()
+        self._sizes: _Sizes | None = None  # of the batch that was drawn last
+        self._has_ended = False
+        self._has_closed = False
+        self._calls, self._calls_of_step = 0, 0
+        self._pushed: list[mx.nd.NDArray] = []
+        self._pulled: list[mx.nd.NDArray] = []
+
+    # What the iterator calls
+
+    @property
+    def in_own_thread(self) -> bool:
+        """True on the thread that has created this."""
+        return threading.get_ident() == self._thread
+
+    def begin_draw(self) -> None:
+        """Ends the step of the batch that was drawn last, and waits for the next plan.
+
+        Raises:
+            ValueError: No gradients were pushed for that batch.
+            RuntimeError: The store is balanced over other data now.
+        """
+        if self._has_closed:
+            raise RuntimeError(
+                "the store is balanced over other data now: draw from the iterator that the last "
+                "call of balance has returned, and call balance again to use these data again"
+            )
+        if self._sizes is not None and not self._pushed:
+            self._skip()
+        self.end()
+        self._session.finish_barrier()
+
+    def drawn(self, local: int) -> None:
+        """Begins the step of a batch of `local` samples."""
+        self._sizes = _Sizes(local, sum(self._session.sizes))
+        self._has_ended, self._calls = False, 0
+
+    def end(self) -> None:
+        """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
+        self._end_step()
+        self._sizes = None
+        self._pushed, self._pulled = [], []
+
+    def close(self) -> None:
+        """Ends the last step and the session, because the script ends or balances other data."""
+        if not self._has_closed:
+            self._has_closed = True
+            self.end()
+            self._session.close()
+
+    # What the store calls
+
+    def scaled(self, value: Any, rescale_grad: float | None) -> Any:
+        """Returns gradients times the factor that makes the update that of one process.
+
+        Args:
+            value: An array per device, or lists of them for several keys; it does not change.
+            rescale_grad: Factor with which the optimizer multiplies sums of gradients.
+
+        Raises:
+            ValueError: The update would not be exact, or models would differ; names the remedy.
+        """
+        if self._sizes is None:
+            return value
+        if self._in_servers and not runtime().serves_optimizer:
+            raise ValueError(NO_OPTIMIZER)
+        factor = self._factor(self._sizes, rescale_grad)
+        if self._mean_loss and self._session.workers > 1:
+            _refuse_devices(value)
+        return value if factor == 1.0 else _times(factor, value)
+
+    def exchanged(self, pushed: Any = (), pulled: Any = ()) -> None:
+        """Notes arrays that were pushed, and those into which the results are pulled."""
+        if self._sizes is None:
+            return
+        self._pushed += arrays_in(pushed)
+        self._pulled += arrays_in(pulled)
+        self._calls += 1
+        if self._calls == self._calls_of_step:
+            self._end_step()
+
+    # Helpers
+
+    def _factor(self, sizes: _Sizes, rescale_grad: float | None) -> float:
+        """Returns the factor of a gradient, relative to that of a whole step."""
+        share = (sizes.local if self._mean_loss else self._total) / sizes.total
+        # Module has divided by a size that may be larger than X, to be the same on all workers.
+        if rescale_grad == 1.0 / self._scheduled:
+            return share * self._scheduled / self._total
+        return share
+
+    def _end_step(self) -> None:
+        if self._has_ended or not self._pushed:
+            return
+        self._has_ended = True
+        self._calls_of_step = self._calls_of_step or self._calls
+        self._session.end_step(partial(_wait, self._pushed), partial(_wait, self._pulled))
+
+    def _skip(self) -> None:
+        if self._session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self._session.step} was drawn, and no gradients for it were "
+                "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
+                "batches in the training loop only, one before each update, and evaluate on an "
+                "iterator of its own"
+            )
+        self._session.skip_step()  # updates without this store
+
+
+def arrays_in(values: Any) -> Iterator[mx.nd.NDArray]:
+    """Yields the arrays in a nested list."""
+    if isinstance(values, mx.nd.NDArray):
+        yield values
+    else:
+        for each in values:
+            yield from arrays_in(each)
+
+
+def _times(factor: float, value: Any) -> Any:
+    """Returns arrays times a factor, as they are nested."""
+    if isinstance(value, mx.nd.NDArray):
+        return value * factor
+    return [_times(factor, each) for each in value]
+
+
+def _refuse_devices(value: Any) -> None:
+    if isinstance(value, list | tuple) and len(value) > 1:
+        raise ValueError(
+            f"mean_loss=True needs one device per worker, got gradients of {len(value)}: means of "
+            "parts of a batch do not sum to its mean; use a loss that is a sum over samples, and "
+            "leave mean_loss out"
+        )
+
+
+def _wait(arrays: Iterable[mx.nd.NDArray]) -> None:
+    """Waits for arrays that nothing writes to between this step's pushes and the next batch."""
+    for each in arrays:
+        each.wait_to_read()

@@ -1,0 +1,208 @@
+"""Trains by Module.fit on a balanced store, and compares with Module in one process.
+
+``mx_module.py DIR``: in DIR, each worker writes its checkpoints, and worker 0 run records.
+"""
+
+import sys
+from itertools import count
+
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mx_parts import Cycle
+from report import answer_all, result
+
+from lbbsp_core import GlobalOrder
+
+folder, SAMPLES, EPOCHS = sys.argv[1], 79, 3
+rng = np.random.default_rng(0)
+FEATURES = rng.normal(size=(SAMPLES, 6)).astype("f4")
+LABELS = rng.integers(0, 3, SAMPLES).astype("f4")
+OPTIMIZER = {"learning_rate": 0.2, "momentum": 0.9, "wd": 0.01}
+store = lbbsp_mx.KVStore("dist_sync")
+rank = store.rank
+DIVISIBLE = Cycle(((16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14)))  # of 24 samples
+INDIVISIBLE = Cycle(((16, 5, 4), (4, 18, 3), (9, 8, 8)))  # of 25
+
+
+def network(normalization="null"):
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="hidden")
+    data = mx.sym.Activation(data, act_type="tanh")
+    data = mx.sym.FullyConnected(data, num_hidden=3, name="output")
+    return mx.sym.SoftmaxOutput(data, name="softmax", normalization=normalization)
+
+
+def arrays(batch_size, shuffle=False):
+    return mx.io.NDArrayIter(FEATURES, LABELS, batch_size, shuffle)
+
+
+def options(**more):
+    schedule = mx.lr_scheduler.FactorScheduler(step=3, factor=0.7, base_lr=0.2)
+    return {**OPTIMIZER, "lr_scheduler": schedule, **more}
+
+
+def fit(train, kvstore, normalization="null", **more):
+    """Trains from weights that differ between the workers; those of worker 0 count."""
+    module = mx.mod.Module(network(normalization))
+    mx.random.seed(7 + rank)
+    params = more.pop("optimizer_params", None) or options()
+    module.fit(
+        train,
+        kvstore=kvstore,
+        optimizer_params=params,
+        initializer=mx.init.Uniform(0.5),
+        num_epoch=EPOCHS,
+        **more,
+    )
+    return module
+
+
+def alone(steps, size, normalization="null", **more):
+    """Trains in this process, without a store, on whole global batches; a short one is a mean."""
+    module = mx.mod.Module(network(normalization))
+    shapes = [("data", (size, 6))], [("softmax_label", (size,))]
+    module.bind(*shapes)
+    mx.random.seed(7)
+    module.init_params(mx.init.Uniform(0.5))
+    module.init_optimizer(None, optimizer_params=options(**more))
+    rescale = module._optimizer.rescale_grad
+    for index in steps:
+        short = 1 if normalization == "batch" else size / len(index)
+        module._optimizer.rescale_grad = rescale * short
+        data, label = mx.nd.array(FEATURES[index]), mx.nd.array(LABELS[index])
+        module.forward_backward(mx.io.DataBatch([data], [label]))
+        module.update()
+    return module
+
+
+def steps_of(size, seed, shuffle=True):
+    order = GlobalOrder(SAMPLES, size, seed, shuffle=shuffle)
+    return [order.indices(step) for step in range(EPOCHS * order.steps_per_epoch)]
+
+
+def report(name, module, steps, size, *args, **more):
+    """Reports weights, and on worker 0 their largest difference from one process, relative."""
+    weights = {key: value.asnumpy() for key, value in module.get_params()[0].items()}
+    result(f"{name}_weights", {key: value.tolist() for key, value in weights.items()})
+    if rank == 0:
+        expected = alone(steps, size, *args, **more).get_params()[0]
+        errors = [
+            np.abs(weights[key] - value.asnumpy()).max() / np.abs(value.asnumpy()).max()
+            for key, value in expected.items()
+        ]
+        result(f"{name}_error", max(errors))
+
+
+def whole_script():
+    """Everything that a legacy script gives `fit`, in the order of the arrays, then once more."""
+    sizes, seen, ended = [], count(), []
+    train = store.balance(arrays(8), policy=DIVISIBLE, record=f"{folder}/run.jsonl")
+    result(
+        "shapes", [train.batch_size, list(train.provide_data[0].shape), train.provide_data[0].name]
+    )
+    prefix = f"{folder}/model-{rank}"
+
+    def ends(epoch, symbol, arg_params, aux_params):
+        ended.append(epoch)
+
+    module = fit(
+        train,
+        store,
+        eval_data=arrays(16),
+        eval_metric=["acc", "ce"],
+        batch_end_callback=[
+            mx.callback.Speedometer(8, 2),
+            lambda params: (next(seen), sizes.append(params.locals["data_batch"].data[0].shape[0])),
+        ],
+        epoch_end_callback=[mx.callback.do_checkpoint(prefix), ends],
+    )
+    report("whole_script", module, steps_of(24, 0, shuffle=False), 24)
+    _, loaded, _ = mx.model.load_checkpoint(prefix, EPOCHS)
+    result(
+        "loaded",
+        all(
+            (loaded[key] == value).asnumpy().all() for key, value in module.get_params()[0].items()
+        ),
+    )
+    result("sizes", sizes)
+    result("epochs", ended)
+    module.fit(train, kvstore=store, num_epoch=1)  # continues
+    order = GlobalOrder(SAMPLES, 24, shuffle=False)
+    more = [order.indices(step) for step in range(order.steps_per_epoch)]
+    report("continued", module, steps_of(24, 0, shuffle=False) + more, 24)
+
+
+def means():
+    """Another module and store, whose keys have other numbers; X is no multiple of the workers."""
+    other = lbbsp_mx.KVStore("dist_sync")
+    train = other.balance(
+        FEATURES, LABELS, global_batch_size=25, seed=3, mean_loss=True, policy=INDIVISIBLE
+    )
+    module = fit(train, other, "batch")
+    report("means", module, steps_of(25, 3), 25, "batch")
+
+
+def sums():
+    """As `means`, with sums; the iterator is resized, and does not tell the end of its epochs."""
+    other = lbbsp_mx.KVStore("dist_sync")
+    train = other.balance(FEATURES, LABELS, global_batch_size=25, seed=4, policy=INDIVISIBLE)
+    module = fit(mx.io.ResizeIter(train, 4), other)
+    report("sums", module, steps_of(25, 4), 25)
+
+
+def shuffled():
+    """Each worker's NDArrayIter has shuffled differently; the script divides gradients itself."""
+    np.random.seed(rank)
+    other = lbbsp_mx.KVStore("dist_sync")
+    train = other.balance(arrays(8, shuffle=True), seed=5, policy=DIVISIBLE)
+    module = fit(train, other, optimizer_params=options(rescale_grad=0.01))
+    report("shuffled", module, steps_of(24, 5), 24, rescale_grad=0.01)
+
+
+def peeks():
+    """Reads a batch before the training, which is drawn again."""
+    train = store.balance(arrays(8), policy=DIVISIBLE)
+    first = next(train).data[0].asnumpy()
+    train.reset()
+    return bool((next(train).data[0].asnumpy() == first).all())
+
+
+def balanced(**more):
+    return store.balance(**{"data": arrays(8), **more})
+
+
+def unused():
+    mx.mod.Module(network()).fit(balanced(), kvstore="local", num_epoch=1)
+
+
+def prefetched():
+    mx.mod.Module(network()).fit(mx.io.PrefetchingIter(balanced()), kvstore=None, num_epoch=1)
+
+
+def replaced():
+    train = balanced()
+    balanced()
+    next(train)
+
+
+def other_arrays():
+    return mx.io.NDArrayIter(FEATURES[rank:], LABELS[rank:], 8, shuffle=True)
+
+
+MISUSE = {
+    "other_seed": lambda: balanced(shuffle=True, seed=rank),
+    "other_size": lambda: balanced(global_batch_size=24 + rank),
+    "other_data": lambda: balanced(data=mx.io.NDArrayIter(FEATURES + rank, LABELS, 8)),
+    "other_shuffled": lambda: balanced(data=other_arrays()),
+    "in_workers": lambda: mx.kv.create("lbbsp").balance(arrays(8)),
+    "unused": unused,
+    "prefetched": prefetched,
+    "replaced": replaced,
+    "compressed": lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
+}
+
+for case in (whole_script, means, sums, shuffled):
+    case()
+result("peeks", peeks())
+answer_all(MISUSE, MISUSE)
