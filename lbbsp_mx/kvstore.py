@@ -141,7 +141,7 @@ class KVStore(mx.kv.KVStore):
         self._before_push()
         with self._using(key) as number:
             super().push(number(key), self._scaled(value), priority)
-        self._exchanged(value)
+        self._exchanged()
 
     def pull(
         self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -149,7 +149,7 @@ class KVStore(mx.kv.KVStore):
         """Pulls the newest values into `out`."""
         with self._using(key) as number:
             super().pull(number(key), out, priority, ignore_sparse)
-        self._exchanged((), out)
+        self._exchanged(out)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums values over devices and workers, in place if `out` is None."""
@@ -161,7 +161,7 @@ class KVStore(mx.kv.KVStore):
         scaled, into = self._scaled(value), value if out is None else out
         with self._using(key) as number:
             super().pushpull(number(key), scaled, into, priority)
-        self._exchanged(value, into)
+        self._exchanged(into)
 
     def row_sparse_pull(
         self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -300,9 +300,9 @@ class KVStore(mx.kv.KVStore):
         optimizer = self._optimizer
         return self._steps.scaled(value, None if optimizer is None else optimizer.rescale_grad)
 
-    def _exchanged(self, pushed: Any, pulled: Any = ()) -> None:
+    def _exchanged(self, pulled: Any = ()) -> None:
         if self._steps is not None:
-            self._steps.exchanged(pushed, pulled)
+            self._steps.exchanged(pulled)
 
     def _exists(self, key: Keys) -> bool:
         if not self.distributed:

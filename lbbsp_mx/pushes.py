@@ -57,7 +57,7 @@ class PushedSteps:
         self._has_ended = False
         self._has_closed = False
         self._calls, self._calls_of_step = 0, 0
-        self._pushed: list[mx.nd.NDArray] = []
+        self._computed: list[mx.nd.NDArray] = []
         self._pulled: list[mx.nd.NDArray] = []
 
     # What the iterator calls
@@ -79,7 +79,7 @@ class PushedSteps:
                 "the store is balanced over other data now: draw from the iterator that the last "
                 "call of balance has returned, and call balance again to use these data again"
             )
-        if self._sizes is not None and not self._pushed:
+        if self._sizes is not None and not self._computed:
             self._skip()
         self.end()
         self._session.finish_barrier()
@@ -93,7 +93,7 @@ class PushedSteps:
         """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
         self._end_step()
         self._sizes = None
-        self._pushed, self._pulled = [], []
+        self._computed, self._pulled = [], []
 
     def close(self) -> None:
         """Ends the last step and the session, because the script ends or balances other data."""
@@ -121,13 +121,18 @@ class PushedSteps:
         factor = self._factor(self._sizes, rescale_grad)
         if self._mean_loss and self._session.workers > 1:
             _refuse_devices(value)
-        return value if factor == 1.0 else _times(factor, value)
+        if factor != 1.0:
+            self._computed += arrays_in(value)
+            return _times(factor, value)
+        # MXNet's store receives into the arrays that are pushed: waiting for these would include
+        # the wait for the other workers.
+        self._computed += map(_first_element, arrays_in(value))
+        return value
 
-    def exchanged(self, pushed: Any = (), pulled: Any = ()) -> None:
-        """Notes arrays that were pushed, and those into which the results are pulled."""
+    def exchanged(self, pulled: Any = ()) -> None:
+        """Notes a call of the store, and arrays into which results are pulled."""
         if self._sizes is None:
             return
-        self._pushed += arrays_in(pushed)
         self._pulled += arrays_in(pulled)
         self._calls += 1
         if self._calls == self._calls_of_step:
@@ -144,11 +149,11 @@ class PushedSteps:
         return share
 
     def _end_step(self) -> None:
-        if self._has_ended or not self._pushed:
+        if self._has_ended or not self._computed:
             return
         self._has_ended = True
         self._calls_of_step = self._calls_of_step or self._calls
-        self._session.end_step(partial(_wait, self._pushed), partial(_wait, self._pulled))
+        self._session.end_step(partial(_wait, self._computed), partial(_wait, self._pulled))
 
     def _skip(self) -> None:
         if self._session.workers > 1:
@@ -177,6 +182,13 @@ def _times(factor: float, value: Any) -> Any:
     return [_times(factor, each) for each in value]
 
 
+def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Returns a copy of one element, which is complete when the array has its current value."""
+    if array.stype != "default":  # pushes of sparse arrays only read them
+        return array
+    return mx.nd.slice(array, begin=(0,) * array.ndim, end=(1,) * array.ndim)
+
+
 def _refuse_devices(value: Any) -> None:
     if isinstance(value, list | tuple) and len(value) > 1:
         raise ValueError(
@@ -187,6 +199,6 @@ def _refuse_devices(value: Any) -> None:
 
 
 def _wait(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Waits for arrays that nothing writes to between this step's pushes and the next batch."""
+    """Waits for arrays to which nothing is written later in the step."""
     for each in arrays:
         each.wait_to_read()

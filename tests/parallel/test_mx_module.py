@@ -1,6 +1,7 @@
 """Module.fit on a balanced store of unequal workers, against Module in one process."""
 
 from importlib.util import find_spec
+from statistics import median
 
 import pytest
 from jobs import run
@@ -54,6 +55,14 @@ def test_the_run_record_has_every_step(said, folder):
     plans = list(zip(*(each["sizes"] for each in said), strict=True))
     assert [line.sizes for line in record.steps[: len(plans)]] == plans
     assert len(record.steps) == len(plans) + len(plans) // EPOCHS, "and those of the second fit"
+
+
+def test_waits_for_other_workers_are_not_busy_time(said, folder):
+    lines = read_run(folder / "slow.jsonl").last_half()
+    first, second, slow = (
+        median(values) for values in zip(*(line.busy_seconds for line in lines), strict=True)
+    )
+    assert slow > 1.5 * max(first, second)
 
 
 def test_a_batch_that_was_not_used_is_drawn_again(said):

@@ -4,7 +4,7 @@
 """
 
 import sys
-from itertools import count
+import time
 
 import lbbsp_mx
 
@@ -13,7 +13,7 @@ import numpy as np
 from mx_parts import Cycle
 from report import answer_all, result
 
-from lbbsp_core import GlobalOrder
+from lbbsp_core import Even, GlobalOrder
 
 folder, SAMPLES, EPOCHS = sys.argv[1], 79, 3
 rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def report(name, module, steps, size, *args, **more):
 
 def whole_script():
     """Everything that a legacy script gives `fit`, in the order of the arrays, then once more."""
-    sizes, seen, ended = [], count(), []
+    sizes, ended = [], []
     train = store.balance(arrays(8), policy=DIVISIBLE, record=f"{folder}/run.jsonl")
     result(
         "shapes", [train.batch_size, list(train.provide_data[0].shape), train.provide_data[0].name]
@@ -113,7 +113,7 @@ def whole_script():
         eval_metric=["acc", "ce"],
         batch_end_callback=[
             mx.callback.Speedometer(8, 2),
-            lambda params: (next(seen), sizes.append(params.locals["data_batch"].data[0].shape[0])),
+            lambda params: sizes.append(params.locals["data_batch"].data[0].shape[0]),
         ],
         epoch_end_callback=[mx.callback.do_checkpoint(prefix), ends],
     )
@@ -160,6 +160,15 @@ def shuffled():
     report("shuffled", module, steps_of(24, 5), 24, rescale_grad=0.01)
 
 
+def slow():
+    """The third worker sleeps in every step."""
+    other = lbbsp_mx.KVStore("dist_sync")
+    train = other.balance(arrays(4), policy=Even(), record=f"{folder}/slow.jsonl")
+    pause = 0.1 * (rank == 2)
+    module = mx.mod.Module(network())
+    module.fit(train, kvstore=other, num_epoch=1, batch_end_callback=lambda _: time.sleep(pause))
+
+
 def peeks():
     """Reads a batch before the training, which is drawn again."""
     train = store.balance(arrays(8), policy=DIVISIBLE)
@@ -202,7 +211,7 @@ MISUSE = {
     "compressed": lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
 }
 
-for case in (whole_script, means, sums, shuffled):
+for case in (whole_script, means, sums, shuffled, slow):
     case()
 result("peeks", peeks())
 answer_all(MISUSE, MISUSE)
