@@ -98,9 +98,8 @@ def whole_script():
     """Everything that a legacy script gives `fit`, in the order of the arrays, then once more."""
     sizes, ended = [], []
     train = store.balance(arrays(8), policy=DIVISIBLE, record=f"{folder}/run.jsonl")
-    result(
-        "shapes", [train.batch_size, list(train.provide_data[0].shape), train.provide_data[0].name]
-    )
+    (shown,) = train.provide_data
+    result("shapes", [train.batch_size, list(shown.shape), shown.name])
     prefix = f"{folder}/model-{rank}"
 
     def ends(epoch, symbol, arg_params, aux_params):
@@ -118,13 +117,9 @@ def whole_script():
         epoch_end_callback=[mx.callback.do_checkpoint(prefix), ends],
     )
     report("whole_script", module, steps_of(24, 0, shuffle=False), 24)
-    _, loaded, _ = mx.model.load_checkpoint(prefix, EPOCHS)
-    result(
-        "loaded",
-        all(
-            (loaded[key] == value).asnumpy().all() for key, value in module.get_params()[0].items()
-        ),
-    )
+    loaded = mx.model.load_checkpoint(prefix, EPOCHS)[1]
+    pairs = [(loaded[key], value) for key, value in module.get_params()[0].items()]
+    result("loaded", all((ours == its).asnumpy().all() for ours, its in pairs))
     result("sizes", sizes)
     result("epochs", ended)
     module.fit(train, kvstore=store, num_epoch=1)  # continues
