@@ -140,7 +140,7 @@ class KVStore(mx.kv.KVStore):
         """Pushes values: the servers sum those of all devices and workers."""
         self._before_push()
         with self._using(key) as number:
-            super().push(number(key), self._scaled(value), priority)
+            super().push(number(key), self._scaled(key, value), priority)
         self._exchanged()
 
     def pull(
@@ -158,7 +158,7 @@ class KVStore(mx.kv.KVStore):
             self.pull(key, value if out is None else out, priority)
             return
         self._before_push()
-        scaled, into = self._scaled(value), value if out is None else out
+        scaled, into = self._scaled(key, value), value if out is None else out
         with self._using(key) as number:
             super().pushpull(number(key), scaled, into, priority)
         self._exchanged(into)
@@ -215,6 +215,7 @@ class KVStore(mx.kv.KVStore):
         seed: int | None = None,
         shuffle: bool | None = None,
         mean_loss: bool = False,
+        devices: int = 1,
         iter_params: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> PlannedIter:
@@ -238,6 +239,8 @@ class KVStore(mx.kv.KVStore):
                 does, else True. One that shuffles must be new, of the same arrays on all workers.
             mean_loss: Whether gradients are means over the worker's batch, as those of
                 ``SoftmaxOutput(normalization='batch')`` are.
+            devices: Devices of each worker, among which Module splits a batch; the largest number
+                if workers have different ones. Each device then has a sample in every step.
             iter_params: Further arguments of `PlannedIter`, such as ``data_name``.
             **options: Options of `lbbsp_core.SessionOptions`, such as ``policy`` and ``record``.
 
@@ -254,8 +257,9 @@ class KVStore(mx.kv.KVStore):
         """
         if self._steps is not None:
             self._steps.close()
-        given = (data, label, global_batch_size, seed, shuffle, mean_loss, iter_params)
-        train, self._steps = balance(self, *given, SessionOptions.of(options))
+        chosen = SessionOptions.of(options)
+        how = (global_batch_size, seed, shuffle, mean_loss, devices, iter_params, chosen)
+        train, self._steps = balance(self, data, label, *how)
         return train
 
     # Waits
@@ -293,12 +297,12 @@ class KVStore(mx.kv.KVStore):
         ):
             self._send_optimizer(self._optimizer)
 
-    def _scaled(self, value: Any) -> Any:
+    def _scaled(self, key: Keys, value: Any) -> Any:
         """Returns gradients as a balanced store pushes them."""
         if self._steps is None:
             return value
-        optimizer = self._optimizer
-        return self._steps.scaled(value, None if optimizer is None else optimizer.rescale_grad)
+        rescale_grad = None if self._optimizer is None else self._optimizer.rescale_grad
+        return self._steps.scaled(key, value, rescale_grad)
 
     def _exchanged(self, pulled: Any = ()) -> None:
         if self._steps is not None:

@@ -108,19 +108,22 @@ def balance(
     seed: int | None,
     shuffle: bool | None,
     mean_loss: bool,
+    devices: int,
     iter_params: Mapping[str, Any] | None,
     options: SessionOptions,
 ) -> tuple[BalancedIter, PushedSteps]:
     """Creates the iterator and the steps of a balanced store; see `lbbsp_mx.KVStore.balance`."""
     _check_store(store)
+    _check_devices(devices, mean_loss)
     collectives = StoreCollectives(store)
     total = _total(data, global_batch_size, store.num_workers)
     seed = options.seed if seed is None else seed
     if shuffle is None:
         shuffle = getattr(data, "shuffle", True)
-    facts = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}
+    facts = {"mean_loss": int(mean_loss), "devices": devices}
     if store.num_workers > 1:
-        handshake.compare(collectives, {**facts, "mean_loss": int(mean_loss)})
+        order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}
+        handshake.compare(collectives, {**order, **facts})
     source, params = _source(collectives, data, label, iter_params)
     session = PipelinedSession(
         collectives,
@@ -129,12 +132,19 @@ def balance(
         framework="mxnet",
         versions={"mxnet": mx.__version__},
         activity=runtime().activity,
-        facts={"mean_loss": int(mean_loss)},
+        facts=facts,
+        parts=devices,
     )
     samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
     sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), None, None)
     even = -(-total // store.num_workers)
-    steps = PushedSteps(session, even * store.num_workers, mean_loss, store.distributed)
+    steps = PushedSteps(
+        session,
+        even * store.num_workers,
+        mean_loss=mean_loss,
+        devices=devices,
+        in_servers=store.distributed,
+    )
     runtime().has_trainer |= store.distributed
     runtime().use_options(options)
     runtime().endings.add(steps.close)
@@ -161,6 +171,15 @@ def _check_store(store: KVStore) -> None:
         )
     if not (store.is_capable(KVStoreBase.OPTIMIZER) and env.updates_on_store()):
         raise ValueError(NO_OPTIMIZER)
+
+
+def _check_devices(devices: int, mean_loss: bool) -> None:
+    require_integer("devices", devices, 1)
+    if mean_loss and devices > 1:
+        raise ValueError(
+            f"mean_loss=True needs one device per worker, got devices={devices}: means of parts "
+            "of a batch do not sum to its mean; use a loss that is a sum over samples"
+        )
 
 
 def _total(data: object, given: int | None, workers: int) -> int:

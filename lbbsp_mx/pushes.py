@@ -43,14 +43,22 @@ class PushedSteps:
         scheduled: Samples of a step by which Module divides gradients if the script does not set
             ``rescale_grad``: the iterator's batch size times the number of workers.
         mean_loss: Whether gradients are means over a worker's batch.
+        devices: Largest number of devices of a worker.
         in_servers: Whether the optimizer must run in the servers.
     """
 
     def __init__(
-        self, session: PipelinedSession, scheduled: int, mean_loss: bool, in_servers: bool
+        self,
+        session: PipelinedSession,
+        scheduled: int,
+        *,
+        mean_loss: bool,
+        devices: int,
+        in_servers: bool,
     ) -> None:
         self._session = session
-        self._scheduled, self._mean_loss, self._in_servers = scheduled, mean_loss, in_servers
+        self._scheduled, self._mean_loss = scheduled, mean_loss
+        self._devices, self._in_servers = devices, in_servers
         self._total = session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
@@ -104,10 +112,11 @@ class PushedSteps:
 
     # What the store calls
 
-    def scaled(self, value: Any, rescale_grad: float | None) -> Any:
+    def scaled(self, key: object, value: Any, rescale_grad: float | None) -> Any:
         """Returns gradients times the factor that makes the update that of one process.
 
         Args:
+            key: One key, or a list of several.
             value: An array per device, or lists of them for several keys; it does not change.
             rescale_grad: Factor with which the optimizer multiplies sums of gradients.
 
@@ -118,9 +127,8 @@ class PushedSteps:
             return value
         if self._in_servers and not runtime().serves_optimizer:
             raise ValueError(NO_OPTIMIZER)
+        self._check_devices(value if isinstance(key, list | tuple) else [value])
         factor = self._factor(self._sizes, rescale_grad)
-        if self._mean_loss and self._session.workers > 1:
-            _refuse_devices(value)
         if factor != 1.0:
             self._computed += arrays_in(value)
             return _times(factor, value)
@@ -147,6 +155,14 @@ class PushedSteps:
         if rescale_grad == 1.0 / self._scheduled:
             return share * self._scheduled / self._total
         return share
+
+    def _check_devices(self, values: Iterable[Any]) -> None:
+        used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
+        if used > self._devices and self._session.workers > 1:
+            raise ValueError(
+                f"devices must be the number of devices of a worker, {used}, got {self._devices}: "
+                f"pass devices={used} to balance, so that each device has samples in every step"
+            )
 
     def _end_step(self) -> None:
         if self._has_ended or not self._computed:
@@ -187,15 +203,6 @@ def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
     if array.stype != "default":  # pushes of sparse arrays only read them
         return array
     return mx.nd.slice(array, begin=(0,) * array.ndim, end=(1,) * array.ndim)
-
-
-def _refuse_devices(value: Any) -> None:
-    if isinstance(value, list | tuple) and len(value) > 1:
-        raise ValueError(
-            f"mean_loss=True needs one device per worker, got gradients of {len(value)}: means of "
-            "parts of a batch do not sum to its mean; use a loss that is a sum over samples, and "
-            "leave mean_loss out"
-        )
 
 
 def _wait(arrays: Iterable[mx.nd.NDArray]) -> None:

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
 WORKERS, EPOCHS = 3, 3
-FITS = ["whole_script", "continued", "means", "sums", "shuffled"]
+FITS = ["whole_script", "continued", "means", "sums", "shuffled", "devices"]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def test_a_batch_that_was_not_used_is_drawn_again(said):
         ("in_workers", "needs the optimizer on the servers"),
         ("unused", "pass kvstore=store to Module.fit"),
         ("prefetched", "leave PrefetchingIter and other threads out"),
+        ("more_devices", "pass devices=2 to balance"),
         ("replaced", "balanced over other data now"),
         ("compressed", "or a balanced store in one job"),
     ],

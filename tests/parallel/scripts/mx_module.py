@@ -44,7 +44,7 @@ def options(**more):
 
 def fit(train, kvstore, normalization="null", **more):
     """Trains from weights that differ between the workers; those of worker 0 count."""
-    module = mx.mod.Module(network(normalization))
+    module = mx.mod.Module(network(normalization), context=more.pop("context", mx.cpu()))
     mx.random.seed(7 + rank)
     params = more.pop("optimizer_params", None) or options()
     module.fit(
@@ -155,6 +155,15 @@ def shuffled():
     report("shuffled", module, steps_of(24, 5), 24, rescale_grad=0.01)
 
 
+def devices():
+    """Each worker has two devices, and at least one sample for each, also in the short step."""
+    other = lbbsp_mx.KVStore("dist_sync")
+    policy = Cycle(((16, 5, 3), (2, 18, 4)))
+    train = other.balance(arrays(8), policy=policy, devices=2)
+    module = fit(train, other, context=[mx.cpu(0), mx.cpu(1)])
+    report("devices", module, steps_of(24, 0, shuffle=False), 24)
+
+
 def slow():
     """The third worker sleeps in every step."""
     other = lbbsp_mx.KVStore("dist_sync")
@@ -184,6 +193,12 @@ def prefetched():
     mx.mod.Module(network()).fit(mx.io.PrefetchingIter(balanced()), kvstore=None, num_epoch=1)
 
 
+def more_devices():
+    module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
+    other = lbbsp_mx.KVStore("dist_sync")
+    module.fit(other.balance(arrays(8)), kvstore=other, num_epoch=1)
+
+
 def replaced():
     train = balanced()
     balanced()
@@ -202,11 +217,12 @@ MISUSE = {
     "in_workers": lambda: mx.kv.create("lbbsp").balance(arrays(8)),
     "unused": unused,
     "prefetched": prefetched,
+    "more_devices": more_devices,
     "replaced": replaced,
     "compressed": lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
 }
 
-for case in (whole_script, means, sums, shuffled, slow):
+for case in (whole_script, means, sums, shuffled, devices, slow):
     case()
 result("peeks", peeks())
 answer_all(MISUSE, MISUSE)
