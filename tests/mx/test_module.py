@@ -1,0 +1,241 @@
+"""`KVStore.balance` in one process: Module trains as with MXNet's own stores."""
+
+from types import SimpleNamespace
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X  # noqa: E402
+
+from lbbsp_core import GlobalOrder, read_run  # noqa: E402
+from lbbsp_mx.pushes import PushedSteps  # noqa: E402
+
+WHOLE = SAMPLES // X * X  # samples without those of a short last step
+
+
+def network():
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="output")
+    return mx.sym.SoftmaxOutput(data, name="softmax")
+
+
+def arrays(samples=SAMPLES, shuffle=False):
+    return mx.io.NDArrayIter(FEATURES[:samples], LABELS[:samples], X, shuffle)
+
+
+def fit(train, kvstore="local", epochs=2, **options):
+    module = mx.mod.Module(network(), **options)
+    mx.random.seed(0)
+    params = {"learning_rate": 0.1, "momentum": 0.9}
+    module.fit(train, kvstore=kvstore, optimizer_params=params, num_epoch=epochs)
+    return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
+
+
+def assert_equal(ours, others):
+    assert ours.keys() == others.keys()
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, others[name], rtol=2e-6, atol=1e-7)
+
+
+@pytest.fixture
+def store():
+    return lbbsp_mx.KVStore("local")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_it_trains_as_the_stock_store_does(store, devices):
+    context = [mx.cpu(number) for number in range(devices)]
+    train = store.balance(arrays(WHOLE), devices=devices)
+    assert_equal(fit(train, store, context=context), fit(arrays(WHOLE), context=context))
+
+
+def test_a_short_last_step_is_a_mean_over_its_samples(store):
+    rest = SAMPLES - WHOLE
+    last = np.arange(WHOLE, SAMPLES)
+    times = X // rest  # so that the whole batch has the mean of the short one
+    padded = np.concatenate([np.arange(WHOLE), np.tile(last, times)])
+    assert len(padded) % X == 0
+    whole = mx.io.NDArrayIter(FEATURES[padded], LABELS[padded], X)
+    assert_equal(fit(store.balance(arrays()), store), fit(whole))
+
+
+def test_without_its_store_the_iterator_only_reads(store):
+    train, seen = store.balance(arrays(), shuffle=True, seed=4), []
+    for _ in range(2):
+        seen.append([batch.data[0].asnumpy() for batch in train])
+        train.reset()
+    order = GlobalOrder(SAMPLES, X, seed=4)
+    for epoch, batches in enumerate(seen):
+        for step, batch in enumerate(batches):
+            index = order.indices(epoch * order.steps_per_epoch + step)
+            np.testing.assert_array_equal(batch, FEATURES[index])
+
+
+def test_an_iterator_that_shuffles_is_shuffled_by_the_seed(store):
+    np.random.seed(9)
+    shuffling = arrays(shuffle=True)
+    assert not np.array_equal(shuffling.data[0][1].asnumpy(), FEATURES)
+    batch = next(store.balance(shuffling, seed=4))
+    index = GlobalOrder(SAMPLES, X, seed=4).indices(0)
+    np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[index])
+    np.testing.assert_array_equal(batch.label[0].asnumpy(), LABELS[index])
+
+
+def test_a_shuffling_iterator_keeps_data_and_labels_together_after_several_epochs(store):
+    numbered = mx.io.NDArrayIter(np.arange(50), np.arange(50), 10, shuffle=True)
+    numbered.reset()
+    for batch in store.balance(numbered):
+        np.testing.assert_array_equal(batch.data[0].asnumpy(), batch.label[0].asnumpy())
+
+
+def test_a_gluon_data_set_is_read_by_a_loader(store):
+    loading = {"num_workers": 2, "thread_pool": True}
+    train = store.balance(DATA, global_batch_size=X, shuffle=False, iter_params=loading)
+    other = lbbsp_mx.KVStore("local")
+    assert_equal(fit(train, store), fit(other.balance(arrays()), other))
+
+
+def test_gradients_of_the_script_are_not_scaled_in_place(store):
+    train = store.balance(arrays())
+    store.init("w", mx.nd.zeros(4))
+    for batch in train:
+        gradient, out = mx.nd.ones(4), mx.nd.zeros(4)
+        store.push("w", gradient)
+        store.pull("w", out=out)
+        size = batch.data[0].shape[0]
+        assert gradient.asnumpy().tolist() == [1] * 4
+        assert out.asnumpy().tolist() == [X / size] * 4
+
+
+def test_the_record_has_the_steps(store, tmp_path):
+    fit(store.balance(arrays(), record=tmp_path / "run.jsonl"), store, epochs=3)
+    steps = read_run(tmp_path / "run.jsonl").steps
+    assert [line.sizes for line in steps] == 3 * [(16,), (16,), (16,), (2,)]
+
+
+# --- steps of several workers ---------------------------------------------------------------------
+
+
+class Session:
+    """Session of the second of three workers, with the plan (5, 2, 1) in each step."""
+
+    def __init__(self):
+        self.workers, self.step, self.sizes, self.ended = 3, 0, (5, 2, 1), 0
+        self.balancer = SimpleNamespace(constraints=SimpleNamespace(global_batch_size=16))
+
+    def end_step(self, computed, summed):
+        computed()
+        summed()
+        self.ended += 1
+
+    def finish_barrier(self):
+        self.step = self.ended
+
+
+def steps_of(session, mean_loss=False, scheduled=18):
+    return PushedSteps(session, scheduled, mean_loss=mean_loss, devices=1, in_servers=False)
+
+
+def drawn(session, **options):
+    steps = steps_of(session, **options)
+    steps.begin_draw()
+    steps.drawn(2)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("mean_loss", "rescale_grad", "factor"),
+    [
+        (False, 0.1, 16 / 8),  # of the script, for 16 samples
+        (False, 1 / 18, 18 / 8),  # of Module, for three even batches
+        (True, 0.1, 2 / 8),
+        (True, 1 / 18, 2 / 8 * 18 / 16),
+    ],
+)
+def test_pushes_are_scaled_to_the_update_of_one_process(mean_loss, rescale_grad, factor):
+    steps = drawn(Session(), mean_loss=mean_loss)
+    value = [[mx.nd.ones(2)], [mx.nd.full(2, 3.0)]]
+    (first,), (second,) = steps.scaled(["a", "b"], value, rescale_grad)
+    assert first.asnumpy().tolist() == pytest.approx([factor] * 2)
+    assert second.asnumpy().tolist() == pytest.approx([3 * factor] * 2)
+
+
+def pushes(steps, count):
+    for _ in range(count):
+        steps.scaled("key", mx.nd.ones(2), 0.1)
+        steps.exchanged()
+
+
+def test_a_step_ends_with_its_last_push_once_their_number_is_known():
+    session = Session()
+    steps = drawn(session)
+    pushes(steps, 3)
+    assert session.ended == 0
+    for number in (1, 2, 3):
+        steps.begin_draw()
+        assert session.ended == number, "at the latest when the next batch is drawn"
+        steps.drawn(2)
+        pushes(steps, 2)
+        assert session.ended == number
+        pushes(steps, 1)
+        assert session.ended == number + 1
+        pushes(steps, 1)
+        assert session.ended == number + 1
+
+
+def test_a_batch_without_pushes_is_refused():
+    steps = drawn(Session())
+    with pytest.raises(ValueError, match="pass kvstore=store to Module"):
+        steps.begin_draw()
+
+
+def test_a_batch_may_stay_unused_before_a_reset():
+    session = Session()
+    steps = drawn(session)
+    steps.end()
+    assert session.ended == 0
+    value = mx.nd.ones(2)
+    assert steps.scaled("key", value, 0.1) is value, "outside of a step"
+    steps.begin_draw()
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_another_thread_reads_an_error_and_does_not_wait(store):
+    with pytest.raises(ValueError, match="leave PrefetchingIter"):
+        fit(mx.io.PrefetchingIter(store.balance(arrays())), store)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "global_batch_size must be given"),
+        ({"global_batch_size": X, "mean_loss": True, "devices": 2}, "needs one device per worker"),
+        ({"global_batch_size": SAMPLES + 1}, "at least one global batch"),
+        ({"global_batch_size": X, "devices": 0}, "devices must be an integer >= 1"),
+    ],
+)
+def test_options_that_cannot_be_are_named(store, options, message):
+    with pytest.raises(ValueError, match=message):
+        store.balance(FEATURES, LABELS, **options)
+
+
+def test_an_unknown_option_is_named(store):
+    with pytest.raises(TypeError, match="policy"):
+        store.balance(arrays(), polic=None)
+
+
+def test_an_iterator_without_samples_by_number_is_refused(store):
+    words = mx.rnn.BucketSentenceIter([[1, 2], [3, 4]], 1, buckets=[2])
+    with pytest.raises(TypeError, match="BucketSentenceIter gives batches of a constant size"):
+        store.balance(words, global_batch_size=2)
+
+
+def test_the_iterator_of_an_earlier_call_is_refused(store):
+    earlier = store.balance(arrays())
+    store.balance(arrays())
+    with pytest.raises(RuntimeError, match="balanced over other data now"):
+        next(earlier)
