@@ -301,8 +301,7 @@ class KVStore(mx.kv.KVStore):
         """Returns gradients as a balanced store pushes them."""
         if self._steps is None:
             return value
-        rescale_grad = None if self._optimizer is None else self._optimizer.rescale_grad
-        return self._steps.scaled(key, value, rescale_grad)
+        return self._steps.scaled(key, value, self._optimizer)
 
     def _exchanged(self, pulled: Any = ()) -> None:
         if self._steps is not None:

@@ -119,7 +119,7 @@ def balance(
     total = _total(data, global_batch_size, store.num_workers)
     seed = options.seed if seed is None else seed
     if shuffle is None:
-        shuffle = getattr(data, "shuffle", True)
+        shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
     facts = {"mean_loss": int(mean_loss), "devices": devices}
     if store.num_workers > 1:
         order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}

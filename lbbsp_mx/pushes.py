@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import mxnet as mx
+from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx.native import runtime
+
+logger = logging.getLogger("lbbsp.mx")
 
 NO_OPTIMIZER = (
     "a balanced store needs the optimizer on the servers, so that all workers have the same "
@@ -64,6 +68,7 @@ class PushedSteps:
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
         self._has_ended = False
         self._has_closed = False
+        self._has_warned = False
         self._calls, self._calls_of_step = 0, 0
         self._computed: list[mx.nd.NDArray] = []
         self._pulled: list[mx.nd.NDArray] = []
@@ -112,13 +117,13 @@ class PushedSteps:
 
     # What the store calls
 
-    def scaled(self, key: object, value: Any, rescale_grad: float | None) -> Any:
+    def scaled(self, key: object, value: Any, optimizer: Optimizer | None) -> Any:
         """Returns gradients times the factor that makes the update that of one process.
 
         Args:
             key: One key, or a list of several.
             value: An array per device, or lists of them for several keys; it does not change.
-            rescale_grad: Factor with which the optimizer multiplies sums of gradients.
+            optimizer: Optimizer of the store, if it was set.
 
         Raises:
             ValueError: The update would not be exact, or models would differ; names the remedy.
@@ -127,8 +132,10 @@ class PushedSteps:
             return value
         if self._in_servers and not runtime().serves_optimizer:
             raise ValueError(NO_OPTIMIZER)
+        if self._session.workers > 1 and not self._has_warned:
+            self._warn_of_batch_norm(optimizer)
         self._check_devices(value if isinstance(key, list | tuple) else [value])
-        factor = self._factor(self._sizes, rescale_grad)
+        factor = self._factor(self._sizes, optimizer)
         if factor != 1.0:
             self._computed += arrays_in(value)
             return _times(factor, value)
@@ -148,13 +155,22 @@ class PushedSteps:
 
     # Helpers
 
-    def _factor(self, sizes: _Sizes, rescale_grad: float | None) -> float:
+    def _factor(self, sizes: _Sizes, optimizer: Optimizer | None) -> float:
         """Returns the factor of a gradient, relative to that of a whole step."""
         share = (sizes.local if self._mean_loss else self._total) / sizes.total
         # Module has divided by a size that may be larger than X, to be the same on all workers.
-        if rescale_grad == 1.0 / self._scheduled:
+        if optimizer is not None and optimizer.rescale_grad == 1.0 / self._scheduled:
             return share * self._scheduled / self._total
         return share
+
+    def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
+        """Warns of batch normalisation, which the symbol of Module's optimizer shows."""
+        info, self._has_warned = getattr(optimizer, "sym_info", ()), True
+        if info and any(name.endswith("_moving_var") for name in info[0]):
+            logger.warning(
+                "BatchNorm normalises each worker's batch separately, so that the result depends "
+                "on how the batch is split"
+            )
 
     def _check_devices(self, values: Iterable[Any]) -> None:
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
@@ -169,7 +185,8 @@ class PushedSteps:
             return
         self._has_ended = True
         self._calls_of_step = self._calls_of_step or self._calls
-        self._session.end_step(partial(_wait, self._computed), partial(_wait, self._pulled))
+        waits = (partial(_wait, tuple(arrays)) for arrays in (self._computed, self._pulled))
+        self._session.end_step(*waits)
 
     def _skip(self) -> None:
         if self._session.workers > 1:

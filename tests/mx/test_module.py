@@ -157,14 +157,15 @@ def drawn(session, **options):
 def test_pushes_are_scaled_to_the_update_of_one_process(mean_loss, rescale_grad, factor):
     steps = drawn(Session(), mean_loss=mean_loss)
     value = [[mx.nd.ones(2)], [mx.nd.full(2, 3.0)]]
-    (first,), (second,) = steps.scaled(["a", "b"], value, rescale_grad)
+    optimizer = mx.optimizer.SGD(rescale_grad=rescale_grad)
+    (first,), (second,) = steps.scaled(["a", "b"], value, optimizer)
     assert first.asnumpy().tolist() == pytest.approx([factor] * 2)
     assert second.asnumpy().tolist() == pytest.approx([3 * factor] * 2)
 
 
 def pushes(steps, count):
     for _ in range(count):
-        steps.scaled("key", mx.nd.ones(2), 0.1)
+        steps.scaled("key", mx.nd.ones(2), None)
         steps.exchanged()
 
 
@@ -185,6 +186,18 @@ def test_a_step_ends_with_its_last_push_once_their_number_is_known():
         assert session.ended == number + 1
 
 
+@pytest.mark.parametrize("normalises", [True, False])
+def test_batch_normalisation_is_warned_of_once(caplog, normalises):
+    symbol = network()
+    if normalises:
+        symbol = mx.sym.SoftmaxOutput(mx.sym.BatchNorm(mx.sym.var("data")), name="softmax")
+    optimizer = mx.optimizer.SGD(sym=symbol, param_idx2name={})
+    steps = drawn(Session())
+    for _ in range(2):
+        steps.scaled("key", mx.nd.ones(2), optimizer)
+    assert caplog.text.count("BatchNorm normalises each worker's batch") == normalises
+
+
 def test_a_batch_without_pushes_is_refused():
     steps = drawn(Session())
     with pytest.raises(ValueError, match="pass kvstore=store to Module"):
@@ -197,7 +210,7 @@ def test_a_batch_may_stay_unused_before_a_reset():
     steps.end()
     assert session.ended == 0
     value = mx.nd.ones(2)
-    assert steps.scaled("key", value, 0.1) is value, "outside of a step"
+    assert steps.scaled("key", value, None) is value, "outside of a step"
     steps.begin_draw()
 
 
