@@ -255,9 +255,9 @@ class KVStore(mx.kv.KVStore):
             train = store.balance(mx.io.NDArrayIter(images, labels, batch_size=64))
             module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
         """
+        chosen = SessionOptions.of(options)
         if self._steps is not None:
             self._steps.close()
-        chosen = SessionOptions.of(options)
         how = (global_batch_size, seed, shuffle, mean_loss, devices, iter_params, chosen)
         train, self._steps = balance(self, data, label, *how)
         return train
@@ -287,9 +287,10 @@ class KVStore(mx.kv.KVStore):
     def _before_push(self) -> None:
         """Sends the indices of keys that were introduced after the optimizer, as by Module.
 
-        Only before the first push, because the servers then begin with new states.
+        Only before the first push, because the servers then begin with new states, and only where
+        all workers push together.
         """
-        if self._optimizer is None or not self.distributed or self._has_pushed:
+        if self._optimizer is None or self.kind not in DISTRIBUTED or self._has_pushed:
             return
         self._has_pushed = True
         if self._keys.indices != self._sent_indices and any(

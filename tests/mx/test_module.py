@@ -45,7 +45,9 @@ def store():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_it_trains_as_the_stock_store_does(store, devices):
+@pytest.mark.parametrize("name", ["lbbsp", "lbbsp_local", "lbbsp_device"])
+def test_it_trains_as_the_stock_store_does(name, devices):
+    store = mx.kv.create(name)
     context = [mx.cpu(number) for number in range(devices)]
     train = store.balance(arrays(WHOLE), devices=devices)
     assert_equal(fit(train, store, context=context), fit(arrays(WHOLE), context=context))
