@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
@@ -17,30 +16,19 @@ from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.validate import require_integer
-from lbbsp_mx import cluster
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
-from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, make_store
 from lbbsp_mx.means import StepSizes, Weight, checked_weight, sample_weights, total_weight
-from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, runtime
-from lbbsp_mx.parameters import (
-    Parameters,
-    as_created,
-    facts_of,
-    require_dense_values,
-    require_unique_names,
-)
+from lbbsp_mx.native import runtime
+from lbbsp_mx.parameters import Parameters, as_created, facts_of
 from lbbsp_mx.parts import Draws, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
 from lbbsp_mx.sparse import RowSums
 from lbbsp_mx.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
-
-logger = logging.getLogger("lbbsp.mx")
-
-Store = mx.kv.KVStore | str | None
+from lbbsp_mx.trainer_checks import Store, refuse_inexact, refuse_updates_by_servers, store_of
 
 
 class Trainer(gluon.Trainer):
@@ -110,14 +98,14 @@ class Trainer(gluon.Trainer):
     ) -> None:
         chosen = SessionOptions.of(options)
         require_integer("accumulate", accumulate, 1)
-        _refuse(compression_params, update_on_kvstore)
+        refuse_updates_by_servers(compression_params, update_on_kvstore)
         if beside is not None:
             beside._check_beside(global_batch_size, accumulate, options)
         super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
         self._gluon_order = gluon_order(params)
-        self.kvstore = _store(kvstore) if beside is None else beside.kvstore
+        self.kvstore = store_of(kvstore) if beside is None else beside.kvstore
         self._store = TrainerStore(self.kvstore)
-        self._refuse_inexact(mean_loss, accumulate)
+        refuse_inexact(self._params, self.kvstore.num_workers, mean_loss, accumulate)
         self.mean_loss = mean_loss
         self._rows = RowSums(self._store, self._params, len(self._contexts))
         self._sample_weights = sample_weights()
@@ -599,26 +587,6 @@ class Trainer(gluon.Trainer):
             vars(param).pop("_finish_deferred_init", None)
             self._init_params()
 
-    def _refuse_inexact(self, mean_loss: bool, accumulate: int) -> None:
-        require_unique_names(self._params)
-        for param in self._params:
-            if self.kvstore.num_workers > 1:
-                require_dense_values(param)
-            if mean_loss and (param.grad_req == "add" or accumulate > 1):
-                raise ValueError(
-                    f"mean_loss must be False where gradients accumulate (grad_req='add', "
-                    f"{param.name}): a sum of means is not a mean; use the loss per sample"
-                )
-        if any(_is_plain_batch_norm(param) for param in self._params):
-            logger.warning(
-                "BatchNorm normalises each worker's batch separately, so that the result depends "
-                "on how the batch is split: use lbbsp_mx.SyncBatchNorm"
-            )
-
-
-def _is_plain_batch_norm(param: gluon.Parameter) -> bool:
-    return param.name.endswith("running_mean") and not hasattr(param, "lbbsp_synchronised")
-
 
 def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
     """Zeroes the gradients of devices without samples: a batch may be smaller than their number."""
@@ -629,26 +597,6 @@ def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
                 data._fresh_grad = True
 
 
-def _store(kvstore: Store) -> KVStore:
-    """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed.
-
-    Raises:
-        ValueError: The store is not supported.
-    """
-    names = (*DISTRIBUTED, *ALIASES, NAME, GLUON_NAME)
-    alone = isinstance(kvstore, str) and kvstore in names
-    if alone and not cluster.in_cluster():
-        logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
-        return KVStore("local" if kvstore != "dist_device_sync" else "device")
-    named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if isinstance(named, str) and named.removeprefix("lbbsp_") == ASYNCHRONOUS:
-        raise ValueError(
-            "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
-            "lbbsp_mx.AsyncTrainer"
-        )
-    return make_store(kvstore)
-
-
 def _required(global_batch_size: int | None) -> int:
     if global_batch_size is None:
         raise ValueError(
@@ -656,16 +604,3 @@ def _required(global_batch_size: int | None) -> int:
             "or beside=trainer for a trainer that steps on the batches of another one"
         )
     return global_batch_size
-
-
-def _refuse(compression_params: object, update_on_kvstore: bool | None) -> None:
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore must be False, got True: leave it out, because a server would "
-            "divide by a constant batch size; the optimizer runs in the workers"
-        )
-    if compression_params:
-        raise ValueError(
-            f"compression_params must be None, got {compression_params!r}: leave it out, because "
-            "compression makes gradients and the workers' messages inexact"
-        )
