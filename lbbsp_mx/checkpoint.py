@@ -19,7 +19,8 @@ from lbbsp_mx.states import (
     check_parameters,
     optimizer_state,
     parameter_arrays,
-    restore_optimizer,
+    read_optimizer,
+    require_dense_weights,
     restore_parameters,
 )
 
@@ -47,7 +48,7 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
         self._preemption = PreemptionHandler(
-            session.request_preemption,
+            lambda: session.request_preemption(),
             is_idle=lambda: self._is_idle,
             save=self._save_alone,
             leave=self._leave_alone,
@@ -127,6 +128,7 @@ class Checkpoints:
                 f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
             )
         self._session.check_state()
+        require_dense_weights(self._trainer._params)
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         found = self.load(folder)
         self._writer = self._writer_to(folder)
@@ -316,19 +318,23 @@ class Checkpoints:
         state, arrays = found.state, found.arrays
         if not isinstance(state, dict) or not {"session", "optimizer"} <= set(state):
             raise ValueError(f"{where} is no checkpoint of lbbsp_mx: choose another folder or file")
-        here = self._facts()
+        has_session = state["session"] is not None  # it was saved with a global batch size
+        here = self._facts() if has_session else _common(self._facts(), found.facts)
         known = found.facts if self._session.order is not None else _common(found.facts, here)
         check_same_job(where, known, here)
         weights = {name: each for name, each in arrays.items() if name.startswith("parameter ")}
         params = self._trainer._params
         if weights:
             check_parameters(where, params, weights)
-        restore_optimizer(self._trainer, state["optimizer"], _named(arrays, _OPTIMIZER))
+        restore = read_optimizer(self._trainer, state["optimizer"], _named(arrays, _OPTIMIZER))
         if weights:
-            restore_parameters(params, weights)
-            self._trainer._init_params()
-        self._session.load_state(state["session"], _named(arrays, _SESSION))
-        self._unchecked = found if self._session.order is None else None
+            restore_parameters(params, weights)  # gluon may drop its store, and its optimizer
+            if self._trainer._kv_initialized:
+                self._trainer._init_params()
+        restore()
+        if has_session:
+            self._session.load_state(state["session"], _named(arrays, _SESSION))
+        self._unchecked = found if has_session and self._session.order is None else None
         self._where = where
         self._step = found.step
 

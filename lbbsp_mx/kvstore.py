@@ -76,6 +76,7 @@ class KVStore(mx.kv.KVStore):
         self._wait_seconds = wait_seconds
         self._keys = ScriptKeys(runtime().taken)
         self._sent: set[Any] = set()  # keys of a store in one process
+        self._compression: Mapping[str, object] = {}
         self._collectives = StoreCollectives(self)
         self._optimizer: mx.optimizer.Optimizer | None = None
         self._has_pushed = False  # since the optimizer was set
@@ -190,6 +191,7 @@ class KVStore(mx.kv.KVStore):
             ValueError: An `lbbsp_mx.Trainer` or `balance` uses the store, whose sums must be exact.
         """
         if not self.distributed:
+            self._compression = compression_params
             super().set_gradient_compression(compression_params)
             return
         if runtime().has_trainer:
@@ -262,6 +264,15 @@ class KVStore(mx.kv.KVStore):
         train, self._steps = balance(self, data, label, *how)
         return train
 
+    # Copies
+
+    def empty_copy(self) -> KVStore:
+        """Returns a store of one process like this one, without its keys and its optimizer."""
+        store = self._like_this()
+        if self._compression:
+            store.set_gradient_compression(self._compression)
+        return store
+
     # Waits
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
@@ -307,6 +318,8 @@ class KVStore(mx.kv.KVStore):
     def _exchanged(self, pulled: Any = ()) -> None:
         if self._steps is not None:
             self._steps.exchanged(pulled)
+    def _like_this(self) -> KVStore:
+        return KVStore(self.kind, wait_seconds=self._wait_seconds)
 
     def _exists(self, key: Keys) -> bool:
         if not self.distributed:
@@ -429,6 +442,9 @@ class WorkerSideStore(KVStore):
         """Raises NotImplementedError, as MXNet's interface asks for."""
         raise NotImplementedError("the store 'lbbsp' has no optimizer: load the trainer's states")
 
+    def _like_this(self) -> KVStore:
+        return WorkerSideStore()
+
 
 def register() -> None:
     """Registers the stores by their names, so that `mx.kv.create` gives them."""
@@ -436,6 +452,12 @@ def register() -> None:
         KVStoreBase.kv_registry[name] = WorkerSideStore
     for kind in (*ALIASES, *KINDS):
         KVStoreBase.kv_registry[f"{NAME}_{kind}"] = partial(KVStore, kind)
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of store that a name of MXNet, or of its registry, stands for."""
+    kind = name.removeprefix(f"{NAME}_")
+    return ALIASES.get(kind, kind)
 
 
 def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
@@ -451,9 +473,10 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
     if kvstore in (NAME, GLUON_NAME):
         return WorkerSideStore()
     if isinstance(kvstore, mx.kv.KVStore | str):
-        return KVStore(kvstore.removeprefix(f"{NAME}_") if isinstance(kvstore, str) else kvstore)
+        return KVStore(kind_of(kvstore) if isinstance(kvstore, str) else kvstore)
     raise ValueError(
-        f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}"
+        f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}: "
+        "choose dist_sync in a cluster, or leave it out"
     )
 
 
@@ -465,8 +488,7 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
     """
     if isinstance(kind, KVStore):
         return kind.kind
-    name = kind if isinstance(kind, str) else kind.type
-    name = ALIASES.get(name, name)
+    name = kind_of(kind if isinstance(kind, str) else kind.type)
     if name not in KINDS:
         raise ValueError(
             f"the store must be one of {', '.join(KINDS)}, got {name!r}: choose dist_sync in a "

@@ -53,6 +53,7 @@ class Peers:
         self.key = uuid.uuid4().hex  # names of layers are not unique
         self._uses = itertools.count()
         self._turns: dict[str, _Turns] = {}
+        self._is_alone = False
         _PEERS[self.key] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
@@ -62,7 +63,7 @@ class Peers:
     @property
     def is_connected(self) -> bool:
         """True once a trainer has connected the layer."""
-        return bool(self._turns)
+        return self._is_alone or bool(self._turns)
 
     def connect(
         self,
@@ -84,6 +85,23 @@ class Peers:
         Raises:
             ValueError: The result would not be exact.
         """
+        self._check(devices, mean_loss, accumulate)
+        env.allow_many_custom_operators()
+        channels = self._running_mean.shape[0]
+        widths = {"moments": 2 * channels + 1, "sums": 2 * channels}
+        self._uses = itertools.count()
+        self._turns = {kind: _Turns(store, session, width) for kind, width in widths.items()}
+
+    def use_alone(self, devices: int, mean_loss: bool, accumulate: int) -> None:
+        """Lets the layer normalise without other workers; the arguments are those of `connect`.
+
+        Raises:
+            ValueError: As for `connect`.
+        """
+        self._check(devices, mean_loss, accumulate)
+        self._turns, self._is_alone = {}, True
+
+    def _check(self, devices: int, mean_loss: bool, accumulate: int) -> None:
         if devices > 1:
             raise ValueError(
                 f"SyncBatchNorm needs one device per worker, got {devices}: start one worker for "
@@ -99,11 +117,6 @@ class Peers:
                 f"SyncBatchNorm needs accumulate = 1, got {accumulate}: leave it out, since the "
                 "layer would normalise parts of the global batch, which depend on the plan"
             )
-        env.allow_many_custom_operators()
-        channels = self._running_mean.shape[0]
-        widths = {"moments": 2 * channels + 1, "sums": 2 * channels}
-        self._uses = itertools.count()
-        self._turns = {kind: _Turns(store, session, width) for kind, width in widths.items()}
 
     def next_use(self) -> int:
         """Returns the number of the next use, the same on all workers."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, SupportsFloat, TypeAlias
 
 import mxnet as mx
+from mxnet import gluon
 
 from lbbsp_mx import compat
 
@@ -68,6 +69,40 @@ class StepSizes(NamedTuple):
     def _or_a_part(self) -> str:
         sizes = sorted(set(self.parts) - {self.local})
         return f", or those of a part ({', '.join(map(str, sizes))})" if sizes else ""
+
+
+def unplanned_sizes(batch_size: int | None) -> StepSizes:
+    """Returns the sizes of a step of a single worker without a sampler.
+
+    Args:
+        batch_size: Samples of the batch; None if only `update` will know them.
+    """
+    size = 1 if batch_size is None else batch_size
+    return StepSizes(size, (), size, 0, is_planned=False)
+
+
+def clear_idle_devices(params: Iterable[gluon.Parameter], sizes: StepSizes) -> None:
+    """Zeroes the gradients of devices without samples: a batch may be smaller than their number.
+
+    Args:
+        params: Parameters that have gradients.
+        sizes: Sizes of the step.
+    """
+    largest = max(sizes.parts or (sizes.local,))
+    for param in params:
+        if largest >= len(param._data):
+            return
+        for data, gradient in zip(param._data, param.list_grad(), strict=True):
+            if not data._fresh_grad:
+                gradient[:] = 0
+                data._fresh_grad = True
+
+
+def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:
+    """Marks gradients as computed since the last step, or not, on all devices."""
+    for param in params:
+        for data in param._data:
+            data._fresh_grad = is_fresh
 
 
 def checked_weight(weight: Weight) -> float | None:

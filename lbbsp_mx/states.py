@@ -7,7 +7,7 @@ attributes of the optimizer that the trainer has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,6 +44,20 @@ class _Array(NamedTuple):
     value: npt.NDArray[Any]
 
 
+class _Rows(NamedTuple):
+    """A row-sparse array of MXNet.
+
+    Args:
+        values: Values of the rows that it holds.
+        numbers: Their numbers.
+        shape: Shape of the whole array.
+    """
+
+    values: npt.NDArray[Any]
+    numbers: npt.NDArray[Any]
+    shape: tuple[int, ...]
+
+
 _RECORDS = records_of(_Entries(()))
 
 
@@ -53,11 +67,10 @@ def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
     Raises:
         ValueError: The optimizer has state that cannot be saved; names it and the remedy.
     """
-    _refuse_sparse(trainer)
     arrays: Arrays = {}
     state: Json = {
         "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
-        "states": _saved("the state of a parameter", trainer._updaters[0].states, arrays),
+        "states": _saved("the state of a parameter", _updaters(trainer)[0].states, arrays),
     }
     return state, arrays
 
@@ -69,6 +82,20 @@ def restore_optimizer(
 
     Raises:
         ValueError: The trainer has another optimizer, or the state cannot be read; nothing changes.
+    """
+    read_optimizer(trainer, state, arrays)()
+
+
+def read_optimizer(
+    trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+) -> Callable[[], None]:
+    """Reads the state of `optimizer_state`.
+
+    Returns:
+        A function that gives it to the trainer's optimizer.
+
+    Raises:
+        ValueError: The trainer has another optimizer, or the state cannot be read.
     """
     owners = _owners(trainer)
     read = partial(_restored, arrays=arrays, context=trainer._contexts[0])
@@ -83,21 +110,43 @@ def restore_optimizer(
         states = [dict(read(found["states"])) for _ in trainer._updaters]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
-    for owner, values in zip(owners.values(), attributes, strict=True):
-        for name, value in values.items():
-            setattr(owner, name, value)
-    for updater, own in zip(trainer._updaters, states, strict=True):
-        updater.states = own
-        updater.states_synced = dict.fromkeys(own, False)
+
+    def restore() -> None:
+        for owner, values in zip(owners.values(), attributes, strict=True):
+            for name, value in values.items():
+                setattr(owner, name, value)
+        _share_counts(trainer)
+        # The optimizer of a store has one state, on whichever device.
+        for updater, own in zip(_updaters(trainer), states, strict=False):
+            updater.states = own
+            updater.states_synced = dict.fromkeys(own, False)
+
+    return restore
 
 
 def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
     """Returns the values of all parameters by their positions.
 
     Raises:
-        ValueError: A parameter has no value yet.
+        ValueError: A parameter has no value yet, or is sparse.
     """
+    require_dense_weights(params)
     return {f"parameter {i}": _value(param) for i, param in enumerate(params)}
+
+
+def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
+    """Raises an error if a parameter is sparse, whose values gluon does not give as a whole.
+
+    Raises:
+        ValueError: A parameter is sparse.
+    """
+    for param in params:
+        if param._stype != "default":
+            raise ValueError(
+                f"parameter {param.name} is {param._stype!r}, and a checkpoint cannot hold it: "
+                "leave stype out, or use net.save_parameters for the weights and "
+                "trainer.save_states for the optimizer"
+            )
 
 
 def check_parameters(
@@ -146,13 +195,28 @@ def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
     return value
 
 
-def _refuse_sparse(trainer: gluon.Trainer) -> None:
-    for param in trainer._params:
-        if param._stype != "default":
-            raise ValueError(
-                f"parameter {param.name} is {param._stype!r}, and neither it nor its optimizer "
-                "can be saved: leave stype out, and use net.save_parameters for the weights alone"
-            )
+def _updaters(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
+    """Returns what keeps the states: the updater of a store that updates, or those of the devices.
+
+    If a store will update that does not exist yet, it will take over those of the first device.
+    """
+    if getattr(trainer, "_update_on_kvstore", False):
+        return [trainer._kvstore._updater]
+    return list(trainer._updaters)
+
+
+def _share_counts(trainer: gluon.Trainer) -> None:
+    """Gives every device the number of updates of each parameter.
+
+    It decides the size of an update, and may have been saved with fewer devices, or by a store that
+    updates each parameter on another one.
+    """
+    counts = getattr(trainer.optimizer, "_all_index_update_counts", {})
+    latest: dict[Any, int] = {}
+    for each in counts.values():
+        latest |= {index: max(count, latest.get(index, 0)) for index, count in each.items()}
+    for device in {*counts, *(context.device_id for context in trainer._contexts)}:
+        counts[device] = dict(latest)
 
 
 def _owners(trainer: gluon.Trainer) -> dict[str, object]:
@@ -233,6 +297,8 @@ def _saved(what: str, value: object, arrays: Arrays) -> Json:
 
 def _plain(value: object) -> object:
     """Replaces MXNet's arrays and dictionaries by what can be saved."""
+    if isinstance(value, mx.nd.sparse.RowSparseNDArray):
+        return _Rows(value.data.asnumpy(), value.indices.asnumpy(), tuple(value.shape))
     if isinstance(value, mx.nd.NDArray):
         if value.stype != "default":
             raise TypeError(value.stype)
@@ -254,6 +320,8 @@ def _of_mxnet(value: Any, context: mx.Context) -> Any:
     """Returns what `_plain` has replaced, with new arrays."""
     if isinstance(value, _Array):
         return mx.nd.array(value.value, ctx=context, dtype=value.value.dtype)
+    if isinstance(value, _Rows):
+        return _row_sparse(value, context)
     if isinstance(value, _Entries):
         return {key: _of_mxnet(each, context) for key, each in value.pairs}
     if isinstance(value, list):
@@ -261,3 +329,10 @@ def _of_mxnet(value: Any, context: mx.Context) -> Any:
     if isinstance(value, tuple):
         return tuple(_of_mxnet(each, context) for each in value)
     return value
+
+
+def _row_sparse(value: _Rows, context: mx.Context) -> mx.nd.sparse.RowSparseNDArray:
+    kind = {"shape": value.shape, "ctx": context, "dtype": value.values.dtype}
+    if not len(value.numbers):
+        return mx.nd.sparse.zeros("row_sparse", **kind)
+    return mx.nd.sparse.row_sparse_array((value.values, value.numbers), **kind)

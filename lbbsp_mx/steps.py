@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from mxnet import gluon
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
-from lbbsp_mx.means import StepSizes
+from lbbsp_mx.means import StepSizes, unplanned_sizes
 from lbbsp_mx.parts import Draws, part_sizes
 
 logger = logging.getLogger("lbbsp.mx")
@@ -98,11 +98,10 @@ class Steps:
     def _sizes(self, batch_size: int | None) -> StepSizes:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
+        if session.workers == 1 and session.order is None:
+            return unplanned_sizes(batch_size)
         sizes, parts = session.sizes, self.draws.parts
         local = sizes[rank]
-        if session.workers == 1 and session.order is None:
-            own = batch_size or local
-            return StepSizes(own, (), own, rank, is_planned=False)
         cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
         return StepSizes(local, cut, sum(sizes), rank, is_planned=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import mxnet as mx
 import numpy as np
@@ -17,21 +18,36 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.agreement import Agreement
+from lbbsp_mx.alone import LocalTrainer, Unplanned, release_layers
 from lbbsp_mx.checkpoint import Checkpoints, Every
 from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
-from lbbsp_mx.means import StepSizes, Weight, checked_weight, sample_weights, total_weight
+from lbbsp_mx.means import (
+    StepSizes,
+    Weight,
+    checked_weight,
+    clear_idle_devices,
+    sample_weights,
+    total_weight,
+)
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, facts_of
 from lbbsp_mx.parts import Draws, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
 from lbbsp_mx.sparse import RowSums
 from lbbsp_mx.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
-from lbbsp_mx.trainer_checks import Store, refuse_inexact, refuse_updates_by_servers, store_of
+from lbbsp_mx.trainer_checks import (
+    Store,
+    check_options,
+    gluon_store,
+    refuse_inexact,
+    store_of,
+    trains_alone,
+)
 
 
-class Trainer(gluon.Trainer):
+class Trainer(LocalTrainer):
     """Trains a gluon network on unequal workers by LB-BSP, without changing what is learned.
 
     In every step, each worker's share of the constant global batch follows its predicted speed,
@@ -40,18 +56,22 @@ class Trainer(gluon.Trainer):
     size. The update is then that of plain BSP on the same samples (Chen et al., arXiv
     1806.02508).
 
-    With a single worker (or without ``DMLC_*`` variables) it trains as `mxnet.gluon.Trainer` does.
+    In one process, without ``DMLC_*`` variables, gluon's own code trains: all options, attributes
+    and methods of `mxnet.gluon.Trainer` are as there, with its default store "device".
 
     Args:
         params: Parameters of the network, as for `mxnet.gluon.Trainer`.
         optimizer: Name or object of the optimizer; it runs in the workers.
         optimizer_params: Options of the optimizer.
         kvstore: "dist_sync" (or "dist") or "dist_device_sync" (in one process: "local", "device"),
-            or an `lbbsp_mx.KVStore`.
-        compression_params: Must be None, because compressed gradients are not exact.
-        update_on_kvstore: None or False.
+            or an `lbbsp_mx.KVStore`. In one process all that gluon's trainer takes.
+        compression_params: None, because compressed gradients are not exact; as gluon's in one
+            process.
+        update_on_kvstore: None or False; as gluon's in one process.
         global_batch_size: X, samples per step over all workers; constant. With `beside`, it is that
-            of the other trainer, and can be left out.
+            of the other trainer, and can be left out. So it can in one process, where the batch
+            size that `step` is given counts; `batch_sampler`, `sizes`, `rows` and checkpoints need
+            it.
         mean_loss: Whether the loss is already averaged over the worker's batch, as by
             ``loss.mean()``; its gradients are then weighted by the batch size, or by the ``weight``
             that `step` is given.
@@ -68,7 +88,8 @@ class Trainer(gluon.Trainer):
             times `accumulate`, so that `gluon.utils.split_and_load` can split batches evenly.
 
     Raises:
-        ValueError: No plan can satisfy the options, or the update would not be exact.
+        ValueError: No plan can satisfy the options, the update would not be exact, or
+            `global_batch_size` is missing.
 
     Example::
 
@@ -98,14 +119,20 @@ class Trainer(gluon.Trainer):
     ) -> None:
         chosen = SessionOptions.of(options)
         require_integer("accumulate", accumulate, 1)
-        refuse_updates_by_servers(compression_params, update_on_kvstore)
+        alone = trains_alone(kvstore) if beside is None else beside._alone
+        needing = [*options, *(["accumulate"] if accumulate > 1 else [])]
         if beside is not None:
             beside._check_beside(global_batch_size, accumulate, options)
-        super().__init__(as_created(params), optimizer, optimizer_params, kvstore, None, False)
+            global_batch_size, needing = beside._global_batch_size, []
+        check_options(alone, compression_params, update_on_kvstore, global_batch_size, needing)
+        stores = (gluon_store(kvstore), compression_params, update_on_kvstore)
+        super().__init__(alone, as_created(params), optimizer, optimizer_params, *stores)
         self._gluon_order = gluon_order(params)
-        self.kvstore = store_of(kvstore) if beside is None else beside.kvstore
+        self.kvstore = store_of(kvstore, alone) if beside is None else beside.kvstore
         self._store = TrainerStore(self.kvstore)
-        refuse_inexact(self._params, self.kvstore.num_workers, mean_loss, accumulate)
+        self._global_batch_size = global_batch_size
+        if global_batch_size is not None:
+            refuse_inexact(self._params, self.kvstore.num_workers, mean_loss, accumulate)
         self.mean_loss = mean_loss
         self._rows = RowSums(self._store, self._params, len(self._contexts))
         self._sample_weights = sample_weights()
@@ -115,45 +142,56 @@ class Trainer(gluon.Trainer):
         self._is_mean = False  # whether the gradients are divided already
         self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
         if beside is None:
-            given = "granularity" in options
-            self._begin_training(_required(global_batch_size), accumulate, chosen, given)
+            self._begin_training(global_batch_size, accumulate, chosen, "granularity" in options)
         else:
             self._steps: Steps = StepsBeside(beside._steps)
             self._agreement = Agreement(self, self._session, beside._agreement)
         self._checkpoints = Checkpoints(self, self._session)
-        if beside is None:
+        if beside is None and global_batch_size is not None:
             # Peers wait for the message of the last barrier, which comes first.
             runtime().endings.add(
                 self._checkpoints.close, self._agreement.close, self._session.finish_barrier
             )
+        if alone:
+            release_layers(self._params, len(self._contexts), mean_loss, accumulate)
+            return  # gluon creates its store in the first step
         self._init_kvstore()
-        if self.kvstore.num_workers > 1:  # before the first sum of arrays of these shapes
-            handshake.compare(self._store, facts_of(self._params, self._optimizer))
+        # before the first sum of arrays of these shapes
+        handshake.compare(self._store, facts_of(self._params, self._optimizer))
         self._synchronise()
 
     def _begin_training(
-        self, global_batch_size: int, accumulate: int, options: SessionOptions, has_grain: bool
+        self, total: int | None, accumulate: int, options: SessionOptions, has_grain: bool
     ) -> None:
-        """Creates the session in which this trainer's steps decide the plans."""
+        """Creates the session in which this trainer's steps decide the plans, if there are any.
+
+        Args:
+            total: Global batch size, or None.
+            accumulate: Loader batches per step.
+            options: Options of the session.
+            has_grain: Whether the user has given the granularity.
+        """
         devices = len(self._contexts)
-        if not has_grain:
-            given = (global_batch_size, devices, accumulate)
-            options = with_granularity(options, self._store, *given)
-        session = PipelinedSession(
-            self._store,
-            global_batch_size,
-            options,
-            framework="mxnet",
-            versions={"mxnet": mx.__version__},
-            activity=runtime().activity,
-            facts={
-                "parameters": len(self._params),
-                "mean_loss": int(self.mean_loss),
-                "accumulate": accumulate,
-            },
-            parts=accumulate,
-        )
-        runtime().use_options(options)
+        if total is None:
+            session = cast(PipelinedSession, Unplanned(self._store))
+        else:
+            if not has_grain:
+                options = with_granularity(options, self._store, total, devices, accumulate)
+            session = PipelinedSession(
+                self._store,
+                total,
+                options,
+                framework="mxnet",
+                versions={"mxnet": mx.__version__},
+                activity=runtime().activity,
+                facts={
+                    "parameters": len(self._params),
+                    "mean_loss": int(self.mean_loss),
+                    "accumulate": accumulate,
+                },
+                parts=accumulate,
+            )
+            runtime().use_options(options)
         self._steps = Steps(session, Draws(accumulate, devices))
         self._agreement = Agreement(self, session)
 
@@ -168,9 +206,8 @@ class Trainer(gluon.Trainer):
         self._steps.check_leads()
         if self._checkpoints.regular:
             raise ValueError(SEVERAL_CHECKPOINTS)
-        constraints = self._session.balancer.constraints
         for name, theirs, ours in (
-            ("global_batch_size", global_batch_size, constraints.global_batch_size),
+            ("global_batch_size", global_batch_size, self._global_batch_size),
             ("accumulate", accumulate, self._draws.parts),
         ):
             if theirs not in (None, ours):
@@ -292,8 +329,8 @@ class Trainer(gluon.Trainer):
         self._checkpoints.end_step(step)
 
     def _step(self, ignore_stale_grad: bool) -> None:
-        if self._update_on_kvstore:
-            self._step_on_store(ignore_stale_grad)
+        if self._alone:
+            self._step_alone(ignore_stale_grad)
             return
         if self._reads_sums:
             self._allreduce_grads()
@@ -304,16 +341,6 @@ class Trainer(gluon.Trainer):
         self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
         self._steps.end(*waits)
 
-    def _step_on_store(self, ignore_stale_grad: bool) -> None:
-        """Lets the store of a single worker update, as gluon does if parameters are sparse."""
-        local = self._now.local if self._weight is None else self._weight
-        total = self._reduced_total if self._weight is None else total_weight([self._weight])
-        self._check_and_rescale_grad(self._scale * (local if self.mean_loss else 1.0) / total)
-        super()._allreduce_grads()
-        self._update(ignore_stale_grad)
-        self._reduced_total = 0.0
-        self._steps.end(mx.nd.waitall, mx.nd.waitall, self._weight, at_once=True)
-
     def allreduce_grads(self, weight: Weight = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
 
@@ -322,7 +349,8 @@ class Trainer(gluon.Trainer):
         gradients. Call `update` afterwards.
 
         Only a single worker without `batch_sampler`, whose batches are unknown, does as gluon does:
-        the gradients of losses per sample stay sums, which `update` divides.
+        the gradients of losses per sample stay sums, which `update` divides. With several devices
+        it needs update_on_kvstore=False, as gluon's trainer.
 
         Args:
             weight: As for `step`; the gradient is then the weighted mean.
@@ -330,13 +358,11 @@ class Trainer(gluon.Trainer):
         Raises:
             ValueError: As for `step`.
         """
-        if self._update_on_kvstore:
-            raise ValueError(
-                "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
-                "store: call step, or leave stype='row_sparse' out"
-            )
         self._begin(None, weight)
-        self._allreduce_grads()
+        if self._alone:
+            self._sum_alone()
+        else:
+            self._allreduce_grads()
         if self._now.is_planned or self.mean_loss or self._weight is not None:
             for gradient in self._gradients():
                 gradient /= self._reduced_total
@@ -353,6 +379,9 @@ class Trainer(gluon.Trainer):
         Raises:
             ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
+        if self._alone and not self._reduced_total and self._session.order is None:
+            super().update(batch_size, ignore_stale_grad)  # sums nothing over one device
+            return
         if not self._reduced_total:
             raise ValueError(
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
@@ -495,17 +524,18 @@ class Trainer(gluon.Trainer):
     # Methods that gluon's Trainer calls
 
     def _init_kvstore(self) -> None:
-        if self._contains_sparse_weight:  # of a single worker
-            native = mx.kv.create("local" if self.kvstore.distributed else self.kvstore.kind)
-            self._kvstore_params = {"kvstore": native, "update_on_kvstore": None}
+        if self._alone:
             super()._init_kvstore()
             return
         self._kvstore = self._store
-        self._distributed = self.kvstore.distributed
+        self._distributed = True
         self._update_on_kvstore = False
         self._kv_initialized = True
 
     def _allreduce_grads(self) -> None:
+        if self._alone:
+            super()._allreduce_grads()
+            return
         self._agreement.begin_step()
         self._steps.end(*self._begin_sums(), self._weight, at_once=True)
         if self._weight is not None:
@@ -520,10 +550,6 @@ class Trainer(gluon.Trainer):
         mixed = getattr(self, "_amp_loss_scaler", None) is not None
         return mixed or self._weight is not None or self._rows.is_needed
 
-    def _gradients(self) -> list[mx.nd.NDArray]:
-        learning = [param for param in self._params if param.grad_req != "null"]
-        return [each for param in learning for each in param.list_grad()]
-
     def _begin_sums(self) -> tuple[Wait, Wait]:
         """Queues the sums over workers; each gradient is sent as soon as it has been computed.
 
@@ -531,8 +557,7 @@ class Trainer(gluon.Trainer):
             A function that waits for the gradients, and one that waits for the sums.
         """
         learning = {i: param for i, param in enumerate(self._params) if param.grad_req != "null"}
-        if max(self._now.parts or (self._now.local,)) < len(self._contexts):
-            _clear_idle_devices(list(learning.values()))
+        clear_idle_devices(learning.values(), self._now)
         sums = {number: self._rows.arrays_of(number) for number in learning}
         dense = [each for arrays in sums.values() for each in arrays if each.stype == "default"]
         computed = self._computed.record(dense)
@@ -541,14 +566,12 @@ class Trainer(gluon.Trainer):
 
     def _reduce(self, sums: dict[int, list[mx.nd.NDArray]]) -> None:
         """Queues the sums over devices and workers, in place, of arrays by parameter."""
-        summed = self.kvstore.num_workers > 1 or len(self._contexts) > 1
         if self.mean_loss:
             local = self._now.local if self._weight is None else self._weight
-            for array in chain(*sums.values()) if summed else self._gradients():
+            for array in chain(*sums.values()):
                 array *= float(local)
-        if summed:
-            for number, arrays in sums.items():
-                self._store.pushpull(self._rows.key(number), arrays, priority=-number)
+        for number, arrays in sums.items():
+            self._store.pushpull(self._rows.key(number), arrays, priority=-number)
 
     def _begin(self, batch_size: int | None, weight: Weight) -> None:
         """Begins a step or a sum, if it fits the plan and the batches that were drawn."""
@@ -560,14 +583,19 @@ class Trainer(gluon.Trainer):
         self._checkpoints.begin_step()
 
     def _update_by_mean(self, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._scale / self._reduced_total)
-        self._reduced_total = 0.0
+        total, self._reduced_total = self._reduced_total, 0.0
+        if self._alone:
+            super().update(total, ignore_stale_grad)
+            return
+        self._check_and_rescale_grad(self._scale / total)
         self._update(ignore_stale_grad)
 
     def _init_params(self) -> None:
         """Initialises parameters, and connects layers that normalise over all workers."""
         waiting = list(self._params_to_init)
         super()._init_params()
+        if self._alone:
+            return
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss, self._draws.parts)
@@ -586,21 +614,3 @@ class Trainer(gluon.Trainer):
         if deferred:
             vars(param).pop("_finish_deferred_init", None)
             self._init_params()
-
-
-def _clear_idle_devices(params: list[gluon.Parameter]) -> None:
-    """Zeroes the gradients of devices without samples: a batch may be smaller than their number."""
-    for param in params:
-        for data, gradient in zip(param._data, param.list_grad(), strict=True):
-            if not data._fresh_grad:
-                gradient[:] = 0
-                data._fresh_grad = True
-
-
-def _required(global_batch_size: int | None) -> int:
-    if global_batch_size is None:
-        raise ValueError(
-            "global_batch_size is missing: pass the number of samples per step over all workers, "
-            "or beside=trainer for a trainer that steps on the batches of another one"
-        )
-    return global_batch_size

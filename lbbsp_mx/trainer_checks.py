@@ -3,49 +3,112 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.kvstore import KVStoreBase
 
 from lbbsp_mx import cluster
-from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, make_store
-from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED
+from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
+from lbbsp_mx.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
 from lbbsp_mx.parameters import require_dense_values, require_unique_names
 
 logger = logging.getLogger("lbbsp.mx")
 
-Store: TypeAlias = "mx.kv.KVStore | str | None"
+Store: TypeAlias = "KVStoreBase | str | None"
 """Argument `kvstore` of a trainer."""
 
 
-def store_of(kvstore: Store) -> KVStore:
-    """Returns the store for `kvstore`; without a cluster, a local one instead of a distributed.
+def trains_alone(kvstore: Store) -> bool:
+    """Returns whether gluon's own code trains, because there are no other workers."""
+    if isinstance(kvstore, KVStoreBase):
+        return kvstore.num_workers == 1
+    local = kvstore is None or _is_local(kvstore)
+    return local or not cluster.in_cluster() or cluster.counts()[0] == 1
+
+
+def store_of(kvstore: Store, alone: bool) -> KVStore:
+    """Returns the store whose workers train; it is local if gluon creates another one, or none.
 
     Raises:
         ValueError: The store is not supported.
     """
-    names = (*DISTRIBUTED, *ALIASES, NAME, GLUON_NAME)
-    alone = isinstance(kvstore, str) and kvstore in names
-    if alone and not cluster.in_cluster():
-        logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
-        return KVStore("local" if kvstore != "dist_device_sync" else "device")
     named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if isinstance(named, str) and named.removeprefix("lbbsp_") == ASYNCHRONOUS:
+    if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
         raise ValueError(
             "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
             "lbbsp_mx.AsyncTrainer"
         )
+    if alone:
+        _warn_alone(kvstore)
+    starts_cluster = cluster.in_cluster() and _is_distributed(kvstore)
+    given = starts_cluster or _is_local(kvstore) or isinstance(kvstore, mx.kv.KVStore)
+    if alone and not given and isinstance(kvstore, KVStoreBase | str):
+        return KVStore("local")
     return make_store(kvstore)
 
 
-def refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:
-    """Raises an error if servers would update the parameters, or compress gradients.
+def _warn_alone(kvstore: Store) -> None:
+    if kvstore in (NAME, GLUON_NAME) or _is_distributed(kvstore):
+        logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
+    elif cluster.in_cluster() and cluster.counts()[0] > 1:
+        logger.warning(
+            "kvstore = %r is not distributed, so that each worker trains a model of its own: use "
+            "'dist_sync' to train one model together",
+            kvstore,
+        )
+
+
+def _is_local(kvstore: Store) -> bool:
+    return isinstance(kvstore, str) and kind_of(kvstore) in IN_ONE_PROCESS
+
+
+def gluon_store(kvstore: Store) -> Store:
+    """Returns the store for gluon's own code: its default in place of a distributed one."""
+    return "device" if _is_distributed(kvstore) else kvstore
+
+
+def _is_distributed(kvstore: Store) -> bool:
+    if isinstance(kvstore, KVStore):
+        return kvstore.distributed
+    kind = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
+    if kind in (NAME, GLUON_NAME):
+        return cluster.in_cluster()
+    return isinstance(kind, str) and kind_of(kind) in DISTRIBUTED
+
+
+def check_options(
+    alone: bool,
+    compression_params: object,
+    update_on_kvstore: bool | None,
+    global_batch_size: int | None,
+    planning: Iterable[str],
+) -> None:
+    """Raises an error if options do not fit the cluster, or a training in one process.
+
+    Args:
+        alone: Whether gluon's own code trains.
+        compression_params: Argument of the trainer.
+        update_on_kvstore: Argument of the trainer.
+        global_batch_size: Samples per step over all workers, or None.
+        planning: Names of the given options that need the global batch size.
 
     Raises:
-        ValueError: An option is given; names the remedy.
+        ValueError: One does not fit; names the remedy.
     """
+    if not alone or cluster.in_cluster():
+        _refuse_updates_by_servers(compression_params, update_on_kvstore)
+        planning = ["several workers", *planning]
+    if global_batch_size is None and (needing := ", ".join(planning)):
+        raise ValueError(
+            f"global_batch_size must be given for {needing}, got None: pass the samples per step "
+            "over all workers to lbbsp_mx.Trainer"
+        )
+
+
+def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore must be False, got True: leave it out, because a server would "

@@ -1,4 +1,4 @@
-"""Copies of MXNet's own tests in which only the names of stores differ.
+"""Copies of MXNet's own tests in which only the names of stores and trainers differ.
 
 The tests come from a source tree of MXNet 1.9.1, which ``LBBSP_MXNET_SOURCE`` names.
 """
@@ -25,6 +25,9 @@ _REPAIRS = {
     "num_rows/2": "num_rows//2",  # fails with MXNet's own stores as well, in Python 3
     "mx.gpu(": "mx.cpu(",
 }
+
+_OF_TRAINERS = {"gluon.Trainer(": "lbbsp_mx.Trainer("}
+"""Further names that differ in the tests of trainers."""
 
 _NOSE = '''"""Names of the test framework nose, which no current Python runs."""
 
@@ -77,7 +80,8 @@ def copy(tree: Path, folder: Path, tests: Sequence[Path]) -> list[Path]:
     copies = [folder / ("nightly" if test.parent == NIGHTLY else "") / test.name for test in tests]
     for test, written in zip(tests, copies, strict=True):
         text = (tree / test).read_text()
-        for old, new in {**_NAMES, **_REPAIRS}.items():
+        trainers = _OF_TRAINERS if "trainer" in test.name else {}
+        for old, new in {**_NAMES, **_REPAIRS, **trainers}.items():
             text = text.replace(old, new)
         written.write_text(f"import lbbsp_mx\n{text}")
     return copies

@@ -91,6 +91,7 @@ EXPECTED = {
     "update_alone": "update must follow allreduce_grads",
     "update_on_kvstore": "update_on_kvstore must be False, got True",
     "compression": "compression_params must be None",
+    "no_global_batch_size": "global_batch_size must be given for several workers, got None",
     "unknown_store": "one of dist_sync, dist_device_sync, dist_async, local, device, ",
     "asynchronous": "must be synchronous, got 'dist_async'",
     "no_store": "got 7",

@@ -1,4 +1,4 @@
-"""MXNet's own tests of stores, with the stores of this package."""
+"""MXNet's own tests of stores and trainers, with those of this package."""
 
 import os
 import subprocess
@@ -21,7 +21,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("name", "passes"), [("test_kvstore", 10), ("test_kvstore_custom", 7)])
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [("test_kvstore", 10), ("test_kvstore_custom", 7), ("test_gluon_trainer", 11)],
+)
 def test_in_one_process(tmp_path, name, passes):
     (test,) = mxnet_source.copy(mxnet_source.source(), tmp_path, [UNIT / f"{name}.py"])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]

@@ -96,6 +96,7 @@ CASES = {
     "update_alone": lambda: trainer().update(8),
     "update_on_kvstore": lambda: trainer(update_on_kvstore=True),
     "compression": lambda: trainer(compression_params={"type": "2bit"}),
+    "no_global_batch_size": lambda: trainer(global_batch_size=None),
     "unknown_store": lambda: trainer(kvstore="dist_magic"),
     "asynchronous": lambda: trainer(kvstore="dist_async"),
     "no_store": lambda: trainer(kvstore=7),
