@@ -332,7 +332,5 @@ def _of_mxnet(value: Any, context: mx.Context) -> Any:
 
 
 def _row_sparse(value: _Rows, context: mx.Context) -> mx.nd.sparse.RowSparseNDArray:
-    kind = {"shape": value.shape, "ctx": context, "dtype": value.values.dtype}
-    if not len(value.numbers):
-        return mx.nd.sparse.zeros("row_sparse", **kind)
-    return mx.nd.sparse.row_sparse_array((value.values, value.numbers), **kind)
+    rows, kind = (value.values, value.numbers), value.values.dtype
+    return mx.nd.sparse.row_sparse_array(rows, shape=value.shape, ctx=context, dtype=kind)

@@ -433,3 +433,16 @@ def test_trainers_beside_each_other_train_as_gluons_do(planned):
     with pytest.raises(ValueError, match="global_batch_size must be that of the trainer beside"):
         ours(network(), beside=lbbsp_mx.Trainer(network().collect_params(), "sgd", **planned),
              global_batch_size=7)  # fmt: skip
+
+
+def test_an_updating_store_lets_parameters_be_unused_as_gluons_does():
+    net, other = network(2), network(2)
+    for each, trainer in ((net, ours(net, global_batch_size=X)), (other, stock(other))):
+        if each is net:
+            next(iter(trainer.batch_sampler(SAMPLES)))
+        for part in (each, each[0]):
+            with autograd.record():
+                losses = [part(nd.ones((8, 4), ctx=mx.cpu(i))).sum() for i in range(2)]
+            autograd.backward(losses)
+            trainer.step(X)
+    assert_equal(net, other)
