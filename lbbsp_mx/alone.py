@@ -15,6 +15,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from lbbsp_core.runtime.serialization import Json
+from lbbsp_mx import cluster
 from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.kvstore import KVStore
@@ -43,9 +44,12 @@ class LocalTrainer(gluon.Trainer):
     def _init_kvstore(self) -> None:
         """Creates the store; states that were loaded before are those of its optimizer."""
         config = self._kvstore_params
-        given = config["kvstore"]
-        if isinstance(given, KVStore):  # trainers that share it have keys of their own
-            self._kvstore_params = {**config, "kvstore": given.empty_copy()}
+        store, updates = config["kvstore"], config["update_on_kvstore"]
+        if isinstance(store, KVStore):  # trainers that share it have keys of their own
+            store = store.empty_copy()
+        if cluster.in_cluster() and not self._contains_sparse_weight:
+            updates = False  # as with several workers
+        self._kvstore_params = {"kvstore": store, "update_on_kvstore": updates}
         super()._init_kvstore()
         self._kvstore_params = config
         if self._update_on_kvstore and self._updaters[0].states:

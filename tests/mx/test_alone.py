@@ -446,3 +446,12 @@ def test_an_updating_store_lets_parameters_be_unused_as_gluons_does():
             autograd.backward(losses)
             trainer.step(X)
     assert_equal(net, other)
+
+
+def test_a_single_worker_of_a_cluster_updates_as_several_do(monkeypatch):
+    for name, value in CLUSTER.items():
+        monkeypatch.setenv(name, value)
+    net = network(2)
+    trainer = ours(net, kvstore="device", global_batch_size=X)
+    train(net, trainer, 1, 2)
+    assert trainer._update_on_kvstore is False
