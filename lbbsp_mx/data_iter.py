@@ -70,7 +70,10 @@ class PlannedIter(mx.io.DataIter):
             self._batches: Iterable[Batch] = _Loaded(loader)
             first = _halves(loader._batchify_fn([data[0]]))
         elif loading:
-            raise TypeError(f"only a gluon data set takes options of DataLoader, got {loading}")
+            raise TypeError(
+                f"only a gluon data set takes options of DataLoader, got {loading}: leave them "
+                "out, or pass a gluon data set, such as gluon.data.ArrayDataset(data, label)"
+            )
         else:
             source = array_iter(data, label, data_name, label_name, layout)
             self._layout = source.layout
@@ -83,7 +86,7 @@ class PlannedIter(mx.io.DataIter):
         self._current: DataBatch | None = None
 
     def __len__(self) -> int:
-        """Returns the number of steps of an epoch."""
+        """Returns the number of batches of an epoch: `accumulate` times that of its steps."""
         return len(self._sampler)  # type: ignore[arg-type]
 
     def reset(self) -> None:
