@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -41,13 +41,14 @@ class PipelinedCollectives(Collectives, Protocol):
     """Collectives of a framework that computes asynchronously and reports only by blocking."""
 
     def begin_gather(
-        self, row: Row | Sequence[float], *, slot: int, priority: int = 0
+        self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0
     ) -> Callable[[], Rows]:
         """Starts to gather a float32 row from every worker; all rows have the same width.
 
         Args:
             row: Row of this worker, shape ``(width,)``.
-            slot: Selects one of the buffers, so that two gathers can be pending at a time.
+            slot: Selects one of the buffers, so that two gathers can be pending at a time; the same
+                on all workers, or created in the same order.
             priority: Gathers of higher priority are sent first.
 
         Returns:
