@@ -1,4 +1,4 @@
-"""All patches for MXNet: names that 1.9.1 needs in current NumPy versions, and a hook in losses.
+"""All patches for MXNet: names that 1.9.1 needs in NumPy, and hooks in losses and estimators.
 
 MXNet reads ``numpy.bool``, which NumPy 1.24 removed, while it is imported and while it runs
 (apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 has removed
@@ -7,8 +7,9 @@ further names that MXNet imports. A name is restored only if it is missing.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -57,11 +58,19 @@ def restore_numpy_names() -> None:
             setattr(np, name, value)
 
 
-def watch_sample_weights(notice: Callable[[], None]) -> None:
-    """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was."""
+def watch_sample_weights(notice: Callable[[], None]) -> bool:
+    """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was.
+
+    Gluon has no such hook.
+
+    Returns:
+        Whether this MXNet has the function through which all losses go.
+    """
     from mxnet.gluon import loss as losses
 
-    weighted = losses._apply_weighting
+    weighted = getattr(losses, "_apply_weighting", None)
+    if weighted is None:
+        return False
 
     def watched(F: Any, loss: Any, weight: Any = None, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
@@ -69,6 +78,35 @@ def watch_sample_weights(notice: Callable[[], None]) -> None:
         return weighted(F, loss, weight, sample_weight)
 
     losses._apply_weighting = watched
+    return True
+
+
+def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
+    """Lets estimators run further handlers, at their place among the event handlers of a fit.
+
+    Gluon sorts handlers by one priority each, and has no way to add one later.
+
+    Args:
+        further: Returns the handlers that belong to those of a fit.
+
+    Returns:
+        Whether this MXNet has the method that sorts the handlers.
+    """
+    from mxnet.gluon.contrib.estimator import Estimator
+
+    categorize = getattr(Estimator, "_categorize_handlers", None)
+    if categorize is None:
+        return False
+
+    @functools.wraps(categorize)
+    def categorize_all(self: Any, event_handlers: Sequence[Any]) -> Any:
+        if not (added := further(event_handlers)):
+            return categorize(self, event_handlers)
+        handlers = [*event_handlers, *added]
+        return categorize(self, sorted(handlers, key=lambda each: getattr(each, "priority", 0)))
+
+    Estimator._categorize_handlers = categorize_all
+    return True
 
 
 def _names() -> dict[str, object]:

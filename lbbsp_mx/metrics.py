@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from mxnet.gluon.contrib.estimator import EpochEnd, Estimator
+from mxnet.gluon.contrib.estimator import EpochEnd
 from mxnet.metric import CompositeEvalMetric, EvalMetric
 
 from lbbsp_core.runtime.collectives import sums
 from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_mx import compat
+
+logger = logging.getLogger("lbbsp.mx")
 
 _AFTER_VALIDATION: Final = -999
 """Priority between gluon's ValidationHandler and the handlers that read metrics."""
@@ -76,19 +80,16 @@ class EpochEnds(EpochEnd):
 
 @functools.cache
 def join_estimators() -> None:
-    """Lets estimators run the `ends` of a handler too, at their place among its event handlers.
+    """Lets estimators run the `ends` of a handler too, at their place among its event handlers."""
+    if not compat.add_handlers(_all_ends):
+        logger.warning(
+            "this version of MXNet sorts the handlers of estimators otherwise than 1.9.1: metrics "
+            "stay those of each worker, so let no handler end a fit by them; use MXNet 1.9.1"
+        )
 
-    Gluon sorts handlers by one priority each, and has no way to add one later.
-    """
-    categorize = Estimator._categorize_handlers
 
-    @functools.wraps(categorize)
-    def categorize_all(self: Estimator, event_handlers: Sequence[Any]) -> Any:
-        ends = [each.ends for each in event_handlers if isinstance(_ends_of(each), EpochEnds)]
-        handlers = sorted([*event_handlers, *ends], key=lambda each: getattr(each, "priority", 0))
-        return categorize(self, handlers if ends else event_handlers)
-
-    Estimator._categorize_handlers = categorize_all
+def _all_ends(handlers: Sequence[Any]) -> list[Any]:
+    return [each.ends for each in handlers if isinstance(_ends_of(each), EpochEnds)]
 
 
 def _ends_of(handler: Any) -> Any:

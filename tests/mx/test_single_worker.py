@@ -14,6 +14,10 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import autograd, gluon, nd  # noqa: E402
+from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
+
+from lbbsp_mx import compat  # noqa: E402
+from lbbsp_mx.metrics import join_estimators  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,6 +156,16 @@ def test_mxnet_creates_the_stores_by_their_names():
     assert names["lbbsp_local"].is_capable("optimizer")
     with pytest.raises(ValueError, match=r"dist_sync needs a cluster, and no DMLC_"):
         mx.kv.create("lbbsp_dist_sync")
+
+
+def test_hooks_are_left_out_where_mxnet_lacks_the_names(monkeypatch, caplog):
+    monkeypatch.delattr(gluon.loss, "_apply_weighting")
+    assert not compat.watch_sample_weights(lambda: None)
+    monkeypatch.delattr(Estimator, "_categorize_handlers")
+    join_estimators.__wrapped__()
+    assert not hasattr(gluon.loss, "_apply_weighting")
+    assert not hasattr(Estimator, "_categorize_handlers")
+    assert "metrics stay those of each worker" in caplog.text
 
 
 def program(text, **environment):
