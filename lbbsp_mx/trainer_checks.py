@@ -104,7 +104,8 @@ def check_options(
     if global_batch_size is None and (needing := ", ".join(planning)):
         raise ValueError(
             f"global_batch_size must be given for {needing}, got None: pass the samples per step "
-            "over all workers to lbbsp_mx.Trainer"
+            "over all workers to lbbsp_mx.Trainer, or beside=trainer for a trainer that steps on "
+            "the batches of another one"
         )
 
 

@@ -322,6 +322,11 @@ def test_options_of_a_plan_ask_for_the_global_batch_size(options, names):
         ours(network(), **options)
 
 
+def test_what_is_no_store_is_refused():
+    with pytest.raises(ValueError, match=r"must be an lbbsp_mx\.KVStore or one of .* got 7:"):
+        ours(network(), kvstore=7)
+
+
 @pytest.mark.parametrize("kvstore", ["dist_sync", "local"])
 def test_a_cluster_needs_the_global_batch_size_and_workers_that_update(monkeypatch, kvstore):
     for name, value in CLUSTER.items():
