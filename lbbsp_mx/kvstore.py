@@ -318,6 +318,7 @@ class KVStore(mx.kv.KVStore):
     def _exchanged(self, pulled: Any = ()) -> None:
         if self._steps is not None:
             self._steps.exchanged(pulled)
+
     def _like_this(self) -> KVStore:
         return KVStore(self.kind, wait_seconds=self._wait_seconds)
 
