@@ -115,7 +115,7 @@ class KVStore(mx.kv.KVStore):
             MXNetError: A key exists already.
             DisagreementError: Workers introduce different keys.
         """
-        with self._introducing("init", key) as number:
+        with self._introducing("init", key, value) as number:
             super().init(number(key), value)
 
     def broadcast(self, key: Keys, value: Any, out: Any, priority: int = 0) -> None:
@@ -130,7 +130,7 @@ class KVStore(mx.kv.KVStore):
         if self._exists(key):
             self._send_again(key, value, out, priority)
         else:
-            with self._introducing("broadcast", key) as number:
+            with self._introducing("broadcast", key, (value, out)) as number:
                 super().broadcast(number(key), value, out, priority)
         # MXNet orders operations by array, not by key: a gradient could overtake the value.
         with self.waiting("for the values of worker 0"):
@@ -334,8 +334,14 @@ class KVStore(mx.kv.KVStore):
             ) from None
 
     @contextmanager
-    def _introducing(self, what: str, key: Keys) -> Iterator[Callable[[Keys], Any]]:
+    def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Callable[[Keys], Any]]:
         """Introduces keys around the call of the native store.
+
+        Args:
+            what: Name of the call.
+            key: The keys.
+            values: Arrays that must be computed before other threads are locked out, since a layer
+                that gathers could wait for the lock.
 
         Yields:
             Function from keys to native keys.
@@ -352,6 +358,8 @@ class KVStore(mx.kv.KVStore):
                 "broadcast"
             )
         self._keys.introduce(key)
+        for array in arrays_in(values):
+            array.wait_to_read()
         with self.waiting("for the other workers to introduce keys"), runtime().lock:
             yield self._keys.numbers
 
