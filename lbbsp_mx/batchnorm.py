@@ -100,7 +100,7 @@ class _Operator(mx.operator.CustomOp):
         options = self._options
         if is_train and not options.use_global_stats:
             self._total, *moments = self._moments(x)
-            mean, variance = (mx.nd.array(m, ctx=x.context, dtype="float32") for m in moments)
+            mean, variance = (mx.nd.array(m, ctx=x.context, dtype=gamma.dtype) for m in moments)
             for running, new in zip(aux, (mean, variance), strict=True):
                 running[:] = options.momentum * running + (1 - options.momentum) * new
         else:
@@ -123,7 +123,8 @@ class _Operator(mx.operator.CustomOp):
         if self._total:
             sums = self._sums(dbeta, dgamma)
             ones, along = (
-                _over(mx.nd.array(s / self._total, ctx=x.context, dtype="float32"), x) for s in sums
+                _over(mx.nd.array(s / self._total, ctx=x.context, dtype=gamma.dtype), x)
+                for s in sums
             )
             dy = mx.nd.broadcast_sub(dy, ones) - mx.nd.broadcast_mul(normalised, along)
         factor = self._scale if fixed else gamma * self._scale
@@ -144,7 +145,8 @@ class _Operator(mx.operator.CustomOp):
         count = x.size / x.shape[1]
         mean = x.mean(axis=1, exclude=True)
         squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
-        row = np.concatenate([[count], mean.asnumpy(), squares.asnumpy()]).astype(np.float32)
+        row = np.concatenate([[count], mean.asnumpy(), squares.asnumpy()])
+        row = row.astype(np.promote_types(x.dtype, np.float32))
         self._use = 0 if self._peers is None else self._peers.next_use()
         rows = self._gather("moments", row).astype(np.float64)
         counts, (means, squares) = rows[:, :1], np.split(rows[:, 1:], 2, axis=1)

@@ -90,7 +90,10 @@ class Peers:
         channels = self._running_mean.shape[0]
         widths = {"moments": 2 * channels + 1, "sums": 2 * channels}
         self._uses = itertools.count()
-        self._turns = {kind: _Turns(store, session, width) for kind, width in widths.items()}
+        floats = np.dtype(self._running_mean.dtype).itemsize // np.float32().itemsize or 1
+        self._turns = {
+            kind: _Turns(store, session, width * floats) for kind, width in widths.items()
+        }
 
     def use_alone(self, devices: int, mean_loss: bool, accumulate: int) -> None:
         """Lets the layer normalise without other workers; the arguments are those of `connect`.
@@ -128,9 +131,16 @@ class Peers:
         Args:
             kind: "moments" or "sums".
             use: Number of the use.
-            row: Row of this worker, float32.
+            row: Row of this worker, float32, or float64 if that is the type of the parameters.
         """
-        return self._turns[kind].gather(use, row) if self._turns else row[None]
+        if not self._turns:
+            return row[None]
+        turns = self._turns[kind]
+        if row.dtype != np.float64:
+            return turns.gather(use, row)
+        rounded = row.astype(np.float32)  # stores gather float32
+        rows = turns.gather(use, np.concatenate([rounded, row - rounded])).astype(np.float64)
+        return rows[:, : len(row)] + rows[:, len(row) :]
 
 
 class _Turns:

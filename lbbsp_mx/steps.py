@@ -37,6 +37,7 @@ class Steps:
         self.session, self.draws = session, draws
         self.now: StepSizes  # sizes of the running step, or of the one that has just ended
         self.others = 0  # trainers that step beside this one
+        self.has_rows = False  # whether the script slices this worker's rows of global batches
         self.pauses = False  # whether layers or other trainers pause the timer within a step
         self._has_warned = session.workers == 1
 
@@ -98,7 +99,7 @@ class Steps:
     def _sizes(self, batch_size: int | None) -> StepSizes:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
-        if session.workers == 1 and session.order is None:
+        if session.workers == 1 and session.order is None and not self.has_rows:
             return unplanned_sizes(batch_size)
         sizes, parts = session.sizes, self.draws.parts
         local = sizes[rank]

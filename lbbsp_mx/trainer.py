@@ -296,7 +296,9 @@ class Trainer(LocalTrainer):
         Raises:
             ValueError: The plan changes.
         """
-        return fixed_rows(self._session)
+        rows = fixed_rows(self._session)
+        self._steps.has_rows = True
+        return rows
 
     # Methods for training loops
 
@@ -348,9 +350,9 @@ class Trainer(LocalTrainer):
         example by `gluon.utils.clip_global_norm`, does what it does in one process with mean
         gradients. Call `update` afterwards.
 
-        Only a single worker without `batch_sampler`, whose batches are unknown, does as gluon does:
-        the gradients of losses per sample stay sums, which `update` divides. With several devices
-        it needs update_on_kvstore=False, as gluon's trainer.
+        Only a single worker without `batch_sampler` or `rows`, whose batches are unknown, does as
+        gluon does: the gradients of losses per sample stay sums, which `update` divides. With several
+        devices it needs update_on_kvstore=False, as gluon's trainer.
 
         Args:
             weight: As for `step`; the gradient is then the weighted mean.

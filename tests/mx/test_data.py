@@ -11,6 +11,8 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon  # noqa: E402
 
+from lbbsp_core.policy import Even  # noqa: E402
+
 LOADERS = [{}, {"num_workers": 2, "thread_pool": True}, {"num_workers": 1}]
 
 
@@ -293,3 +295,17 @@ def test_sources_that_cannot_be_planned_are_named(tmp_path):
 
 def test_a_single_worker_has_all_rows():
     assert trainer_of(network()).rows == slice(0, X)
+
+
+def test_gradients_of_a_single_worker_with_rows_are_means_as_those_of_several():
+    net = network()
+    trainer = trainer_of(net, policy=Even())
+    x, y = mx.nd.array(FEATURES[:X]), mx.nd.array(LABELS[:X])
+    backward(net, x[trainer.rows], y[trainer.rows])
+    sums = [param.grad().asnumpy() for param in net.collect_params().values()]
+    trainer.allreduce_grads()
+    for param, total in zip(net.collect_params().values(), sums, strict=True):
+        np.testing.assert_allclose(param.grad().asnumpy(), total / X, rtol=1e-6)
+    before = weights(net)
+    trainer.update(1)
+    assert all(np.any(a != b) for a, b in zip(before, weights(net), strict=True))

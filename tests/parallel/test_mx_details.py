@@ -21,7 +21,7 @@ def found(tmp_path_factory):
     return [job.results(rank) for rank in range(WORKERS)]
 
 
-@pytest.mark.parametrize("case", ["many_uses", "many_uses_compiled", "one_prefix"])
+@pytest.mark.parametrize("case", ["many_uses", "many_uses_compiled", "double", "one_prefix"])
 def test_layers_are_normalised_over_all_workers_whatever_their_names_and_order(found, case):
     for each in found:
         assert each[case]["moved"] > 0.01

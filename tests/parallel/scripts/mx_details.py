@@ -38,7 +38,7 @@ def trainer_of(params, optimizer, **options):
 # --- layers that are used several times, with equal names, of networks that are freed -------------
 
 
-def network(norm, prefix=None, hybrid=False):
+def network(norm, prefix=None, hybrid=False, dtype="float32"):
     net = gluon.nn.HybridSequential(prefix=prefix)
     with net.name_scope():
         net.add(norm(in_channels=5), gluon.nn.Dense(6, in_units=5), gluon.nn.Activation("tanh"),
@@ -46,6 +46,7 @@ def network(norm, prefix=None, hybrid=False):
     mx.random.seed(3)
     np.random.seed(3)
     net.initialize(mx.init.Xavier())
+    net.cast(dtype)
     if hybrid:
         net.hybridize()
     return net
@@ -54,7 +55,7 @@ def network(norm, prefix=None, hybrid=False):
 def learn(nets, trainers, draw, uses):
     """Uses every network several times before the backward pass."""
     for step in range(STEPS):
-        x = nd.array(FEATURES[draw(step)])
+        x = nd.array(FEATURES[draw(step)], dtype=both(nets)[0].dtype)
         inputs = [x * f + f for f in FACTORS[:uses]]
         for each in inputs:
             each.attach_grad()  # MXNet then runs the backward passes of the uses at the same time
@@ -70,9 +71,9 @@ def both(nets):
     return [param for net in nets for param in net.collect_params().values()]
 
 
-def difference(prefixes, uses, hybrid):
+def difference(prefixes, uses, hybrid, dtype="float32"):
     """Largest difference between these workers and one process, and how much was learned."""
-    nets = [network(lbbsp_mx.SyncBatchNorm, prefix, hybrid) for prefix in prefixes]
+    nets = [network(lbbsp_mx.SyncBatchNorm, prefix, hybrid, dtype) for prefix in prefixes]
     start = [each for net in nets for each in weights(net)]
     rate = 0.01 / uses
     trainers = [trainer_of(net.collect_params(), "sgd", learning_rate=rate) for net in nets]
@@ -82,7 +83,7 @@ def difference(prefixes, uses, hybrid):
     order = np.random.default_rng((0, 0)).permutation(SAMPLES)
     found = {"moved": largest(ours, start)}
     for name, norm in (("stock", gluon.nn.BatchNorm), ("alone", lbbsp_mx.SyncBatchNorm)):
-        wholes = [network(norm) for _ in prefixes]
+        wholes = [network(norm, dtype=dtype) for _ in prefixes]
         whole = lbbsp_mx.Trainer(both(wholes), "sgd", {"learning_rate": rate}, kvstore="local",
                                  global_batch_size=X)  # fmt: skip
         learn(wholes, [whole], lambda step: order[step * X : (step + 1) * X], uses)
@@ -108,6 +109,7 @@ for _ in range(RANK):  # names of layers are numbered by process
     gluon.nn.HybridSequential().add(gluon.nn.Dense(1), lbbsp_mx.SyncBatchNorm())
 result("many_uses", difference([None], USES, hybrid=False))
 result("many_uses_compiled", difference([None], 3, hybrid=True))
+result("double", difference([None], 2, hybrid=False, dtype="float64"))
 freed = network(lbbsp_mx.SyncBatchNorm, "net_")
 if RANK == 1:
     del freed
