@@ -14,11 +14,8 @@ import os
 import random
 import runpy
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from unittest import mock
 
 os.environ |= {"KERAS_BACKEND": "tensorflow", "MPLBACKEND": "Agg", "TF_CPP_MIN_LOG_LEVEL": "3"}
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -27,6 +24,7 @@ import corpus_data
 import keras
 import numpy as np
 import tensorflow as tf
+from corpus_process import report, stand_in
 
 import lbbsp_tf
 from lbbsp_core.policy import FixedState
@@ -35,7 +33,6 @@ EPOCHS = 2
 SHARES = (0.75, 0.6, 0.1)  # of the first worker, in turn
 ABSENT = ("imageio", "IPython", "IPython.display", "ipywidgets", "seaborn", "tensorflow_docs",
           "tensorflow_docs.vis", "tqdm")  # fmt: skip
-RESULT = "CORPUS "
 
 
 @dataclass(frozen=True)
@@ -171,23 +168,9 @@ def _same_for_all(sample):
 
 def stand_in_for_absent_modules() -> None:
     """Replaces packages for plots, downloads and animations by objects that accept any call."""
-    for name in ABSENT:
-        sys.modules[name] = _Anything(name)
+    stand_in(ABSENT)
     sys.modules["IPython"].version_info = (9, 0)  # matplotlib asks for it
     sys.modules["IPython"].get_ipython = lambda: None
-
-
-class _Anything(ModuleType):
-    """Module with every name."""
-
-    __path__ = ()
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in ("tqdm", "trange"):
-            return lambda iterable=(), *args, **options: iterable
-        return mock.MagicMock(name=name)
 
 
 def silence() -> None:
@@ -232,19 +215,9 @@ def main(script: Path, output: Path, recipe: str) -> None:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
-        print(RESULT + json.dumps(describe(error)), flush=True)
+        report(error)
         raise
-    print(RESULT + json.dumps({"error": None}), flush=True)
-
-
-def describe(error: BaseException) -> dict[str, object]:
-    """Returns what an error says, and whether lbbsp raised it on purpose."""
-    frames = traceback.extract_tb(error.__traceback__)
-    refusal = isinstance(error, (ValueError, RuntimeError, NotImplementedError))
-    own = refusal and bool(frames) and "/lbbsp_" in frames[-1].filename
-    message = str(error).strip().split("\n")
-    return {"error": type(error).__name__, "message": message[0], "own": own,
-            "frames": [f"{Path(f.filename).name}:{f.lineno}" for f in frames[-4:]]}  # fmt: skip
+    report(None)
 
 
 if __name__ == "__main__":

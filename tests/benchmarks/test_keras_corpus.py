@@ -7,6 +7,7 @@ import ast
 import json
 
 import corpus_edits as edits
+import corpus_runs as runs
 import keras_corpus as corpus
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def saved(*ends):
 
 
 def run(status=0, error=None, fits=()):
-    return corpus.Run(status, error, list(fits), "")
+    return runs.Run(status, error, list(fits), "")
 
 
 OWN = {"error": "ValueError", "message": "the remedy is this", "own": True, "frames": []}
@@ -159,19 +160,19 @@ OTHER = {"error": "TypeError", "message": "no", "own": False, "frames": ["a.py:1
     ],
 )
 def test_outcomes(reference, balanced, outcome):
-    row = corpus.classify(SCRIPT, 10, reference, balanced)
+    row = runs.classify(SCRIPT, 10, reference, balanced)
     assert row.outcome == outcome
-    assert row.script in corpus.table([row])
+    assert row.script in runs.table([row])
 
 
 def test_differences_are_relative_to_the_way_of_the_weights():
-    assert corpus.differences(saved(0.0), saved(0.25)) == [0.25]
+    assert runs.differences(saved(0.0), saved(0.25)) == [0.25]
 
 
 def test_a_weight_that_moves_less_is_compared_with_its_own_way():
     reference = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.1])}
     found = saved(0.0) | {"0_start_1": np.zeros(1), "0_end_1": np.array([0.15])}
-    assert corpus.differences(reference, found) == pytest.approx([0.5])
+    assert runs.differences(reference, found) == pytest.approx([0.5])
 
 
 def test_logs_that_differ_are_named():
@@ -179,7 +180,7 @@ def test_logs_that_differ_are_named():
         run(fits=[saved(0.0) | {"0_log_loss": np.array([2.0])}]),
         run(fits=[saved(0.0) | {"0_log_loss": np.array([2.5])}]),
     )
-    row = corpus.classify(SCRIPT, 10, reference, found)
+    row = runs.classify(SCRIPT, 10, reference, found)
     assert "the logged loss differs by 2.5e-01" in row.words
 
 

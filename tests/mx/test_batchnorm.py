@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-import numpy as np  # noqa: E402
-from helpers import network  # noqa: E402
+import numpy as np
+from helpers import network
 
-from lbbsp_mx import SyncBatchNorm  # noqa: E402
+from lbbsp_mx import SyncBatchNorm
 
 
 class TwoWorkers:

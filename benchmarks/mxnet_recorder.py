@@ -1,0 +1,101 @@
+"""Uneven, changing plans for the trainers of a script, and the weights before and after."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import lbbsp_mx
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy import FixedShares, FixedState
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Policy whose uneven plan changes every step, whatever is measured."""
+
+    uses_costs = False
+    is_static = False
+
+    def init(self, cluster: object) -> FixedState:
+        """Returns the first plan."""
+        return self.planned(cluster, 0)
+
+    def update(self, state: FixedState, cluster: object, observation: object) -> FixedState:
+        """Returns the next plan."""
+        return self.planned(cluster, observation.step + 1)
+
+    def planned(self, cluster: object, step: int) -> FixedState:
+        """Returns the plan for speeds that the workers have in turn."""
+        speeds = [1 + 4 * ((step + rank) % cluster.workers) for rank in range(cluster.workers)]
+        return FixedState(cluster.plan([Proportional(float(speed)) for speed in speeds]))
+
+
+class Recorder:
+    """Weights of every trainer before its first step and at the end, and batch sizes."""
+
+    def __init__(self) -> None:
+        self._trained: list[object] = []
+        self._starts: dict[int, list[np.ndarray]] = {}
+        self._sizes: set[int] = set()  # of this worker's batches
+        self._workers = int(os.environ.get("DMLC_NUM_WORKER", "1"))
+
+    def watch(self) -> None:
+        """Gives every trainer uneven, changing plans; records its weights."""
+        create = lbbsp_mx.Trainer.__init__
+
+        @functools.wraps(create)
+        def created(trainer, *arguments, **options):
+            create(trainer, *arguments, **self._with_policy(options))
+            self._trained.append(trainer)
+
+        lbbsp_mx.Trainer.__init__ = created
+        for name in ("step", "allreduce_grads"):
+            setattr(lbbsp_mx.Trainer, name, self._recorded(getattr(lbbsp_mx.Trainer, name)))
+
+    def _with_policy(self, options):
+        if self._workers == 1 or "beside" in options:
+            return options
+        shares = FixedShares([float(self._workers - rank) for rank in range(self._workers)])
+        return options | {"policy": shares if "policy" in options else Changing()}
+
+    def _recorded(self, method):
+        @functools.wraps(method)
+        def recorded(trained, *arguments, **options):
+            self._begin(trained)
+            self._sizes.add(_size(trained))
+            return method(trained, *arguments, **options)
+
+        return recorded
+
+    def _begin(self, trained) -> None:
+        self._starts.setdefault(self._trained.index(trained), _weights(trained))
+
+    def save(self, folder: Path) -> None:
+        """Writes the weights.
+
+        Raises:
+            AssertionError: All plans gave this worker an even part of the global batch.
+        """
+        saved = {}
+        for number, start in self._starts.items():
+            for when, weights in (("start", start), ("end", _weights(self._trained[number]))):
+                saved.update({f"{number}_{when}_{n}": w for n, w in enumerate(weights)})
+        assert self._workers == 1 or any(size != 1 for size in self._sizes), self._sizes
+        place = folder / f"rank{self._trained[0].kvstore.rank if self._trained else 0}"
+        place.mkdir()
+        np.savez(place / "fits.npz", **saved)
+
+
+def _size(trainer) -> float:
+    """Returns the samples of this worker's batch, relative to an even part of the global batch."""
+    return trainer.sizes[trainer.kvstore.rank] * len(trainer.sizes) / sum(trainer.sizes)
+
+
+def _weights(trainer) -> list[np.ndarray]:
+    arrays = (param.list_data()[0] for param in trainer._params)
+    return [array.asnumpy().astype(np.float64) for array in arrays]
