@@ -67,6 +67,15 @@ def wikitext(rng):
     gluon.contrib.data.text.WikiText2 = create
 
 
+def wikitext_of_gluonnlp(rng):
+    """Replaces gluonnlp's WikiText2 by random words."""
+    import gluonnlp
+
+    gluonnlp.data.WikiText2 = lambda segment, **options: [
+        f"word{n}" for n in rng.integers(0, 40, 8 * 70 if segment == "train" else 200)
+    ]
+
+
 def sentences(rng, count, words=12):
     """Returns sentences of different lengths, of 60 words."""
     vocabulary = [f"word{n}" for n in range(60)]
@@ -113,12 +122,6 @@ def sick(rng):
         (folder / "sim.txt").write_text("\n".join(scores) + "\n")
 
 
-def _of_lengths(rng, count, lengths=(5, 8, 11)):
-    """Returns sentences, a third of which have each length."""
-    words = np.array([f"word{n}" for n in range(60)])
-    return [" ".join(rng.choice(words, lengths[n % len(lengths)])) for n in range(count)]
-
-
 def labelled_texts(rng):
     """Creates two files of texts, each after its label."""
     for name, count in (("train", TRAIN), ("test", TEST)):
@@ -127,11 +130,11 @@ def labelled_texts(rng):
 
 
 def snli(rng):
-    """Creates pairs of sentences of the same length, and vectors of words."""
+    """Creates pairs of sentences, and vectors of words."""
     import gluonnlp
 
     for name, count in (("train", TRAIN), ("test", 21)):
-        pairs = zip(_of_lengths(rng, count), _of_lengths(rng, count), strict=True)
+        pairs = zip(sentences(rng, count), sentences(rng, count), strict=True)
         labels = ("entailment", "neutral", "contradiction")
         lines = ("\t".join([*pair, labels[n // 3 % 3]]) for n, pair in enumerate(pairs))
         Path(f"{name}.txt").write_text("\n".join(lines) + "\n")

@@ -535,10 +535,53 @@ SCRIPTS = (
             ),
             ("trainer.step(1)", "trainer.step(label.shape[0])"),
         ),
+        modules=(
+            (
+                "dataset.py",
+                (),
+                (
+                    (
+                        "btf.Tuple(btf.Pad(pad_val=0), btf.Pad(pad_val=0), ",
+                        "btf.Tuple(btf.Pad(pad_val=0, round_to=16), "
+                        "btf.Pad(pad_val=0, round_to=16), ",
+                    ),
+                ),
+            ),
+        ),
         arguments="--gpu-id -1 --model da --epochs 2 --train-file train.txt --test-file test.txt "
         "--batch-size 16 --embedding-size 20 --hidden-size 12",
         data="snli",
-        words="buckets of one length, since the model does not mask padding",
+        words="buckets, padded to one length, since the model does not mask padding",
+    ),
+    Script(
+        "scripts/language_model/word_language_model.py",
+        edits=(
+            IMPORT,
+            (
+                "import gluonnlp as nlp\n",
+                "import gluonnlp as nlp\nfrom lbbsp_core import Even\nmx.random.seed(0)\n",
+            ),
+            TRAINER,
+            (
+                "                        update_on_kvstore=False)\n",
+                "                        update_on_kvstore=False, mean_loss=True, policy=Even(),\n"
+                "                        global_batch_size=args.batch_size)\n"
+                "train_data = train_data[:, trainer.rows]\n",
+            ),
+            (
+                "hiddens = [model.begin_state(args.batch_size//len(context),",
+                "hiddens = [model.begin_state(train_data.shape[1]//len(context),",
+            ),
+            (
+                "            grads = [p.grad(d.context)",
+                "            trainer.allreduce_grads()\n            grads = [p.grad(d.context)",
+            ),
+            ("trainer.step(1)", "trainer.update(1)"),
+        ),
+        arguments="--epochs 2 --batch_size 8 --bptt 8 --emsize 12 --nhid 12 --nlayers 2 --lr 2 "
+        "--dropout 0 --dropout_h 0 --dropout_i 0 --dropout_e 0 --weight_dropout 0 --alpha 0",
+        data="wikitext_of_gluonnlp",
+        words="truncated backpropagation over random lengths with fixed rows, clipped",
     ),
     Script(
         "scripts/machine_translation/train_gnmt.py",
