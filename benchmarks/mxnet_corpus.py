@@ -57,7 +57,8 @@ def run(
     }
     os.environ["GLIBC_TUNABLES"] = ZEROED
     command = [str(WORKER), str(copied / script.file), str(folder), json.dumps(settings)]
-    options = {} if workers == 1 else {"framework": "mxnet"}
+    clustered = workers > 1 or script.in_cluster
+    options = {"framework": "mxnet"} if clustered else {}
     return corpus_runs.run(command, folder, workers, timeout, **options)
 
 

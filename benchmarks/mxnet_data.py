@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 from pathlib import Path
 
 import mxnet as mx
@@ -200,3 +202,17 @@ def glue(rng):
     gluonnlp.model.get_model = get_model
     gluonnlp.data.BERTTokenizer = lambda *args, **options: str.split
     gluonnlp.data.classification.GlueMRPC = pairs
+
+
+def mnist_files(rng):
+    """Creates the compressed files of MNIST."""
+    Path("data").mkdir()
+    for name, count in (("train", TRAIN), ("t10k", TEST)):
+        labels = (np.arange(count) % 10).astype("uint8").tobytes()
+        pixels = rng.integers(0, 256, (count, 28, 28), dtype="uint8").tobytes()
+        for kind, header, content in (
+            ("labels-idx1", struct.pack(">II", 2049, count), labels),
+            ("images-idx3", struct.pack(">IIII", 2051, count, 28, 28), pixels),
+        ):
+            with gzip.open(f"data/{name}-{kind}-ubyte.gz", "wb") as file:
+                file.write(header + content)

@@ -1,4 +1,4 @@
-"""Uneven, changing plans for the trainers of a script, and the weights before and after."""
+"""Uneven, changing plans for whatever a script trains, and the weights before and after."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import lbbsp_mx
+
+import mxnet as mx  # isort: skip
 import numpy as np
 
-import lbbsp_mx
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy import FixedShares, FixedState
 
@@ -36,7 +38,7 @@ class Changing:
 
 
 class Recorder:
-    """Weights of every trainer before its first step and at the end, and batch sizes."""
+    """Weights of every trainer or module before its first step and at the end, and batch sizes."""
 
     def __init__(self) -> None:
         self._trained: list[object] = []
@@ -45,17 +47,34 @@ class Recorder:
         self._workers = int(os.environ.get("DMLC_NUM_WORKER", "1"))
 
     def watch(self) -> None:
-        """Gives every trainer uneven, changing plans; records its weights."""
-        create = lbbsp_mx.Trainer.__init__
+        """Gives every trainer and balanced store uneven, changing plans; records weights."""
+        create, balance = lbbsp_mx.Trainer.__init__, lbbsp_mx.KVStore.balance
+        prepare = mx.mod.Module.init_optimizer
 
         @functools.wraps(create)
         def created(trainer, *arguments, **options):
             create(trainer, *arguments, **self._with_policy(options))
             self._trained.append(trainer)
 
-        lbbsp_mx.Trainer.__init__ = created
-        for name in ("step", "allreduce_grads"):
-            setattr(lbbsp_mx.Trainer, name, self._recorded(getattr(lbbsp_mx.Trainer, name)))
+        @functools.wraps(balance)
+        def balanced(store, *arguments, **options):
+            return balance(store, *arguments, **self._with_policy(options))
+
+        @functools.wraps(prepare)
+        def prepared(module, *arguments, **options):
+            if not module.optimizer_initialized:
+                self._trained.append(module)
+                self._begin(module)
+            prepare(module, *arguments, **options)
+
+        lbbsp_mx.Trainer.__init__, lbbsp_mx.KVStore.balance = created, balanced
+        mx.mod.Module.init_optimizer = prepared
+        for kind, name in (
+            (lbbsp_mx.Trainer, "step"),
+            (lbbsp_mx.Trainer, "allreduce_grads"),
+            (mx.mod.Module, "forward_backward"),
+        ):
+            setattr(kind, name, self._recorded(getattr(kind, name)))
 
     def _with_policy(self, options):
         if self._workers == 1 or "beside" in options:
@@ -67,7 +86,7 @@ class Recorder:
         @functools.wraps(method)
         def recorded(trained, *arguments, **options):
             self._begin(trained)
-            self._sizes.add(_size(trained))
+            self._sizes.add(_size(trained, arguments))
             return method(trained, *arguments, **options)
 
         return recorded
@@ -86,16 +105,29 @@ class Recorder:
             for when, weights in (("start", start), ("end", _weights(self._trained[number]))):
                 saved.update({f"{number}_{when}_{n}": w for n, w in enumerate(weights)})
         assert self._workers == 1 or any(size != 1 for size in self._sizes), self._sizes
-        place = folder / f"rank{self._trained[0].kvstore.rank if self._trained else 0}"
+        place = folder / f"rank{_rank(self._trained)}"
         place.mkdir()
         np.savez(place / "fits.npz", **saved)
 
 
-def _size(trainer) -> float:
+def _size(trained, arguments) -> float:
     """Returns the samples of this worker's batch, relative to an even part of the global batch."""
-    return trainer.sizes[trainer.kvstore.rank] * len(trainer.sizes) / sum(trainer.sizes)
+    if isinstance(trained, mx.mod.Module):
+        return arguments[0].data[0].shape[0] / trained.data_shapes[0].shape[0]
+    return trained.sizes[trained.kvstore.rank] * len(trained.sizes) / sum(trained.sizes)
 
 
-def _weights(trainer) -> list[np.ndarray]:
-    arrays = (param.list_data()[0] for param in trainer._params)
+def _rank(trained: list[object]) -> int:
+    stores = (
+        each._kvstore if isinstance(each, mx.mod.Module) else each.kvstore for each in trained
+    )
+    return next((store.rank for store in stores if store is not None), 0)
+
+
+def _weights(trained) -> list[np.ndarray]:
+    if isinstance(trained, mx.mod.Module):
+        arguments, states = trained.get_params()
+        arrays = [each[name] for each in (arguments, states) for name in sorted(each)]
+    else:
+        arrays = [param.list_data()[0] for param in trained._params]
     return [array.asnumpy().astype(np.float64) for array in arrays]

@@ -24,6 +24,7 @@ class Script:
         modules: Further files of the script's folder: name, `small`, and `edits` of each.
         data: Recipe of `mxnet_data` for the files that the script reads.
         double: Whether numbers are float64.
+        in_cluster: Whether the one process needs a store of a cluster.
         words: Remark for the table.
     """
 
@@ -34,6 +35,7 @@ class Script:
     modules: tuple[tuple[str, Edits, Edits], ...] = ()
     data: str = ""
     double: bool = True
+    in_cluster: bool = False
     words: str = ""
 
     @property
@@ -323,6 +325,33 @@ SCRIPTS = (
         ),
         arguments="--nepoch 1 --batch-size 16 --nz 8 --ngf 3 --ndf 3",
         words="noise from the samples, synchronised batch normalisation",
+    ),
+    Script(
+        "example/image-classification/train_mnist.py",
+        edits=(IMPORT,),
+        modules=(
+            (
+                "common/fit.py",
+                (),
+                (
+                    IMPORT,
+                    (
+                        "kv = mx.kvstore.create(args.kv_store)",
+                        "kv = lbbsp_mx.KVStore(args.kv_store)",
+                    ),
+                    (
+                        "    (train, val) = data_loader(args, kv)\n",
+                        "    (train, val) = data_loader(args, kv)\n    train = kv.balance(train)\n",
+                    ),
+                ),
+            ),
+        ),
+        arguments="--kv-store dist_sync --num-epochs 2 --num-examples 75 --batch-size {each} "
+        "--network mlp",
+        data="mnist_files",
+        double=False,
+        in_cluster=True,
+        words="Module.fit",
     ),
     Script(
         "scripts/classification/cifar/train_cifar10.py",

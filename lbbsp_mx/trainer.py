@@ -351,8 +351,8 @@ class Trainer(LocalTrainer):
         gradients. Call `update` afterwards.
 
         Only a single worker without `batch_sampler` or `rows`, whose batches are unknown, does as
-        gluon does: the gradients of losses per sample stay sums, which `update` divides. With several
-        devices it needs update_on_kvstore=False, as gluon's trainer.
+        gluon does: the gradients of losses per sample stay sums, which `update` divides. With
+        several devices it needs update_on_kvstore=False, as gluon's trainer.
 
         Args:
             weight: As for `step`; the gradient is then the weighted mean.
