@@ -73,12 +73,16 @@ class Agreement:
     ) -> None:
         self._trainer, self._session = trainer, session
         self._compared = [self] if leader is None else []
-        self._number = 0 if leader is None else len(leader._compared)
-        if leader is not None:
-            leader._compared.append(self)
+        self.number = 0 if leader is None else len(leader._compared)
+        self._leader = leader
         self._has_drawn = self._has_stepped = session.workers == 1
         self._thread = threading.get_ident()
         self._hyperparameters = _hyperparameters(trainer.optimizer)
+
+    def join(self) -> None:
+        """Lets what must be equal be compared in the steps of the leader, if there is one."""
+        if self._leader is not None:
+            self._leader._compared.append(self)
 
     # Parameters
 
@@ -169,7 +173,7 @@ class Agreement:
         digest = Digest.of(self._read(seen.update)).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
         row = _Row(
-            call + self._number * len(_CALLS), bits, digest, fingerprint(repr(self._unknown()))
+            call + self.number * len(_CALLS), bits, digest, fingerprint(repr(self._unknown()))
         )
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):

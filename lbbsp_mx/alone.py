@@ -50,8 +50,10 @@ class LocalTrainer(gluon.Trainer):
         if cluster.in_cluster() and not self._contains_sparse_weight:
             updates = False  # as with several workers
         self._kvstore_params = {"kvstore": store, "update_on_kvstore": updates}
-        super()._init_kvstore()
-        self._kvstore_params = config
+        try:
+            super()._init_kvstore()
+        finally:
+            self._kvstore_params = config
         if self._update_on_kvstore and self._updaters[0].states:
             updater, own = self._kvstore._updater, self._updaters[0]
             updater.states, own.states = own.states, {}
@@ -117,6 +119,10 @@ class LocalTrainer(gluon.Trainer):
         return [param for param in self._params if param.grad_req != "null"]
 
 
+class _UnplannedError(ValueError, AttributeError):
+    """Error for what needs a plan; also an AttributeError, which `hasattr` expects."""
+
+
 class Unplanned:
     """Stands for the session of a trainer in one process that has no global batch size.
 
@@ -140,7 +146,7 @@ class Unplanned:
         Raises:
             ValueError: Always.
         """
-        raise ValueError(
+        raise _UnplannedError(
             "batch_sampler, sizes, rows and checkpoints need the samples per step: pass "
             "global_batch_size to lbbsp_mx.Trainer"
         )
@@ -150,8 +156,11 @@ class Unplanned:
         self.step += 1
         self.stopping, self._stop_requested = self._stop_requested, False
 
-    def pass_inner(self, number: int, *waits: object) -> None:
-        """Does nothing, because steps have no barrier."""
+    def pass_inner(
+        self, number: int, computed: Wait, summed: Wait, batch_size: int, weight: float | None
+    ) -> tuple[int, ...]:
+        """Returns the batch size, because steps have no barrier."""
+        return (batch_size,)
 
     def request_stop(self) -> None:
         """Lets `stopping` be true after the running step."""

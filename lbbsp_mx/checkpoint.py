@@ -159,12 +159,13 @@ class Checkpoints:
         Raises:
             SystemExit: The workers leave, with `STATUS`.
         """
+        ends_epoch = self._ends_epoch(step + 1)
+        if ends_epoch and self._writer is not None:
+            self._leave_if_asked(self._writer)
+        if ends_epoch:
+            self._session.in_epoch = False
         if self._writer is None:
             return
-        ends_epoch = self._ends_epoch(step + 1)
-        if ends_epoch:
-            self._leave_if_asked(self._writer)
-            self._session.in_epoch = False
         if ends_epoch if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
             self._begin_save(self._writer.folder, may_skip=True)
 
@@ -203,8 +204,9 @@ class Checkpoints:
 
     def _ends_epoch(self, done: int) -> bool:
         order = self._session.order
-        in_order = self._session.step_of_order(done)
-        return order is not None and in_order % order.steps_per_epoch == 0
+        if order is None:
+            return False
+        return self._session.step_of_order(done) % order.steps_per_epoch == 0
 
     def _leave_if_asked(self, writer: CheckpointWriter) -> None:
         """Leaves if any worker was asked to; a collective between two steps."""

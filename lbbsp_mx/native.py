@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
@@ -67,6 +68,8 @@ class Runtime:
         self.endings = Endings()
         """Work that must be done before this process leaves the cluster."""
         self.serves_optimizer = False
+        self.drawn_for: Callable[[], object] = lambda: None
+        """Returns the steps for which batches are drawn, if they still exist."""
         self._transport: nodes.Nodes | None = None
         self._watching: PeriodicThread | None = None
         self._board: KeyBoard | None = None

@@ -42,11 +42,6 @@ class Draws:
         self._depth: int | None = None
         self._thread = 0
 
-    @property
-    def first_step(self) -> int:
-        """Global step with which the epoch, or its rest, has begun; 0 if none was drawn."""
-        return self._first or 0
-
     def begin(self, step: int) -> None:
         """Starts to count the batches of an epoch, or of its rest, from global step `step`."""
         self._first, self._drawn, self._depth = step, 0, None
@@ -62,13 +57,7 @@ class Draws:
         Raises:
             ValueError: They do not; names the remedy.
         """
-        adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
-        if self.parts > 1 and not all(adding):
-            raise ValueError(
-                f"accumulate = {self.parts} needs gradients that accumulate, and grad_req='write' "
-                "would keep those of the last batch: call "
-                "net.collect_params().setattr('grad_req', 'add'), and zero_grad() after each step"
-            )
+        adding = self.check_adding(params)
         if self._first is None or step < self._first:
             return
         ahead = self._drawn - self.parts * (step - self._first)
@@ -79,6 +68,21 @@ class Draws:
             )
         if any(adding) and self._thread == threading.get_ident():
             self._check_depth(ahead)
+
+    def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
+        """Returns which parameters accumulate gradients.
+
+        Raises:
+            ValueError: Not all do, although a step has several loader batches.
+        """
+        adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
+        if self.parts > 1 and not all(adding):
+            raise ValueError(
+                f"accumulate = {self.parts} needs gradients that accumulate, and grad_req='write' "
+                "would keep those of the last batch: call "
+                "net.collect_params().setattr('grad_req', 'add'), and zero_grad() after each step"
+            )
+        return adding
 
     def _check_depth(self, ahead: int) -> None:
         if self._depth is None:

@@ -10,6 +10,7 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx.means import StepSizes, unplanned_sizes
+from lbbsp_mx.native import runtime
 from lbbsp_mx.parts import Draws, part_sizes
 
 logger = logging.getLogger("lbbsp.mx")
@@ -21,9 +22,6 @@ SEVERAL_CHECKPOINTS = (
     "save and load; save the parameters of each network, and save_states of each trainer"
 )
 
-_drawing: list[weakref.ref[Steps]] = []
-"""Steps whose batches are drawn, the latest ones."""
-
 
 class Steps:
     """Steps of a trainer, each of which ends at a barrier where the next plan is decided.
@@ -33,13 +31,18 @@ class Steps:
         draws: Loader batches that were drawn.
     """
 
+    is_beside = False
+
     def __init__(self, session: PipelinedSession, draws: Draws) -> None:
         self.session, self.draws = session, draws
-        self.now: StepSizes  # sizes of the running step, or of the one that has just ended
+        self.now: StepSizes | None = None  # of the running step, or of the one that has ended
         self.others = 0  # trainers that step beside this one
         self.has_rows = False  # whether the script slices this worker's rows of global batches
         self.pauses = False  # whether layers or other trainers pause the timer within a step
         self._has_warned = session.workers == 1
+
+    def join(self) -> None:
+        """Does nothing, because there is no other trainer."""
 
     def check_leads(self) -> None:
         """Raises ValueError if these are steps beside those of another trainer."""
@@ -51,7 +54,7 @@ class Steps:
 
     def begin_epoch(self) -> None:
         """Notes that batches are drawn for these steps from now on."""
-        _drawing[:] = [weakref.ref(self)]
+        runtime().drawn_for = weakref.ref(self)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
         """Begins a step; returns its sizes.
@@ -65,8 +68,11 @@ class Steps:
         """
         self._warn_of_others()
         self.draws.check(self.session.step, params)
-        self.now = _checked(self._sizes(batch_size), batch_size)
-        return self.now
+        sizes = self._sizes(batch_size)
+        if batch_size is not None:
+            sizes.check(batch_size)
+        self.now = sizes
+        return sizes
 
     def end(
         self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = False
@@ -87,8 +93,8 @@ class Steps:
         """Warns once if another trainer draws batches meanwhile."""
         if self._has_warned:
             return
-        others = [each for each in (ref() for ref in _drawing) if each not in (None, self)]
-        if any(each.session.in_epoch for each in others if each is not None):
+        other = runtime().drawn_for()
+        if isinstance(other, Steps) and other is not self and other.session.in_epoch:
             self._has_warned = True
             logger.warning(
                 "a trainer steps while batches of another one are drawn, so that each measures the "
@@ -111,18 +117,22 @@ class StepsBeside(Steps):
     """Steps of a trainer within those of another one, whose plan and timer it shares.
 
     Each ends at a barrier of its own. The wait there counts as little as busy time as that of the
-    other trainer, but the work before it does count.
+    other trainer, but the work before it does count. Workers tell each other their batch sizes,
+    since the step may be on the batch for which the other trainer steps next, or has just stepped.
 
     Args:
         leader: Steps of the other trainer.
     """
 
+    is_beside = True
+
     def __init__(self, leader: Steps) -> None:
         super().__init__(leader.session, leader.draws)
-        leader.pauses, leader.others = True, leader.others + 1
-        self._leader, self._number = leader, leader.others
-        self._epoch = -1  # first step of the epoch
-        self._follows = False
+        self._leader, self._number = leader, leader.others + 1
+
+    def join(self) -> None:
+        """Tells the steps of the other trainer, for good, that there are steps beside them."""
+        self._leader.pauses, self._leader.others = True, self._leader.others + 1
 
     def check_leads(self) -> None:
         """Raises ValueError: the other trainer leads."""
@@ -136,20 +146,18 @@ class StepsBeside(Steps):
         raise ValueError(SEVERAL_CHECKPOINTS)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step on the batch with which the other trainer steps next, or has just stepped.
-
-        Which of the two it is, the first step in an epoch of the sampler tells.
+        """Begins a step; the total of its sizes is known at its end.
 
         Raises:
-            ValueError: It does not fit the plan and the batches that were drawn.
+            ValueError: The batch size is missing, or is neither that of the running step of the
+                other trainer nor that of its last one.
         """
-        step, begin = self.session.step, self.draws.first_step
-        if self._epoch != begin:
-            self._epoch, self._follows = begin, step > begin
-        self.draws.check(step - self._follows, params)
-        follows = self._follows and self._leader.now.is_planned
-        self.now = _checked(self._leader.now if follows else self._sizes(batch_size), batch_size)
-        return self.now
+        self.draws.check_adding(params)
+        running = self._sizes(batch_size)
+        if running.is_planned:
+            running = _on_batch(self._leader.now, running, batch_size)
+        self.now = running
+        return running
 
     def end(
         self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
@@ -160,10 +168,26 @@ class StepsBeside(Steps):
             DisagreementError: Another worker steps with another trainer, or only some of the
                 workers pass a weight.
         """
-        self.session.pass_inner(self._number, computed, summed, weight)
+        if self.now is None:
+            raise RuntimeError("a step must begin before it ends")
+        local = self.now.local
+        sizes = self.session.pass_inner(self._number, computed, summed, local, weight)
+        self.now = self.now._replace(total=sum(sizes))
 
 
-def _checked(sizes: StepSizes, batch_size: int | None) -> StepSizes:
-    if batch_size is not None:
-        sizes.check(batch_size)
-    return sizes
+def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None) -> StepSizes:
+    """Returns the sizes of a step on a whole batch of either step.
+
+    Raises:
+        ValueError: The batch has another size, or it is missing.
+    """
+    if batch_size is None:
+        raise ValueError(
+            "allreduce_grads of a trainer beside another one needs the samples of this worker's "
+            "batch, because the other one may step before or after it: pass batch_size"
+        )
+    if last is not None and batch_size == last.local:
+        return last
+    if batch_size != running.local:
+        running._replace(parts=()).check(batch_size)
+    return running

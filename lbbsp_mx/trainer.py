@@ -81,8 +81,8 @@ class Trainer(LocalTrainer):
             `allreduce_grads` and `update`) after every k batches, and then ``zero_grad()``. Limits
             hold for all k batches together.
         beside: Trainer that steps on the same batches, as those of a GAN do. This one then follows
-            its plan, and both steps of an iteration count as busy time; only the other trainer has
-            a `batch_sampler` and options, and steps once in every iteration, before or after.
+            its plan and uses its `kvstore`, and the work of both counts as busy time; only the
+            other trainer has a `batch_sampler` and options, and steps once for every batch.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``. ``granularity`` defaults to the number of devices
             times `accumulate`, so that `gluon.utils.split_and_load` can split batches evenly.
@@ -119,6 +119,8 @@ class Trainer(LocalTrainer):
     ) -> None:
         chosen = SessionOptions.of(options)
         require_integer("accumulate", accumulate, 1)
+        if not (beside is None or isinstance(beside, Trainer)):
+            raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
         alone = trains_alone(kvstore) if beside is None else beside._alone
         needing = [*options, *(["accumulate"] if accumulate > 1 else [])]
         if beside is not None:
@@ -154,11 +156,14 @@ class Trainer(LocalTrainer):
             )
         if alone:
             release_layers(self._params, len(self._contexts), mean_loss, accumulate)
-            return  # gluon creates its store in the first step
-        self._init_kvstore()
-        # before the first sum of arrays of these shapes
-        handshake.compare(self._store, facts_of(self._params, self._optimizer))
-        self._synchronise()
+        else:  # alone, gluon creates its store in the first step
+            self._init_kvstore()
+            # before the first sum of arrays of these shapes
+            facts = {"mean_loss": int(mean_loss), "number of the trainer": self._agreement.number}
+            handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
+            self._synchronise()
+        self._steps.join()
+        self._agreement.join()
 
     def _begin_training(
         self, total: int | None, accumulate: int, options: SessionOptions, has_grain: bool
@@ -213,7 +218,7 @@ class Trainer(LocalTrainer):
             if theirs not in (None, ours):
                 raise ValueError(
                     f"{name} must be that of the trainer beside which this one steps, {ours}, got "
-                    f"{theirs}: both step on the same batches"
+                    f"{theirs}: pass it to that trainer, since both step on the same batches"
                 )
         if options:
             raise ValueError(
@@ -327,8 +332,12 @@ class Trainer(LocalTrainer):
         self._begin(batch_size, weight)
         step = self._session.step
         self._step(ignore_stale_grad)
-        self._agreement.end_step(step)
-        self._checkpoints.end_step(step)
+        self._end_step(step)
+
+    def _end_step(self, step: int) -> None:
+        if not self._steps.is_beside:
+            self._agreement.end_step(step)
+            self._checkpoints.end_step(step)
 
     def _step(self, ignore_stale_grad: bool) -> None:
         if self._alone:
@@ -343,7 +352,7 @@ class Trainer(LocalTrainer):
         self._update_by_mean(ignore_stale_grad)  # queued by MXNet, after the sums
         self._steps.end(*waits)
 
-    def allreduce_grads(self, weight: Weight = None) -> None:
+    def allreduce_grads(self, weight: Weight = None, batch_size: int | None = None) -> None:
         """Leaves the *mean* gradient in all workers' parameters, and decides the next plan.
 
         It is the mean over the global batch, also with ``mean_loss=True``, so that clipping it, for
@@ -356,11 +365,13 @@ class Trainer(LocalTrainer):
 
         Args:
             weight: As for `step`; the gradient is then the weighted mean.
+            batch_size: Samples in this worker's batch. Only a trainer `beside` another one needs
+                it, because the plan does not tell on which batch it steps.
 
         Raises:
             ValueError: As for `step`.
         """
-        self._begin(None, weight)
+        self._begin(batch_size, weight)
         if self._alone:
             self._sum_alone()
         else:
@@ -391,8 +402,11 @@ class Trainer(LocalTrainer):
         one = self._now.divisor_of_means(batch_size)
         self._reduced_total = one if self._is_mean else batch_size
         self._update_by_mean(ignore_stale_grad)
-        self._agreement.end_step(self._session.step - 1)
-        self._checkpoints.end_step(self._session.step - 1)
+        self._end_step(self._session.step - 1)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Trainer:
+        """Returns itself: the parameters of a copied network refer to the trainer."""
+        return self
 
     # Models that are equal on all workers
 
@@ -542,6 +556,9 @@ class Trainer(LocalTrainer):
         self._steps.end(*self._begin_sums(), self._weight, at_once=True)
         if self._weight is not None:
             self._reduced_total = total_weight(self._session.weights)
+        elif self._steps.now is not None:
+            self._now = self._steps.now
+            self._reduced_total = float(self._now.total)
         self._rows.put_back()
 
     # Helpers
@@ -550,7 +567,8 @@ class Trainer(LocalTrainer):
     def _reads_sums(self) -> bool:
         """True if the sums must be complete before the update is queued."""
         mixed = getattr(self, "_amp_loss_scaler", None) is not None
-        return mixed or self._weight is not None or self._rows.is_needed
+        needed = self._rows.is_needed or self._steps.is_beside  # whose total is known then
+        return mixed or self._weight is not None or needed
 
     def _begin_sums(self) -> tuple[Wait, Wait]:
         """Queues the sums over workers; each gradient is sent as soon as it has been computed.

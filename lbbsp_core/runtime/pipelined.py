@@ -248,15 +248,20 @@ class PipelinedSession(WorkerSession):
         number: int,
         computed: Callable[[], None],
         summed: Callable[[], None],
+        batch_size: int,
         weight: float | None = None,
-    ) -> None:
+    ) -> tuple[int, ...]:
         """Passes a barrier within a step, as of another trainer; the wait there is no busy time.
 
         Args:
             number: Number of the barrier, >= 1, which must be the same on all workers.
             computed: Waits for what this worker contributes.
             summed: Waits for the sums over all workers.
+            batch_size: Samples of this worker's batch.
             weight: As for `end_step`; `weights` has those of all workers afterwards.
+
+        Returns:
+            Batch sizes by rank.
 
         Raises:
             DisagreementError: Another worker is at another barrier, or only some of the workers
@@ -265,10 +270,13 @@ class PipelinedSession(WorkerSession):
         self.finish_barrier()
         self._begin(computed)
         computed()
-        tail = _tail(self._position(number), weight)
+        own = pack([batch_size])
+        row = np.concatenate([own, _NO_MESSAGE[len(own) :], _tail(self._position(number), weight)])
         with self.excluded_wait(), self.collectives.waiting("for the gradients of other workers"):
-            self._take_tails(self._gather(np.concatenate([_NO_MESSAGE, tail]))())
+            received = self._gather(row)()
+            self._take_tails(received)
             summed()
+        return tuple(unpack(each[: len(own)])[0] for each in received)
 
     def _begin(self, computed: Callable[[], None]) -> bool:
         """Starts the session at its first barrier; returns whether this is the first one."""

@@ -1,5 +1,7 @@
 """In one process: gluon's own trainer, with all of its options, with a global batch size or not."""
 
+import copy
+
 import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
@@ -460,3 +462,22 @@ def test_a_single_worker_of_a_cluster_updates_as_several_do(monkeypatch):
     trainer = ours(net, kvstore="device", global_batch_size=X)
     train(net, trainer, 1, 2)
     assert trainer._update_on_kvstore is False
+
+
+@pytest.mark.parametrize("planned", [{}, {"global_batch_size": X}])
+def test_a_network_with_a_trainer_can_be_copied(planned):
+    net = network()
+    trainer = ours(net, **planned)
+    if planned:
+        sampler = trainer.batch_sampler(SAMPLES, seed=0)
+        for indices in sampler:
+            backward(net, nd.array(FEATURES[indices]), nd.array(LABELS[indices]), 1)
+            trainer.step(len(indices))
+    else:
+        train(net, trainer, 2)
+    assert_equal(net, copy.deepcopy(net))
+    assert copy.deepcopy(trainer) is trainer
+
+
+def test_a_trainer_without_a_plan_has_no_sizes():
+    assert not hasattr(ours(network()), "sizes")

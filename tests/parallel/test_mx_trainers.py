@@ -14,7 +14,9 @@ CASES = [
     "leader_last",
     "leader_first",
     "leader_first_ahead",
-    "every_second",
+    "leader_first_every_second",
+    "leader_last_every_second",
+    "before_and_after",
     "weighted",
     "clipped",
     "synchronised",
@@ -25,6 +27,9 @@ MISUSES = {
     "wrong_size": "step must be called with the ",
     "other_total": "global_batch_size must be that of the trainer beside which this one steps, 24",
     "other_parts": "accumulate must be that of the trainer beside which this one steps, 1, got 2",
+    "no_size": "pass batch_size",
+    "other_means": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",
+    "no_trainer": "beside must be an lbbsp_mx.Trainer, got 'other'",
     "own_options": "takes no options of the plan, got seed",
     "own_sampler": "call batch_sampler of the other one",
     "own_checkpoint": "checkpoints hold one trainer",
@@ -63,6 +68,7 @@ def test_trainers_that_do_not_know_of_each_other_warn_once(seen):
     for rank in seen:
         (said,) = rank["apart"]
         assert "pass beside=trainer to one of them" in said
+        assert rank["one_after_the_other"] == []
 
 
 @pytest.mark.parametrize("misuse", MISUSES)

@@ -545,7 +545,7 @@ def test_workers_at_different_inner_barriers_are_named(own_threads):
     def worker(session, collectives):
         train(session, collectives, steps=2)
         if session.rank == 0:
-            session.pass_inner(1, done, done)
+            session.pass_inner(1, done, done, 3)
         else:
             session.end_step(done, partial(pytest.fail, "sums that no other worker begins"))
             session.finish_barrier()
@@ -556,13 +556,14 @@ def test_workers_at_different_inner_barriers_are_named(own_threads):
 
 def test_an_inner_barrier_gathers_weights_and_leaves_the_step_as_it_is(own_threads):
     def worker(session, collectives):
-        session.pass_inner(1, done, done, 2.0 + session.rank)  # also before the first step
+        # also before the first step
+        sizes = session.pass_inner(1, done, done, 5 - session.rank, 2.0 + session.rank)
         first = session.weights
         train(session, collectives, steps=2)
-        session.pass_inner(1, done, done)
-        return first, session.weights, session.step
+        session.pass_inner(1, done, done, 3)
+        return sizes, first, session.weights, session.step
 
-    assert run(worker, make=PipelinedSession) == [((2.0, 3.0), None, 2)] * 2
+    assert run(worker, make=PipelinedSession) == [((5, 4), (2.0, 3.0), None, 2)] * 2
 
 
 def test_batches_drawn_before_a_restore_belong_to_no_step():

@@ -33,13 +33,16 @@ OTHER = ("nag", {"learning_rate": 0.02, "momentum": 0.5, "wd": 1e-2})
 
 @dataclass(frozen=True)
 class Case:
-    """A way to train; the generator learns in every `every`-th iteration.
+    """A way to train.
 
-    `leader` has the sampler: the generator, which steps last, or the discriminator.
+    `leader` has the sampler: the generator, which steps last, or the discriminator. The other one
+    learns in every `every`-th iteration, of which the first is not the first one of an epoch;
+    if `twice`, the discriminator learns before and after the generator.
     """
 
     leader: str = "generator"
     every: int = 1
+    twice: bool = False
     weighted: bool = False
     clips: bool = False
     synchronised: bool = False
@@ -52,7 +55,9 @@ CASES = {
     "leader_first_ahead": Case(
         leader="discriminator", loading={"num_workers": 1, "thread_pool": True}
     ),
-    "every_second": Case(leader="discriminator", every=2),
+    "leader_first_every_second": Case(leader="discriminator", every=2),
+    "leader_last_every_second": Case(every=2),
+    "before_and_after": Case(twice=True),
     "weighted": Case(weighted=True),
     "clipped": Case(clips=True, leader="discriminator"),
     "synchronised": Case(synchronised=True),
@@ -77,22 +82,32 @@ def networks(case, seed, norm=lbbsp_mx.SyncBatchNorm):
 
 def iterate(case, number, batch, nets, update):
     """Makes the steps of one iteration; `update` takes the network, batch size and weight."""
-    generator, discriminator = nets
-    real, seeds, value = batch
-    count = len(real)
+    real, _, value = batch
     weight = float(value.sum().asscalar()) if case.weighted else None
-    scale = value if case.weighted else nd.ones_like(value)
-    with autograd.record():
-        fake = generator(seeds).detach()
-        loss = LOSS(discriminator(real), nd.ones(count)) * scale
-        loss = loss + LOSS(discriminator(fake), nd.zeros(count)) * scale
-    loss.backward()
-    update(discriminator, count, weight)
-    if number % case.every == case.every - 1:
+    for name in ("discriminator", "generator", *(["discriminator"] if case.twice else [])):
+        if name != case.leader and number % case.every != case.every - 1:
+            continue
         with autograd.record():
-            loss = LOSS(discriminator(generator(seeds)), nd.ones(count)) * scale
+            losses = LOSSES[name](nets, batch)
+            loss = losses * value if case.weighted else losses
         loss.backward()
-        update(generator, count, weight)
+        update(nets[name == "discriminator"], len(real), weight)
+
+
+def loss_of_discriminator(nets, batch):
+    generator, discriminator = nets
+    real, seeds, _ = batch
+    fake = generator(seeds).detach()
+    losses = LOSS(discriminator(real), nd.ones(len(real)))
+    return losses + LOSS(discriminator(fake), nd.zeros(len(real)))
+
+
+def loss_of_generator(nets, batch):
+    generator, discriminator = nets
+    return LOSS(discriminator(generator(batch[1])), nd.ones(len(batch[0])))
+
+
+LOSSES = {"discriminator": loss_of_discriminator, "generator": loss_of_generator}
 
 
 def clip(net):
@@ -125,7 +140,7 @@ def together(case):
         trainer = trainers[id(net)]
         given = {} if weight is None else {"weight": weight}
         if case.clips:
-            trainer.allreduce_grads(**given)
+            trainer.allreduce_grads(batch_size=count, **given)
             clip(net)
             trainer.update(count)
         else:
@@ -242,6 +257,38 @@ def of_third():
     make(networks(Case(), 1)[0], make(discriminator, make(generator)))
 
 
+def no_size():
+    nets = networks(Case(), 1)
+    trainers, leads = both(nets, "generator")
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        iterate(Case(), 0, batch, nets, lambda net, *_: trainers[id(net)].allreduce_grads())
+
+
+def other_means():
+    generator, discriminator = networks(Case(), 1)
+    make(discriminator, make(generator), mean_loss=rank == 1)
+
+
+def one_after_the_other():
+    """A training by a sampler, then one by `sizes`: the warnings."""
+    warnings.texts.clear()
+    first, second = networks(Case(), 1)
+    trainer = make(first)
+    for indices in trainer.batch_sampler(3 * X, seed=0):
+        with autograd.record():
+            loss = first(nd.array(SEEDS[np.asarray(indices)]))
+        loss.backward()
+        trainer.step(len(indices))
+    trainer = make(second)
+    count = trainer.sizes[rank]
+    with autograd.record():
+        loss = second(nd.array(REAL[:count]))
+    loss.backward()
+    trainer.step(count)
+    return [text for text in warnings.texts if "beside" in text]
+
+
 def saved():
     _, leads = both(networks(Case(), 1), "generator")
     leads.resume(FOLDER / "checkpoints")
@@ -253,6 +300,9 @@ MISUSES = {
     "wrong_size": wrong_size,
     "other_total": lambda: beside(global_batch_size=X + 1),
     "other_parts": lambda: beside(accumulate=2),
+    "no_size": no_size,
+    "other_means": other_means,
+    "no_trainer": lambda: make(networks(Case(), 1)[0], "other"),
     "own_options": lambda: beside(seed=3),
     "own_sampler": lambda: beside().batch_sampler(SAMPLES),
     "own_checkpoint": lambda: beside().save(FOLDER / "checkpoints"),
@@ -293,6 +343,7 @@ for name, case in CASES.items():
 result("busy_seconds", busy_seconds(FOLDER / "run"))
 assert not any("beside" in text for text in warnings.texts)
 result("apart", apart())
+result("one_after_the_other", one_after_the_other())
 for name, misuse in MISUSES.items():
     result(name, answer(misuse))
 other_order(after=4)  # ends the job, because the sums that were begun are never complete
