@@ -9,7 +9,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import Warnings, largest, weights
 from mxnet import autograd, gluon, nd
-from report import result
+from report import answer_all, result
 
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy import Even, FixedState
@@ -218,14 +218,6 @@ MISUSES = {
 }  # fmt: skip
 
 
-def answer(misuse):
-    try:
-        misuse()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
 store = lbbsp_mx.KVStore("dist")
 rank = store.rank
 warnings = Warnings()
@@ -246,5 +238,4 @@ result("warned", list(warnings.texts))
 train(masked)
 result("warned_twice", list(warnings.texts))
 
-for name, misuse in MISUSES.items():
-    result(name, answer(misuse))
+answer_all(MISUSES, MISUSES)
