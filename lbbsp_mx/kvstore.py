@@ -142,7 +142,7 @@ class KVStore(mx.kv.KVStore):
         self._before_push()
         with self._using(key) as number:
             super().push(number(key), self._scaled(key, value), priority)
-        self._exchanged()
+        self._exchanged(key)
 
     def pull(
         self, key: Keys, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -150,7 +150,7 @@ class KVStore(mx.kv.KVStore):
         """Pulls the newest values into `out`."""
         with self._using(key) as number:
             super().pull(number(key), out, priority, ignore_sparse)
-        self._exchanged(out)
+        self._exchanged(key, out)
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums values over devices and workers, in place if `out` is None."""
@@ -162,7 +162,7 @@ class KVStore(mx.kv.KVStore):
         scaled, into = self._scaled(key, value), value if out is None else out
         with self._using(key) as number:
             super().pushpull(number(key), scaled, into, priority)
-        self._exchanged(into)
+        self._exchanged(key, into)
 
     def row_sparse_pull(
         self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -260,8 +260,18 @@ class KVStore(mx.kv.KVStore):
         chosen = SessionOptions.of(options)
         if self._steps is not None:
             self._steps.close()
-        how = (global_batch_size, seed, shuffle, mean_loss, devices, iter_params, chosen)
-        train, self._steps = balance(self, data, label, *how)
+        train, self._steps = balance(
+            self,
+            data,
+            label,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            mean_loss=mean_loss,
+            devices=devices,
+            iter_params=iter_params,
+            options=chosen,
+        )
         return train
 
     # Copies
@@ -315,9 +325,9 @@ class KVStore(mx.kv.KVStore):
             return value
         return self._steps.scaled(key, value, self._optimizer)
 
-    def _exchanged(self, pulled: Any = ()) -> None:
+    def _exchanged(self, key: Keys, pulled: Any = None) -> None:
         if self._steps is not None:
-            self._steps.exchanged(pulled)
+            self._steps.exchanged(key, pulled)
 
     def _like_this(self) -> KVStore:
         return KVStore(self.kind, wait_seconds=self._wait_seconds)
@@ -406,9 +416,10 @@ class KVStore(mx.kv.KVStore):
             )
         if self.distributed:
             self._compare("broadcast", key)
-        contribution = partial(_scaled, 1.0 if self._rank == 0 else 0.0)
-        self.push(key, _per_key(key, value, contribution), priority)
-        self.pull(key, out, priority)
+        contribution = partial(_first_times, 1.0 if self._rank == 0 else 0.0)
+        with self._using(key) as number:  # a balanced store does not scale it
+            super().push(number(key), _per_key(key, value, contribution), priority)
+            super().pull(number(key), out, priority)
 
 
 class WorkerSideStore(KVStore):
@@ -518,6 +529,6 @@ def _per_key(key: Keys, value: Any, function: Callable[[Arrays], Arrays]) -> Any
     return function(value)
 
 
-def _scaled(factor: float, value: Arrays) -> Arrays:
+def _first_times(factor: float, value: Arrays) -> Arrays:
     """Returns a value times a factor; of values on several devices only the first one counts."""
     return each_of(value)[0] * factor

@@ -104,6 +104,7 @@ def balance(
     store: KVStore,
     data: Columns | mx.io.NDArrayIter | gluon.data.Dataset,
     label: Columns,
+    *,
     global_batch_size: int | None,
     seed: int | None,
     shuffle: bool | None,

@@ -6,13 +6,15 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mxnet as mx
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx.native import runtime
+from lbbsp_mx.pushed_keys import PushedKeys
+from lbbsp_mx.script_keys import Key, Keys, flat
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -21,6 +23,10 @@ NO_OPTIMIZER = (
     "model: pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave "
     "MXNET_UPDATE_ON_KVSTORE=0 out"
 )
+
+
+_Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
+"""Arrays of the last call with these keys in a step."""
 
 
 class _Sizes(NamedTuple):
@@ -39,7 +45,7 @@ class PushedSteps:
     """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
 
     The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
-    and the barrier of its session begins, with as many calls of the store as the first step had,
+    and the barrier of its session begins, when each key was pushed as often as in earlier steps,
     at the latest when the next batch is drawn.
 
     Args:
@@ -67,11 +73,12 @@ class PushedSteps:
         self._thread = threading.get_ident()
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
         self._has_ended = False
+        self._has_pushed = False
         self._has_closed = False
         self._has_warned = False
-        self._calls, self._calls_of_step = 0, 0
-        self._computed: list[mx.nd.NDArray] = []
-        self._pulled: list[mx.nd.NDArray] = []
+        self._keys = PushedKeys()
+        self._computed: _Newest = {}
+        self._pulled: _Newest = {}
 
     # What the iterator calls
 
@@ -92,7 +99,7 @@ class PushedSteps:
                 "the store is balanced over other data now: draw from the iterator that the last "
                 "call of balance has returned, and call balance again to use these data again"
             )
-        if self._sizes is not None and not self._computed:
+        if self._sizes is not None and not self._has_pushed:
             self._skip()
         self.end()
         self._session.finish_barrier()
@@ -100,13 +107,14 @@ class PushedSteps:
     def drawn(self, local: int) -> None:
         """Begins the step of a batch of `local` samples."""
         self._sizes = _Sizes(local, sum(self._session.sizes))
-        self._has_ended, self._calls = False, 0
+        self._has_ended = False
 
     def end(self) -> None:
         """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
         self._end_step()
-        self._sizes = None
-        self._computed, self._pulled = [], []
+        self._keys.end_step()
+        self._sizes, self._has_pushed = None, False
+        self._computed, self._pulled = {}, {}
 
     def close(self) -> None:
         """Ends the last step and the session, because the script ends or balances other data."""
@@ -117,7 +125,7 @@ class PushedSteps:
 
     # What the store calls
 
-    def scaled(self, key: object, value: Any, optimizer: Optimizer | None) -> Any:
+    def scaled(self, key: Keys, value: Any, optimizer: Optimizer | None) -> Any:
         """Returns gradients times the factor that makes the update that of one process.
 
         Args:
@@ -126,7 +134,8 @@ class PushedSteps:
             optimizer: Optimizer of the store, if it was set.
 
         Raises:
-            ValueError: The update would not be exact, or models would differ; names the remedy.
+            ValueError: The update would not be exact, or models would differ, or the step has ended
+                and no batch was drawn; names the remedy.
         """
         if self._sizes is None:
             return value
@@ -135,22 +144,27 @@ class PushedSteps:
         if self._session.workers > 1 and not self._has_warned:
             self._warn_of_batch_norm(optimizer)
         self._check_devices(value if isinstance(key, list | tuple) else [value])
+        keys = tuple(flat(key))
+        self._keys.push(keys)
+        self._has_pushed = True
         factor = self._factor(self._sizes, optimizer)
-        if factor != 1.0:
-            self._computed += arrays_in(value)
-            return _times(factor, value)
-        # MXNet's store receives into the arrays that are pushed: waiting for these would include
-        # the wait for the other workers.
-        self._computed += map(_first_element, arrays_in(value))
-        return value
+        if not self._has_ended:
+            # MXNet's store receives into the arrays that are pushed: waiting for these would
+            # include the wait for the other workers.
+            read = _first_element if factor == 1.0 else _itself
+            self._computed[keys] = [read(each) for each in arrays_in(value)]
+        return value if factor == 1.0 else _times(factor, value)
 
-    def exchanged(self, pulled: Any = ()) -> None:
-        """Notes a call of the store, and arrays into which results are pulled."""
+    def exchanged(self, key: Keys, pulled: Any = None) -> None:
+        """Notes a call of the store, and arrays into which results are pulled, if any are."""
         if self._sizes is None:
             return
-        self._pulled += arrays_in(pulled)
-        self._calls += 1
-        if self._calls == self._calls_of_step:
+        keys = tuple(flat(key))
+        if pulled is not None:
+            self._keys.pull(keys)
+            if not self._has_ended:
+                self._pulled[keys] = list(arrays_in(pulled))
+        if self._keys.complete:
             self._end_step()
 
     # Helpers
@@ -181,11 +195,13 @@ class PushedSteps:
             )
 
     def _end_step(self) -> None:
-        if self._has_ended or not self._computed:
+        if self._has_ended or not self._has_pushed:
             return
         self._has_ended = True
-        self._calls_of_step = self._calls_of_step or self._calls
-        waits = (partial(_wait, tuple(arrays)) for arrays in (self._computed, self._pulled))
+        waits = [
+            partial(_wait, [each for arrays in newest.values() for each in arrays])
+            for newest in (self._computed, self._pulled)
+        ]
         self._session.end_step(*waits)
 
     def _skip(self) -> None:
@@ -213,6 +229,10 @@ def _times(factor: float, value: Any) -> Any:
     if isinstance(value, mx.nd.NDArray):
         return value * factor
     return [_times(factor, each) for each in value]
+
+
+def _itself(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    return array
 
 
 def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:

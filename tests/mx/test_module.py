@@ -11,6 +11,7 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, SAMPLES, X  # noqa: E402
 
 from lbbsp_core import GlobalOrder, read_run  # noqa: E402
+from lbbsp_core.runtime.pipelined import PipelinedSession  # noqa: E402
 from lbbsp_mx.pushes import PushedSteps  # noqa: E402
 
 WHOLE = SAMPLES // X * X  # samples without those of a short last step
@@ -25,11 +26,12 @@ def arrays(samples=SAMPLES, shuffle=False):
     return mx.io.NDArrayIter(FEATURES[:samples], LABELS[:samples], X, shuffle)
 
 
-def fit(train, kvstore="local", epochs=2, **options):
+def fit(train, kvstore="local", epochs=2, batch_end_callback=None, **options):
     module = mx.mod.Module(network(), **options)
     mx.random.seed(0)
     params = {"learning_rate": 0.1, "momentum": 0.9}
-    module.fit(train, kvstore=kvstore, optimizer_params=params, num_epoch=epochs)
+    more = {"num_epoch": epochs, "batch_end_callback": batch_end_callback}
+    module.fit(train, kvstore=kvstore, optimizer_params=params, **more)
     return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
 
 
@@ -165,27 +167,140 @@ def test_pushes_are_scaled_to_the_update_of_one_process(mean_loss, rescale_grad,
     assert second.asnumpy().tolist() == pytest.approx([3 * factor] * 2)
 
 
-def pushes(steps, count):
-    for _ in range(count):
-        steps.scaled("key", mx.nd.ones(2), None)
-        steps.exchanged()
+def pushes(steps, *keys):
+    for key in keys:
+        steps.scaled(key, mx.nd.ones(2), None)
+        steps.exchanged(key)
+
+
+def pulls(steps, *keys):
+    for key in keys:
+        steps.exchanged(key, mx.nd.ones(2))
+
+
+def next_step(steps):
+    steps.begin_draw()
+    steps.drawn(2)
 
 
 def test_a_step_ends_with_its_last_push_once_their_number_is_known():
     session = Session()
     steps = drawn(session)
-    pushes(steps, 3)
+    pushes(steps, "a", "b", "a")
     assert session.ended == 0
     for number in (1, 2, 3):
         steps.begin_draw()
         assert session.ended == number, "at the latest when the next batch is drawn"
         steps.drawn(2)
-        pushes(steps, 2)
+        pushes(steps, "a", "a")
         assert session.ended == number
-        pushes(steps, 1)
+        pushes(steps, "b")
         assert session.ended == number + 1
-        pushes(steps, 1)
+
+
+def test_a_step_ends_with_the_pull_of_its_last_weights():
+    session = Session()
+    steps = drawn(session)
+    for number in (0, 1):
+        pushes(steps, "a", "b")
+        pulls(steps, "a")
+        assert session.ended == number
+        pulls(steps, "b")
+        next_step(steps)
         assert session.ended == number + 1
+
+
+def test_pulls_of_a_callback_do_not_count():
+    session = Session()
+    steps = drawn(session)
+    for number in (0, 1, 2):
+        pulls(steps, "a", "a", "b")  # of the callback after the draw
+        pushes(steps, "a")
+        pulls(steps, "a", "a")
+        pushes(steps, "b")
+        assert session.ended == number
+        pulls(steps, "b")
+        assert session.ended == number + (number > 0)
+        next_step(steps)
+
+
+def test_in_fit_a_step_ends_after_all_gradients_also_with_a_callback_that_pulls(store, monkeypatch):
+    pushed, at_end, out = [], [], mx.nd.zeros(2)
+    train = store.balance(arrays())
+    pushpull, end_step = store.pushpull, PipelinedSession.end_step
+
+    def seen(key, *args, **more):
+        pushed.append(key)
+        pushpull(key, *args, **more)
+
+    def ended(*args):
+        at_end.append(len(pushed))
+        end_step(*args)
+
+    monkeypatch.setattr(store, "pushpull", seen)
+    monkeypatch.setattr(PipelinedSession, "end_step", ended)
+    fit(train, store, batch_end_callback=lambda _: store.pull("output_bias", out=out))
+    assert at_end == list(range(2, 17, 2))
+
+
+def test_keys_that_are_new_in_a_later_step_count_from_the_next_one():
+    session = Session()
+    steps = drawn(session)
+    pushes(steps, "a")
+    next_step(steps)
+    pushes(steps, "a", "b")
+    next_step(steps)
+    pushes(steps, "a")
+    assert session.ended == 2
+    pushes(steps, "b")
+    assert session.ended == 3
+    next_step(steps)
+    pushes(steps, "a")  # without b
+    next_step(steps)
+    assert session.ended == 4
+
+
+@pytest.mark.parametrize("key", ["a", "b", "new"])
+def test_pushes_after_the_step_are_refused(key):
+    steps = drawn(Session())
+    pushes(steps, "a", "b")
+    next_step(steps)
+    pushes(steps, "a", "b")
+    with pytest.raises(ValueError, match="draw a batch before each update, or call train.reset"):
+        pushes(steps, key, key)
+
+
+def test_a_loop_that_is_left_early_does_not_scale_other_batches(store):
+    train, out = store.balance(arrays()), mx.nd.zeros(4)
+    store.init("w", out)
+    for batch in train:
+        store.push("w", mx.nd.ones(4))
+        if batch.data[0].shape[0] < X:
+            break
+    with pytest.raises(ValueError, match=r"call train.reset\(\) before updates with other batches"):
+        store.push("w", mx.nd.ones(4))
+    train.reset()
+    store.push("w", mx.nd.ones(4))
+    store.pull("w", out=out)
+    assert out.asnumpy().tolist() == [1] * 4
+
+
+def test_values_that_are_sent_again_are_not_scaled(store):
+    train, out = store.balance(arrays()), mx.nd.zeros(4)
+    store.broadcast("w", mx.nd.zeros(4), out)
+    for _ in train:
+        store.push("w", mx.nd.ones(4))
+        store.broadcast("w", mx.nd.full(4, 5), out)
+        assert out.asnumpy().tolist() == [5] * 4
+
+
+def test_the_arrays_of_a_first_step_without_an_end_are_not_kept():
+    steps = drawn(Session())
+    for _ in range(9):
+        pushes(steps, "a", "b")
+        pulls(steps, "a", "b")
+    assert sum(map(len, steps._computed.values())) == 2
+    assert sum(map(len, steps._pulled.values())) == 2
 
 
 @pytest.mark.parametrize("normalises", [True, False])
