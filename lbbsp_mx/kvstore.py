@@ -228,12 +228,14 @@ class KVStore(mx.kv.KVStore):
         servers makes the update of one process with the whole global batch. The loop must draw a
         batch before each update, in one thread, as `Module.fit` does.
 
-        Without a cluster it trains as MXNet's own store does.
+        Without a cluster, full batches that are not shuffled train as with MXNet's own store. A
+        short last batch is not padded, and shuffled data follow the seed.
 
         Args:
             data: The whole data set on all workers: an ``NDArrayIter``, arrays as for one, or a
-                gluon data set; see `PlannedIter`.
-            label: Arrays of labels, as for ``NDArrayIter``.
+                gluon data set; see `PlannedIter`. An ``NDArrayIter`` that discards a short last
+                batch drops the short last step of each epoch.
+            label: Arrays of labels, as for ``NDArrayIter``, if `data` are arrays.
             global_batch_size: X, samples per step over all workers; constant. Defaults to the
                 batch size of the ``NDArrayIter`` times the number of workers.
             seed: Seed of the order. Defaults to that of the options.
@@ -243,12 +245,15 @@ class KVStore(mx.kv.KVStore):
                 ``SoftmaxOutput(normalization='batch')`` are.
             devices: Devices of each worker, among which Module splits a batch; the largest number
                 if workers have different ones. Each device then has a sample in every step.
-            iter_params: Further arguments of `PlannedIter`, such as ``data_name``.
+            iter_params: Further arguments of `PlannedIter`: ``data_name`` and the like for arrays,
+                options of ``DataLoader`` for a gluon data set.
             **options: Options of `lbbsp_core.SessionOptions`, such as ``policy`` and ``record``.
 
         Raises:
             ValueError: No plan can satisfy the options, or updates would not be exact, as with
-                ``dist_async``, compression, or the optimizer in the workers.
+                ``dist_async``, compression, or the optimizer in the workers; or the ``NDArrayIter``
+                keeps samples for its next epoch.
+            TypeError: An argument would have no effect, or the data cannot be read by index.
             DisagreementError: Workers have other data or options.
 
         Example::

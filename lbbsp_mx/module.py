@@ -17,6 +17,7 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import env
 from lbbsp_mx.collectives import StoreCollectives
 from lbbsp_mx.data_iter import ARRAY_PARAMS, Columns, PlannedIter, array_iter
+from lbbsp_mx.module_data import check_arguments, drops_last
 from lbbsp_mx.native import ASYNCHRONOUS, runtime
 from lbbsp_mx.parts import Draws
 from lbbsp_mx.pushes import NO_OPTIMIZER, PushedSteps
@@ -116,15 +117,18 @@ def balance(
     """Creates the iterator and the steps of a balanced store; see `lbbsp_mx.KVStore.balance`."""
     _check_store(store)
     _check_devices(devices, mean_loss)
+    check_arguments(data, label, iter_params or {})
     collectives = StoreCollectives(store)
     total = _total(data, global_batch_size, store.num_workers)
     seed = options.seed if seed is None else seed
     if shuffle is None:
         shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
+    drop_last = drops_last(data)
     facts = {"mean_loss": int(mean_loss), "devices": devices}
     if store.num_workers > 1:
         order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}
-        handshake.compare(collectives, {**order, **facts})
+        discards = {"last_batch_handle='discard'": int(drop_last)}
+        handshake.compare(collectives, {**order, **discards, **facts})
     source, params = _source(collectives, data, label, iter_params)
     session = PipelinedSession(
         collectives,
@@ -137,13 +141,15 @@ def balance(
         parts=devices,
     )
     samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
-    sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), None, None)
+    sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), None, None, drop_last)
+    last = sampler.order.size(sampler.order.steps_per_epoch - 1)
     even = -(-total // store.num_workers)
     steps = PushedSteps(
         session,
         even * store.num_workers,
         mean_loss=mean_loss,
         devices=devices,
+        most_devices=devices if store.num_workers > 1 else max(devices, last),
         in_servers=store.distributed,
     )
     runtime().has_trainer |= store.distributed

@@ -54,6 +54,7 @@ class PushedSteps:
             ``rescale_grad``: the iterator's batch size times the number of workers.
         mean_loss: Whether gradients are means over a worker's batch.
         devices: Largest number of devices of a worker.
+        most_devices: Number of devices up to which each has samples in every step.
         in_servers: Whether the optimizer must run in the servers.
     """
 
@@ -64,11 +65,13 @@ class PushedSteps:
         *,
         mean_loss: bool,
         devices: int,
+        most_devices: int,
         in_servers: bool,
     ) -> None:
         self._session = session
         self._scheduled, self._mean_loss = scheduled, mean_loss
-        self._devices, self._in_servers = devices, in_servers
+        self._devices, self._most_devices = devices, most_devices
+        self._in_servers = in_servers
         self._total = session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
@@ -178,9 +181,9 @@ class PushedSteps:
         return share
 
     def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
-        """Warns of batch normalisation, which the symbol of Module's optimizer shows."""
+        """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
         info, self._has_warned = getattr(optimizer, "sym_info", ()), True
-        if info and any(name.endswith("_moving_var") for name in info[0]):
+        if info and any(name.endswith(("_moving_var", "_running_var")) for name in info[0]):
             logger.warning(
                 "BatchNorm normalises each worker's batch separately, so that the result depends "
                 "on how the batch is split"
@@ -188,7 +191,7 @@ class PushedSteps:
 
     def _check_devices(self, values: Iterable[Any]) -> None:
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
-        if used > self._devices and self._session.workers > 1:
+        if used > self._most_devices:
             raise ValueError(
                 f"devices must be the number of devices of a worker, {used}, got {self._devices}: "
                 f"pass devices={used} to balance, so that each device has samples in every step"

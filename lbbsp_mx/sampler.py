@@ -139,8 +139,12 @@ def make_sampler(
     shuffle: bool,
     sampler: Iterable[object] | None,
     beside: BatchSampler | None,
+    drop_last: bool = False,
 ) -> BatchSampler:
-    """Creates the sampler of a trainer; see `lbbsp_mx.Trainer.batch_sampler`."""
+    """Creates the sampler of a trainer; see `lbbsp_mx.Trainer.batch_sampler`.
+
+    With `drop_last`, an order by the seed has no short last steps.
+    """
     num_samples = check_same_data(session, data)
     if beside is not None:
         return _companion(session, num_samples, seed, shuffle, sampler, beside)
@@ -153,7 +157,7 @@ def make_sampler(
         drawer = EpochDrawer(session, sampler, num_samples)
         session.use_order(drawer.order)
         return BatchSampler(session, drawer.order, drawer, draws)
-    order = session.make_order(num_samples, seed, shuffle=shuffle)
+    order = session.make_order(num_samples, seed, shuffle=shuffle, drop_last=drop_last)
     session.use_order(order)
     return BatchSampler(session, order, draws=draws)
 

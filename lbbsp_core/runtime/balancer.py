@@ -163,6 +163,7 @@ class Balancer:
         seed: int,
         *,
         shuffle: bool = True,
+        drop_last: bool = False,
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
         most_workers: int = 0,
@@ -186,8 +187,8 @@ class Balancer:
                 self.constraints.global_batch_size,
             )
         workers = max(self.workers, most_workers)
-        drop = 0 < rest < workers * self.parts
-        if drop:
+        too_small = 0 < rest < workers * self.parts
+        if too_small and not drop_last:
             logger.warning(
                 "%d of %d samples are dropped in each epoch, because the last step would have "
                 "fewer samples than the %d workers%s",
@@ -201,7 +202,7 @@ class Balancer:
             self.constraints.global_batch_size,
             seed=seed,
             shuffle=shuffle,
-            drop_last=drop,
+            drop_last=drop_last or too_small,
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
         )

@@ -178,6 +178,7 @@ class WorkerSession:
         seed: int | None = None,
         *,
         shuffle: bool = True,
+        drop_last: bool = False,
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
     ) -> GlobalOrder:
@@ -192,6 +193,7 @@ class WorkerSession:
             num_samples,
             self.options.seed if seed is None else seed,
             shuffle=shuffle,
+            drop_last=drop_last,
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
             most_workers=env.workers_at_first(self.workers),

@@ -22,8 +22,8 @@ def network():
     return mx.sym.SoftmaxOutput(data, name="softmax")
 
 
-def arrays(samples=SAMPLES, shuffle=False):
-    return mx.io.NDArrayIter(FEATURES[:samples], LABELS[:samples], X, shuffle)
+def arrays(samples=SAMPLES, shuffle=False, last="pad"):
+    return mx.io.NDArrayIter(FEATURES[:samples], LABELS[:samples], X, shuffle, last)
 
 
 def fit(train, kvstore="local", epochs=2, batch_end_callback=None, **options):
@@ -63,6 +63,22 @@ def test_a_short_last_step_is_a_mean_over_its_samples(store):
     assert len(padded) % X == 0
     whole = mx.io.NDArrayIter(FEATURES[padded], LABELS[padded], X)
     assert_equal(fit(store.balance(arrays()), store), fit(whole))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_short_last_batch_is_left_out_if_the_iterator_discards_it(store, shuffle):
+    train = store.balance(arrays(shuffle=shuffle, last="discard"), seed=4)
+    order = GlobalOrder(SAMPLES, X, seed=4, shuffle=shuffle, drop_last=True)
+    for epoch in (0, 1):
+        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+        for step, batch in zip(steps, train, strict=True):
+            np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[order.indices(step)])
+        train.reset()
+
+
+def test_an_iterator_that_discards_trains_as_with_the_stock_store(store):
+    train = store.balance(arrays(last="discard"))
+    assert_equal(fit(train, store), fit(arrays(last="discard")))
 
 
 def test_without_its_store_the_iterator_only_reads(store):
@@ -139,7 +155,9 @@ class Session:
 
 
 def steps_of(session, mean_loss=False, scheduled=18):
-    return PushedSteps(session, scheduled, mean_loss=mean_loss, devices=1, in_servers=False)
+    return PushedSteps(
+        session, scheduled, mean_loss=mean_loss, devices=1, most_devices=1, in_servers=False
+    )
 
 
 def drawn(session, **options):
@@ -266,7 +284,7 @@ def test_pushes_after_the_step_are_refused(key):
     pushes(steps, "a", "b")
     next_step(steps)
     pushes(steps, "a", "b")
-    with pytest.raises(ValueError, match="draw a batch before each update, or call train.reset"):
+    with pytest.raises(ValueError, match="draw a batch before each update, or call"):
         pushes(steps, key, key)
 
 
@@ -303,16 +321,20 @@ def test_the_arrays_of_a_first_step_without_an_end_are_not_kept():
     assert sum(map(len, steps._pulled.values())) == 2
 
 
-@pytest.mark.parametrize("normalises", [True, False])
-def test_batch_normalisation_is_warned_of_once(caplog, normalises):
+def gluon_normalisation(data):
+    return mx.gluon.nn.BatchNorm(in_channels=2)(data)
+
+
+@pytest.mark.parametrize("normalise", [mx.sym.BatchNorm, gluon_normalisation, None])
+def test_batch_normalisation_is_warned_of_once(caplog, normalise):
     symbol = network()
-    if normalises:
-        symbol = mx.sym.SoftmaxOutput(mx.sym.BatchNorm(mx.sym.var("data")), name="softmax")
+    if normalise is not None:
+        symbol = mx.sym.SoftmaxOutput(normalise(mx.sym.var("data")), name="softmax")
     optimizer = mx.optimizer.SGD(sym=symbol, param_idx2name={})
     steps = drawn(Session())
     for _ in range(2):
         steps.scaled("key", mx.nd.ones(2), optimizer)
-    assert caplog.text.count("BatchNorm normalises each worker's batch") == normalises
+    assert caplog.text.count("BatchNorm normalises each worker's batch") == (normalise is not None)
 
 
 def test_a_batch_without_pushes_is_refused():
@@ -351,6 +373,36 @@ def test_another_thread_reads_an_error_and_does_not_wait(store):
 def test_options_that_cannot_be_are_named(store, options, message):
     with pytest.raises(ValueError, match=message):
         store.balance(FEATURES, LABELS, **options)
+
+
+def test_more_devices_than_samples_of_the_last_step_are_refused(store):
+    context = [mx.cpu(number) for number in range(3)]
+    with pytest.raises(ValueError, match="pass devices=3 to balance"):
+        fit(store.balance(arrays()), store, context=context)
+    other = lbbsp_mx.KVStore("local")
+    fit(other.balance(arrays(), devices=3), other, context=context)
+    enough = lbbsp_mx.KVStore("local")
+    fit(enough.balance(arrays(WHOLE)), enough, context=context)
+
+
+def test_an_iterator_that_keeps_samples_for_the_next_epoch_is_refused(store):
+    with pytest.raises(ValueError, match=r"must be 'pad' or 'discard' .*, got 'roll_over'"):
+        store.balance(arrays(last="roll_over"))
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "message"),
+    [
+        (arrays(), {"label": LABELS}, "label must be left out with an NDArrayIter"),
+        (DATA, {"label": LABELS, "global_batch_size": X}, "label must .* gluon data set"),
+        (arrays(), {"iter_params": {"data_name": "x"}}, "leave out data_name with an NDArrayIter"),
+        (arrays(shuffle=True), {"iter_params": {"layout": "N"}}, "leave out layout with an"),
+        (arrays(), {"iter_params": {"num_workers": 2}}, "only a gluon data set takes"),
+    ],
+)
+def test_arguments_without_effect_are_refused(store, data, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        store.balance(data, **arguments)
 
 
 def test_an_unknown_option_is_named(store):

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
 WORKERS, EPOCHS = 3, 3
-FITS = ["whole_script", "continued", "means", "sums", "shuffled", "devices"]
+FITS = ["whole_script", "continued", "means", "sums", "shuffled", "devices", "discarded"]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,12 @@ def test_a_batch_that_was_not_used_is_drawn_again(said):
     [
         ("other_seed", "workers disagree on seed"),
         ("other_size", "workers disagree on global_batch_size"),
+        ("other_handle", "workers disagree on last_batch_handle='discard'"),
         ("other_data", "samples of worker 1 differ"),
         ("other_shuffled", "create it with shuffle=False, from the same arrays on all workers"),
         ("in_workers", "needs the optimizer on the servers"),
         ("unused", "pass kvstore=store to Module.fit"),
+        ("left_early", "draw a batch before each update, or call train.reset()"),
         ("prefetched", "leave PrefetchingIter and other threads out"),
         ("more_devices", "pass devices=2 to balance"),
         ("replaced", "balanced over other data now"),

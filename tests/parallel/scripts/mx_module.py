@@ -5,6 +5,8 @@
 
 import sys
 import time
+from functools import partial
+from itertools import chain, islice
 
 import lbbsp_mx
 
@@ -33,8 +35,8 @@ def network(normalization="null"):
     return mx.sym.SoftmaxOutput(data, name="softmax", normalization=normalization)
 
 
-def arrays(batch_size, shuffle=False):
-    return mx.io.NDArrayIter(FEATURES, LABELS, batch_size, shuffle)
+def arrays(batch_size, shuffle=False, last="pad"):
+    return mx.io.NDArrayIter(FEATURES, LABELS, batch_size, shuffle, last)
 
 
 def options(**more):
@@ -76,8 +78,8 @@ def alone(steps, size, normalization="null", **more):
     return module
 
 
-def steps_of(size, seed, shuffle=True):
-    order = GlobalOrder(SAMPLES, size, seed, shuffle=shuffle)
+def steps_of(size, seed, shuffle=True, drop_last=False):
+    order = GlobalOrder(SAMPLES, size, seed, shuffle=shuffle, drop_last=drop_last)
     return [order.indices(step) for step in range(EPOCHS * order.steps_per_epoch)]
 
 
@@ -164,6 +166,15 @@ def devices():
     report("devices", module, steps_of(24, 0, shuffle=False), 24)
 
 
+def discarded():
+    """Short last steps are left out, and a callback pulls weights."""
+    other, out = lbbsp_mx.KVStore("dist_sync"), mx.nd.zeros(8)
+    train = other.balance(arrays(8, last="discard"), policy=DIVISIBLE)
+    pull = partial(other.pull, "hidden_bias", out=out)
+    module = fit(train, other, batch_end_callback=lambda _: pull())
+    report("discarded", module, steps_of(24, 0, shuffle=False, drop_last=True), 24)
+
+
 def slow():
     """The third worker sleeps in every step."""
     other = lbbsp_mx.KVStore("dist_sync")
@@ -193,6 +204,18 @@ def prefetched():
     mx.mod.Module(network()).fit(mx.io.PrefetchingIter(balanced()), kvstore=None, num_epoch=1)
 
 
+def left_early():
+    """Leaves the loop in its second step, and trains on batches of another iterator."""
+    other = lbbsp_mx.KVStore("dist_sync")
+    train, module = other.balance(arrays(8)), mx.mod.Module(network())
+    module.bind(train.provide_data, train.provide_label)
+    module.init_params()
+    module.init_optimizer(other)
+    for batch in chain(islice(train, 2), arrays(8)):
+        module.forward_backward(batch)
+        module.update()
+
+
 def more_devices():
     module = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
     other = lbbsp_mx.KVStore("dist_sync")
@@ -212,17 +235,19 @@ def other_arrays():
 MISUSE = {
     "other_seed": lambda: balanced(shuffle=True, seed=rank),
     "other_size": lambda: balanced(global_batch_size=24 + rank),
+    "other_handle": lambda: balanced(data=arrays(8, last="discard" if rank else "pad")),
     "other_data": lambda: balanced(data=mx.io.NDArrayIter(FEATURES + rank, LABELS, 8)),
     "other_shuffled": lambda: balanced(data=other_arrays()),
     "in_workers": lambda: mx.kv.create("lbbsp").balance(arrays(8)),
     "unused": unused,
     "prefetched": prefetched,
+    "left_early": left_early,
     "more_devices": more_devices,
     "replaced": replaced,
     "compressed": lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
 }
 
-for case in (whole_script, means, sums, shuffled, devices, slow):
+for case in (whole_script, means, sums, shuffled, devices, discarded, slow):
     case()
 result("peeks", peeks())
 answer_all(MISUSE, MISUSE)
