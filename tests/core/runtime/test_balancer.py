@@ -318,6 +318,13 @@ def test_epochs_of_one_full_step_are_said_to_stay_even(caplog: pytest.LogCapture
     assert "12 samples has one full step of 8" in caplog.text
 
 
+def test_a_short_last_step_is_dropped_on_request(caplog: pytest.LogCaptureFixture) -> None:
+    balancer = Balancer(rank=0, workers=2, global_batch_size=8)
+    assert balancer.make_order(22, seed=0).steps_per_epoch == 3
+    assert balancer.make_order(22, seed=0, drop_last=True).steps_per_epoch == 2
+    assert not caplog.records
+
+
 def test_a_profile_brings_the_end_of_its_memory() -> None:
     profile = Profile([8, 16], [0.1, 0.2], out_of_memory_at=21)
     _, large = team(2, 60, limits=[Limits(2), Limits(2, 50)], policy=EXACT)
