@@ -42,6 +42,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead_mx.py
 	$(BIN)/python benchmarks/schemes_mx.py
 	$(BIN)/python benchmarks/unequal_workers.py
+	$(BIN)/python benchmarks/unequal_mx.py
 
 setup: $(READY)
 
