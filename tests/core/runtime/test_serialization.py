@@ -28,6 +28,10 @@ def same(found, expected):
         assert len(found) == len(expected)
         for pair in zip(found, expected, strict=True):
             same(*pair)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            same(found[key], value)
     elif expected == expected:  # no NaN
         assert found == expected
     else:
@@ -55,8 +59,7 @@ values = st.recursive(
 @given(value=values)
 def test_values_are_kept_exactly(value):
     found = copied(value, State(0.0))
-    if not isinstance(value, dict):
-        same(found, value)
+    same(found, value)
     assert repr(found) == repr(value)
 
 
