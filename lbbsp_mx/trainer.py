@@ -189,11 +189,7 @@ class Trainer(LocalTrainer):
                 framework="mxnet",
                 versions={"mxnet": mx.__version__},
                 activity=runtime().activity,
-                facts={
-                    "parameters": len(self._params),
-                    "mean_loss": int(self.mean_loss),
-                    "accumulate": accumulate,
-                },
+                facts={"parameters": len(self._params), "accumulate": accumulate},
                 parts=accumulate,
             )
             runtime().use_options(options)
