@@ -62,6 +62,14 @@ class Script:
 
 IMPORT = ("import mxnet as mx\n", "import lbbsp_mx\nimport mxnet as mx\n")
 TRAINER = ("trainer = gluon.Trainer(", "trainer = lbbsp_mx.Trainer(")
+CIFAR_SET = (
+    "        train_data = gluon.data.DataLoader(\n"
+    "            gluon.data.vision.CIFAR10(train=True)"
+    ".transform_first(transform_train),\n"
+    "            batch_size=batch_size, shuffle=True, last_batch='discard', "
+    "num_workers=num_workers)\n",
+    "        train_set = gluon.data.vision.CIFAR10(train=True).transform_first(transform_train)\n",
+)
 
 SCRIPTS = (
     Script(
@@ -366,15 +374,7 @@ SCRIPTS = (
                 "            train_set, batch_sampler=trainer.batch_sampler(train_set, seed=0),\n"
                 "            num_workers=num_workers)\n",
             ),
-            (
-                "        train_data = gluon.data.DataLoader(\n"
-                "            gluon.data.vision.CIFAR10(train=True)"
-                ".transform_first(transform_train),\n"
-                "            batch_size=batch_size, shuffle=True, last_batch='discard', "
-                "num_workers=num_workers)\n",
-                "        train_set = gluon.data.vision.CIFAR10(train=True)"
-                ".transform_first(transform_train)\n",
-            ),
+            CIFAR_SET,
             (
                 "net = get_model(model_name, **kwargs)",
                 "net = get_model(model_name, norm_layer=lbbsp_mx.SyncBatchNorm, **kwargs)",
@@ -389,15 +389,7 @@ SCRIPTS = (
         edits=(
             IMPORT,
             TRAINER,
-            (
-                "        train_data = gluon.data.DataLoader(\n"
-                "            gluon.data.vision.CIFAR10(train=True)"
-                ".transform_first(transform_train),\n"
-                "            batch_size=batch_size, shuffle=True, last_batch='discard', "
-                "num_workers=num_workers)\n",
-                "        train_set = gluon.data.vision.CIFAR10(train=True)"
-                ".transform_first(transform_train)\n",
-            ),
+            CIFAR_SET,
             (
                 "'momentum': opt.momentum})\n",
                 "'momentum': opt.momentum},\n"

@@ -12,6 +12,13 @@ FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
 LABELS = rng.integers(0, 2, SAMPLES).astype("f4")
 DATA = gluon.data.ArrayDataset(FEATURES, LABELS)
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+CLUSTER = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_NUM_WORKER": "2",
+}
 
 
 def network(devices=1, norm=None):

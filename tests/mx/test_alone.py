@@ -8,20 +8,24 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbb
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import (  # noqa: E402
+    CLUSTER,
+    DATA,
+    FEATURES,
+    LABELS,
+    LOSS,
+    SAMPLES,
+    X,
+    backward,
+    network,
+    weights,
+)
 from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
 
 from lbbsp_core import Even  # noqa: E402
 
 MOMENTUM = {"momentum": 0.9, "learning_rate": 0.1, "wd": 0.01}
-CLUSTER = {
-    "DMLC_ROLE": "worker",
-    "DMLC_PS_ROOT_URI": "127.0.0.1",
-    "DMLC_PS_ROOT_PORT": "9",
-    "DMLC_NUM_SERVER": "1",
-    "DMLC_NUM_WORKER": "2",
-}
 
 
 def ours(net, optimizer="sgd", **options):

@@ -12,7 +12,18 @@ lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbb
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
+from helpers import (  # noqa: E402
+    CLUSTER,
+    DATA,
+    FEATURES,
+    LABELS,
+    LOSS,
+    SAMPLES,
+    X,
+    backward,
+    network,
+    weights,
+)
 from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
 
@@ -215,15 +226,6 @@ def test_a_missing_framework_names_the_extra():
     status, said = program(text)
     assert status == 1
     assert "pip install 'lbbsp[mx]'" in said
-
-
-CLUSTER = {
-    "DMLC_ROLE": "worker",
-    "DMLC_PS_ROOT_URI": "127.0.0.1",
-    "DMLC_PS_ROOT_PORT": "9",
-    "DMLC_NUM_SERVER": "1",
-    "DMLC_NUM_WORKER": "2",
-}
 
 
 @pytest.mark.parametrize(
