@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/resources.py
 	$(BIN)/python benchmarks/zipline.py
 	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py

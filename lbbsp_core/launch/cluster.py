@@ -13,6 +13,18 @@ from typing import Final, NamedTuple
 
 HOST: Final = "127.0.0.1"
 
+KEEP_FREED_MEMORY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "MALLOC_MMAP_MAX_": "0",  # nothing is mapped singly: unlike a threshold, without a limit
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        # More than the 64 MiB of a heap of a thread: then glibc never unmaps an empty one.
+        "MALLOC_TOP_PAD_": str(1 << 28),
+    }
+)
+"""Variables of mallopt(3) with which glibc keeps freed memory for the next allocation."""
+
+NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
+
 
 class Helper(NamedTuple):
     """Process that a framework needs beside its workers, such as a parameter server.
@@ -91,7 +103,8 @@ def job_spec(
     if run_dir is not None:
         shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
     emulation = emulation_defaults() if emulated else {}
-    common = {**quiet_defaults(), **emulation, **os.environ, **shared}
+    settings = {**quiet_defaults(), **emulation, **os.environ}
+    common = {**allocator_defaults(settings), **settings, **shared}
     return own._replace(
         workers=[{**common, **variables} for variables in own.workers],
         helpers=[h._replace(environment={**common, **h.environment}) for h in own.helpers],
@@ -180,8 +193,31 @@ def emulation_defaults() -> dict[str, str]:
     """Returns variables that give a worker one compute thread and no GPU.
 
     A CPU quota slows down nothing else. There are two inter-op threads, since with a single one a
-    waiting collective could block the operation that its peer waits for.
+    waiting collective could block the operation that its peer waits for. The few threads share one
+    arena of the allocator, in which tensors of any size fit where those of others were freed.
     """
     one_thread = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     threads = {name: "1" for name in (*one_thread, "MKL_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")}
-    return {**threads, "TF_NUM_INTEROP_THREADS": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    one_arena = {"MALLOC_ARENA_MAX": "1"}
+    return {**threads, **one_arena, "TF_NUM_INTEROP_THREADS": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns variables that save a process without a GPU most of its page faults.
+
+    The frameworks allocate the tensors of each step anew. By default glibc returns large ones to
+    the kernel when they are freed, which then clears every page of the next ones. A batch of a new
+    size costs most, since its tensors do not fit where the previous ones were.
+
+    Args:
+        environment: Variables that the process gets otherwise.
+
+    Returns:
+        `KEEP_FREED_MEMORY`; nothing where the user has tuned the allocator, or the process may use
+        a GPU, whose tensors glibc does not allocate.
+    """
+    tuned = KEEP_FREED_MEMORY.keys() | {"MALLOC_MMAP_THRESHOLD_"}
+    if tuned & environment.keys() or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+        return {}
+    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    return KEEP_FREED_MEMORY if hidden or not NVIDIA_DRIVER.exists() else {}

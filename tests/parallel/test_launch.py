@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,20 @@ while time.monotonic() < end:
     pause = time.monotonic() + 0.05
     while time.monotonic() < pause:
         pass
+"""
+# Two tensors of 80 MiB, which is more than the largest threshold that glibc chooses by itself.
+ALLOCATE = """
+import ctypes, resource
+libc, size = ctypes.CDLL(None), ctypes.c_size_t(80 << 20)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [libc.malloc(size) for _ in range(2)]
+    for tensor in tensors:
+        ctypes.memset(tensor, 1, 80 << 20)
+    for tensor in tensors:
+        libc.free(tensor)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 # A shell without job control starts background jobs with SIGINT ignored: undo that.
 DRIVER = """
@@ -179,6 +194,18 @@ def test_arguments_environment_and_run_dir(script, tmp_path):
     command = [script(body), "--epochs", str(run_dir), "a b"]
     assert launch(command, workers=2, run_dir=run_dir, output=lines.__setitem__) == 0
     assert lines[0] == lines[1] == f"['--epochs', '{run_dir}', 'a b'] {run_dir} True"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
+@pytest.mark.parametrize("kept", [True, False])
+def test_tensors_are_allocated_without_page_faults(script, monkeypatch, kept):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    if not kept:  # the user's own setting, here glibc's default
+        monkeypatch.setenv("MALLOC_TOP_PAD_", "131072")
+    lines = []
+    launch([script(ALLOCATE)], workers=1, output=lambda rank, line: lines.append(line))
+    first, *later = [int(line) for line in lines]
+    assert max(later) < 0.02 * first if kept else min(later) > 0.9 * first
 
 
 def test_output_that_cannot_be_handed_on_ends_the_job_with_its_error(script):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core.launch import dutycycle, launch
+from lbbsp_core.launch import cluster, dutycycle, launch
 from lbbsp_core.launch.cgroup import CgroupV1, CgroupV2, controllers, remove_leftovers
-from lbbsp_core.launch.cluster import free_ports, job_spec
+from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY, allocator_defaults, free_ports, job_spec
 from lbbsp_core.launch.cpu_shares import MAX_LOAD, MAX_SHARE, period_us, quota_us, schedule
 from lbbsp_core.launch.dutycycle import windows
 from lbbsp_core.processes.child import Exited
@@ -290,6 +290,36 @@ def test_the_users_choice_of_gpus_stays(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     (slow,) = job_spec("tensorflow", 1, emulated=True, run_dir=None).workers
     assert slow["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_workers_without_a_gpu_keep_freed_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "NVIDIA_DRIVER", tmp_path / "driver")
+    assert allocator_defaults({}) == KEEP_FREED_MEMORY
+    (tmp_path / "driver").touch()
+    assert not allocator_defaults({})
+    assert not allocator_defaults({"CUDA_VISIBLE_DEVICES": "0"})
+    for hidden in ("", "-1"):
+        assert allocator_defaults({"CUDA_VISIBLE_DEVICES": hidden}) == KEEP_FREED_MEMORY
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = job_spec("mxnet", 1, emulated=True, run_dir=None)  # emulation hides the GPUs
+    for environment in (*job.workers, *(helper.environment for helper in job.helpers)):
+        assert environment.items() >= KEEP_FREED_MEMORY.items()
+        assert environment["MALLOC_ARENA_MAX"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TOP_PAD_", "131072"),
+        ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+        ("GLIBC_TUNABLES", "glibc.pthread.rseq=0:glibc.malloc.trim_threshold=1048576"),
+    ],
+)
+def test_the_users_own_tuning_of_the_allocator_replaces_ours(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    (worker,) = job_spec("tensorflow", 1, emulated=True, run_dir=None).workers
+    assert worker[name] == value
+    assert not (KEEP_FREED_MEMORY.keys() - {name}) & worker.keys()
 
 
 def test_finding_the_cpu_controller(tmp_path):
