@@ -83,13 +83,10 @@ class AsyncTrainer(gluon.Trainer):
         chosen = SessionOptions.of(options)
         params = list(as_created(params))
         _check_initialised(params)
-        if cluster.in_cluster() and runtime().serves_optimizer:
-            raise ValueError(
-                "a process can have only one AsyncTrainer in a cluster, because the servers run "
-                "one optimizer: use one trainer for all parameters, or a separate job"
-            )
+        if cluster.in_cluster():
+            _check_servers_are_free()
         runtime().use_options(chosen)
-        runtime().serves_optimizer = True
+        runtime().optimizer_of = "AsyncTrainer"
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
@@ -341,6 +338,20 @@ class _Servers:
 
 def _learning(params: Sequence[gluon.Parameter]) -> list[int]:
     return [i for i, param in enumerate(params) if param.grad_req != "null"]
+
+
+def _check_servers_are_free() -> None:
+    """Raises ValueError if the servers run another optimizer, or have keys of a script."""
+    if runtime().optimizer_of == "AsyncTrainer":
+        raise ValueError(
+            "a process can have only one AsyncTrainer in a cluster, because the servers run "
+            "one optimizer: use one trainer for all parameters, or a separate job"
+        )
+    if runtime().optimizer_of or runtime().taken:
+        raise ValueError(
+            "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
+            "given them keys or an optimizer: use a separate job for one of the two"
+        )
 
 
 def _check_initialised(params: list[gluon.Parameter]) -> None:

@@ -38,7 +38,7 @@ class KVStore(mx.kv.KVStore):
     store. Several stores of a process share the distributed native store, because MXNet hangs if a
     second one is created; each has keys of its own. All workers must introduce keys (by `init` or
     `broadcast`) in the same order. This is checked where servers have exact sums, unlike with
-    ``dist_async`` or gradient compression. ``dist_async`` and an `AsyncTrainer` exclude each other.
+    ``dist_async`` or gradient compression. A process with an `AsyncTrainer` can have no keys.
 
     ``mx.kv.create("lbbsp")`` gives a store that keeps the optimizer in the workers, and
     ``mx.kv.create("lbbsp_dist_sync")`` and the like the store of a kind.
@@ -114,6 +114,7 @@ class KVStore(mx.kv.KVStore):
         Raises:
             MXNetError: A key exists already.
             DisagreementError: Workers introduce different keys.
+            ValueError: The process has an `lbbsp_mx.AsyncTrainer`, whose keys these would be.
         """
         with self._introducing("init", key, value) as number:
             super().init(number(key), value)
@@ -177,11 +178,16 @@ class KVStore(mx.kv.KVStore):
         """Lets the store update values by pushed gradients; a collective if it is distributed.
 
         On servers the optimizer of worker 0 is used.
+
+        Raises:
+            ValueError: The servers run the optimizer of an `lbbsp_mx.AsyncTrainer`.
         """
-        self._optimizer, self._has_pushed = optimizer, False
         if not self.distributed:
+            self._optimizer = optimizer
             super().set_optimizer(optimizer)
             return
+        _refuse_beside_async_trainer()
+        self._optimizer, self._has_pushed = optimizer, False
         self._send_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
@@ -307,7 +313,7 @@ class KVStore(mx.kv.KVStore):
             with self.waiting("for the servers to receive the optimizer"), runtime().lock:
                 super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
         self.barrier()
-        runtime().serves_optimizer = True
+        runtime().optimizer_of = "KVStore"
         self._sent_indices = self._keys.indices
 
     def _before_push(self) -> None:
@@ -365,6 +371,7 @@ class KVStore(mx.kv.KVStore):
             yield lambda keys: keys
             self._sent.update(flat(key))
             return
+        _refuse_beside_async_trainer()
         known = [each for each in flat(key) if self._keys.has(each)]
         self._compare(what, key)
         if known:
@@ -412,7 +419,7 @@ class KVStore(mx.kv.KVStore):
 
     def _send_again(self, key: Keys, value: Any, out: Any, priority: int) -> None:
         """Sends worker 0's values of known keys: as a sum, to which the others add nothing."""
-        serves = runtime().serves_optimizer if self.distributed else self._updater is not None
+        serves = runtime().optimizer_of if self.distributed else self._updater is not None
         if serves or self.kind == ASYNCHRONOUS:
             raise MXNetError(
                 f"the keys {list(flat(key))} cannot be sent again, because an optimizer updates "
@@ -525,6 +532,14 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
             "`lbbsp launch --framework mxnet`, or use the store 'local'"
         )
     return name
+
+
+def _refuse_beside_async_trainer() -> None:
+    if runtime().optimizer_of == "AsyncTrainer":
+        raise ValueError(
+            "a KVStore cannot have keys beside an lbbsp_mx.AsyncTrainer, because the servers would "
+            "apply the trainer's optimizer to them: use a separate job for one of the two"
+        )
 
 
 def _per_key(key: Keys, value: Any, function: Callable[[Arrays], Arrays]) -> Any:

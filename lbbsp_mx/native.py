@@ -67,7 +67,8 @@ class Runtime:
         self.distributed: mx.kv.KVStore | None = None
         self.endings = Endings()
         """Work that must be done before this process leaves the cluster."""
-        self.serves_optimizer = False
+        self.optimizer_of = ""
+        """Name of the class whose optimizer the servers run, if they run one."""
         self.drawn_for: Callable[[], object] = lambda: None
         """Returns the steps for which batches are drawn, if they still exist."""
         self._transport: nodes.Nodes | None = None

@@ -142,7 +142,7 @@ class PushedSteps:
         """
         if self._sizes is None:
             return value
-        if self._in_servers and not runtime().serves_optimizer:
+        if self._in_servers and not runtime().optimizer_of:
             raise ValueError(NO_OPTIMIZER)
         if self._session.workers > 1 and not self._has_warned:
             self._warn_of_batch_norm(optimizer)

@@ -54,6 +54,18 @@ class BatchConstraints:
         """Number of workers, N."""
         return len(self.limits)
 
+    def allow(self, sizes: Sizes) -> bool:
+        """Returns whether a plan made under other constraints satisfies these."""
+        return (
+            len(sizes) == self.workers
+            and sum(sizes) == self.global_batch_size
+            and sum(size % self.granularity > 0 for size in sizes) <= 1
+            and all(
+                bounds.minimum <= size <= (size if bounds.maximum is None else bounds.maximum)
+                for size, bounds in zip(sizes, self.limits, strict=True)
+            )
+        )
+
     def plan(self, costs: Sequence[Cost]) -> Sizes:
         """Returns the exact best plan for `costs`, see `lbbsp_core.allocate`.
 

@@ -390,18 +390,16 @@ class Balancer:
     def restore(self, state: BalancerState) -> None:
         """Continues from `state`, also with a longer lag; call it before the first step.
 
-        The position in the order is restored for any number of workers. The plans are restored
-        if the number of workers and the global batch size are the same, and the state of the
-        predictor if the rank and the predictor are the same.
+        The position in the order is restored for any number of workers. The plans are restored if
+        this run's constraints allow them, such as a maximum that was lowered after a worker had
+        run out of memory; and the state of the predictor if the rank and the predictor are the
+        same.
         """
         self.step = state.step
         self._order = order_of(state.order) if state.order else None
         self._order_start = state.order_start
         plans = [(self._policy_state.sizes, self._unknown)]
-        if (
-            len(state.plans[0]) == self.workers
-            and sum(state.plans[0]) == self.constraints.global_batch_size
-        ):
+        if all(map(self.constraints.allow, (*state.plans, state.policy_state.sizes))):
             self._policy_state = state.policy_state
             plans = [(sizes, self._unknown) for sizes in state.plans]
         if state.rank == self.rank and state.predictor == self.predictor:

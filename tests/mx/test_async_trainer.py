@@ -10,6 +10,8 @@ from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run  # noqa: E402
 from lbbsp_core.order import SampleStream  # noqa: E402
+from lbbsp_mx import cluster  # noqa: E402
+from lbbsp_mx.native import runtime  # noqa: E402
 
 
 def asynchronous(net, optimizer="adam", **options):
@@ -154,6 +156,13 @@ def test_what_learns_is_settled_at_the_start():
     net[0].weight.grad_req = "null"
     with pytest.raises(ValueError, match="set grad_req before"):
         trainer.step(len(samples))
+
+
+def test_the_servers_run_nothing_else(monkeypatch):
+    monkeypatch.setattr(cluster, "in_cluster", lambda: True)
+    monkeypatch.setattr(runtime(), "taken", {7})
+    with pytest.raises(ValueError, match="a KVStore of this process has given them keys"):
+        asynchronous(network())
 
 
 def test_batch_norm_is_warned_of(caplog):

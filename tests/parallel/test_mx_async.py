@@ -119,6 +119,8 @@ def test_workers_that_disagree_are_told(tmp_path, kind):
     assert "workers disagree on sync, batches, policy, parameters or samples" in done.text
 
 
-def test_a_process_has_one_asynchronous_trainer(runs):
+def test_a_process_has_one_asynchronous_trainer_and_no_other_keys(runs):
     (first, *_), _ = runs["asp"]
     assert "a process can have only one AsyncTrainer in a cluster" in first["second"]
+    for call in ("keys", "optimizer"):
+        assert "cannot have keys beside an lbbsp_mx.AsyncTrainer" in first[call]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbbsp_core import Balancer, DisagreementError
+from lbbsp_core import Balancer, DisagreementError, Limits
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime.handshake import agree, compare, gather_texts
 from lbbsp_core.runtime.protocol import checksum, fingerprint
@@ -101,6 +101,23 @@ def test_the_plan_in_force_is_restored_with_its_policy():
     run(first, 3)
     fresh.restore(first[0].state())
     assert fresh.report(0.2).checksum == checksum((1, 11))
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (1, 11)),
+        ({"limits": Limits(1, 11)}, (1, 11)),
+        ({"limits": Limits(1, 10)}, (6, 6)),  # out of memory: continued with smaller batches
+        ({"limits": Limits(2)}, (6, 6)),
+        ({"granularity": 2}, (6, 6)),
+    ],
+)
+def test_plans_that_the_new_run_forbids_are_not_restored(options, sizes):
+    first, fresh = pair(), balancer(0, policy=Turns(), **options)
+    run(first, 3)
+    fresh.restore(first[0].state())
+    assert (fresh.step, fresh.sizes(3)) == (3, sizes)
 
 
 def test_a_longer_lag_keeps_the_plans_that_are_decided():

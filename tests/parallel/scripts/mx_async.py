@@ -11,7 +11,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
-from report import result
+from report import answer_all, result
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced
 from lbbsp_core.demo import digits
@@ -75,10 +75,15 @@ def main(scheme, policy, folder, kind):
         net.collect_params(), *optimizer, sync=sync, global_batch_size=X, policy=POLICIES[policy],
         predictor=Ema(0.5), record=folder, seed=os.getpid() if kind == "seeds" else SEED,
     )  # fmt: skip
-    try:
-        lbbsp_mx.AsyncTrainer(net.collect_params(), "sgd", sync=sync, global_batch_size=X)
-    except ValueError as error:
-        result("second", str(error))
+    store = lbbsp_mx.KVStore("dist_async")
+    beside = {
+        "second": lambda: lbbsp_mx.AsyncTrainer(
+            net.collect_params(), "sgd", sync=sync, global_batch_size=X
+        ),
+        "keys": lambda: store.init("w", nd.ones(1)),
+        "optimizer": lambda: store.set_optimizer(mx.optimizer.SGD()),
+    }
+    answer_all(beside, beside)
     drawn = []
     for samples in trainer.batch_sampler(SAMPLES, epochs=EPOCHS):
         drawn += samples
