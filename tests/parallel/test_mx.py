@@ -10,7 +10,6 @@ from jobs import check_unequal, run
 from lbbsp_core import read_run
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
@@ -64,6 +63,7 @@ def test_uneven_changing_batches_learn_what_one_process_learns(learned, servers,
 # --- failures -------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("mode", "status", "culprit"),
     [
@@ -265,10 +265,12 @@ def runs(tmp_path_factory):
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
 
 
+@pytest.mark.alone
 def test_the_slow_worker_is_seen_and_gets_less(runs):
     check_unequal(runs, total=48)
 
 
+@pytest.mark.alone
 def test_the_header_tells_what_ran(runs):
     header = runs["balanced"].header
     assert (header.framework, header.workers, header.lag) == ("mxnet", 3, 1)
