@@ -85,8 +85,8 @@ class AsyncTrainer(gluon.Trainer):
         _check_initialised(params)
         if cluster.in_cluster():
             _check_servers_are_free()
+            runtime().optimizer_of = "AsyncTrainer"
         runtime().use_options(chosen)
-        runtime().optimizer_of = "AsyncTrainer"
         super().__init__(params, optimizer, optimizer_params, None, None, False)
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
@@ -341,16 +341,17 @@ def _learning(params: Sequence[gluon.Parameter]) -> list[int]:
 
 
 def _check_servers_are_free() -> None:
-    """Raises ValueError if the servers run another optimizer, or have keys of a script."""
+    """Raises ValueError if a script has given the servers keys, an optimizer or compression."""
     if runtime().optimizer_of == "AsyncTrainer":
         raise ValueError(
             "a process can have only one AsyncTrainer in a cluster, because the servers run "
             "one optimizer: use one trainer for all parameters, or a separate job"
         )
-    if runtime().optimizer_of or runtime().taken:
+    if runtime().optimizer_of or runtime().taken or runtime().compresses:
         raise ValueError(
             "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
-            "given them keys or an optimizer: use a separate job for one of the two"
+            "given them keys, an optimizer or gradient compression: use a separate job for one of "
+            "the two"
         )
 
 

@@ -194,12 +194,14 @@ class KVStore(mx.kv.KVStore):
         """Compresses what is pushed from now on; a collective if the store is distributed.
 
         Raises:
-            ValueError: An `lbbsp_mx.Trainer` or `balance` uses the store, whose sums must be exact.
+            ValueError: An `lbbsp_mx.Trainer` or `balance` uses the store, whose sums must be exact,
+                or the process has an `lbbsp_mx.AsyncTrainer`.
         """
         if not self.distributed:
             self._compression = compression_params
             super().set_gradient_compression(compression_params)
             return
+        _refuse_beside_async_trainer()
         if runtime().has_trainer:
             raise ValueError(
                 f"gradient compression ({dict(compression_params)}) cannot be combined with an "
@@ -537,8 +539,8 @@ def _checked(kind: str | mx.kv.KVStore) -> str:
 def _refuse_beside_async_trainer() -> None:
     if runtime().optimizer_of == "AsyncTrainer":
         raise ValueError(
-            "a KVStore cannot have keys beside an lbbsp_mx.AsyncTrainer, because the servers would "
-            "apply the trainer's optimizer to them: use a separate job for one of the two"
+            "a KVStore cannot be used beside an lbbsp_mx.AsyncTrainer, because the servers run one "
+            "optimizer and compress all keys or none: use a separate job for one of the two"
         )
 
 

@@ -53,20 +53,6 @@ def require_unique_names(params: Sequence[gluon.Parameter]) -> None:
             )
 
 
-def require_dense_values(param: gluon.Parameter) -> None:
-    """Raises an error if the values of a parameter are sparse; its gradients may be.
-
-    Raises:
-        ValueError: The parameter is sparse.
-    """
-    if param._stype != "default":
-        raise ValueError(
-            f"parameter {param.name} must be dense on several workers, got stype = "
-            f"{param._stype!r}: leave stype out and keep grad_stype='row_sparse', because "
-            "MXNet's servers would have to update it, and divide by a constant batch size"
-        )
-
-
 def facts_of(
     params: Sequence[gluon.Parameter], optimizer: mx.optimizer.Optimizer
 ) -> dict[str, int | str]:
@@ -77,7 +63,8 @@ def facts_of(
     shapes = (
         f"{param.shape} {np.dtype(param.dtype).name}"
         + " fixed" * (param.grad_req == "null")
-        + " sparse" * (param._grad_stype != "default")
+        + " row-sparse" * (param._stype != "default")
+        + " with sparse gradients" * (param._grad_stype != "default")
         for param in params
     )
     return {"parameters": ", ".join(shapes), "optimizer": _described(optimizer)}

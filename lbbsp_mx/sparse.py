@@ -1,9 +1,10 @@
-"""Sums of row-sparse gradients over workers and devices, by dense copies: `RowSums`."""
+"""Row-sparse gradients, which are summed as dense copies, and parameters, which stay whole."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import MethodType
 from typing import TypeAlias
 
 import mxnet as mx
@@ -40,8 +41,9 @@ class RowSums:
         if has_sparse and store.num_workers > 1:
             logger.warning(
                 "row-sparse gradients are summed over workers as dense arrays, because MXNet's "
-                "servers sum no others; if the table is large and most of its rows are used, "
-                "sparse_grad=False saves the conversion"
+                "servers sum no others, and row-sparse parameters are kept whole on each of them; "
+                "if the table is large and most of its rows are used, sparse_grad=False saves the "
+                "conversion"
             )
 
     def arrays_of(self, number: int) -> Arrays:
@@ -73,6 +75,43 @@ class RowSums:
         copies = [mx.nd.zeros(shape, ctx=g.context, dtype=g.dtype) for g in gradients]
         self._store.broadcast(("rows", number), copies[0], copies)
         return copies
+
+
+def is_sparse(param: gluon.Parameter) -> bool:
+    """Returns whether the values of a parameter are row-sparse, and not its gradients alone."""
+    return bool(param._stype != "default")
+
+
+def keep_whole(params: Iterable[gluon.Parameter]) -> None:
+    """Lets row-sparse parameters be read like dense ones, since each worker has all rows of them.
+
+    MXNet's servers would have to update them otherwise, and divide by a constant batch size.
+    """
+    for param in filter(is_sparse, params):
+        param.list_data = MethodType(_whole_arrays, param)
+
+
+def _whole_arrays(param: gluon.Parameter) -> Arrays:
+    arrays: Arrays = param._check_and_get(param._data, list)
+    return arrays
+
+
+def set_whole(param: gluon.Parameter, values: mx.nd.NDArray) -> None:
+    """Sets all rows of a row-sparse parameter, also those that are zero: optimizers need them."""
+    rows = np.arange(param.shape[0])
+    for array in _whole_arrays(param):
+        mx.nd.sparse.row_sparse_array(
+            (values.as_in_context(array.context), rows),
+            shape=param.shape, ctx=array.context, dtype=array.dtype,
+        ).copyto(array)  # fmt: skip
+
+
+def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
+    """Copies a whole row-sparse parameter, unless `out` are its own arrays."""
+    own = _whole_arrays(param)
+    for array in out if isinstance(out, list | tuple) else [out]:
+        if not any(array is each for each in own):
+            own[0].copyto(array)
 
 
 def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:

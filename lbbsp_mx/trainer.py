@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mxnet as mx
 import numpy as np
@@ -35,7 +35,7 @@ from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, facts_of
 from lbbsp_mx.parts import Draws, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
-from lbbsp_mx.sparse import RowSums
+from lbbsp_mx.sparse import RowSums, copy_rows, is_sparse, keep_whole, set_whole
 from lbbsp_mx.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
 from lbbsp_mx.trainer_checks import (
     Store,
@@ -134,7 +134,7 @@ class Trainer(LocalTrainer):
         self._store = TrainerStore(self.kvstore)
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
-            refuse_inexact(self._params, self.kvstore.num_workers, mean_loss, accumulate)
+            refuse_inexact(self._params, mean_loss, accumulate)
         self.mean_loss = mean_loss
         self._rows = RowSums(self._store, self._params, len(self._contexts))
         self._sample_weights = sample_weights()
@@ -157,6 +157,7 @@ class Trainer(LocalTrainer):
         if alone:
             release_layers(self._params, len(self._contexts), mean_loss, accumulate)
         else:  # alone, gluon creates its store in the first step
+            keep_whole(self._params)
             self._init_kvstore()
             # before the first sum of arrays of these shapes
             facts = {"mean_loss": int(mean_loss), "number of the trainer": self._agreement.number}
@@ -544,6 +545,14 @@ class Trainer(LocalTrainer):
         self._update_on_kvstore = False
         self._kv_initialized = True
 
+    def _row_sparse_pull(
+        self, parameter: gluon.Parameter, out: Any, row_id: Any, full_idx: bool = False
+    ) -> None:
+        if self._alone:
+            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+        else:
+            copy_rows(parameter, out)
+
     def _allreduce_grads(self) -> None:
         if self._alone:
             super()._allreduce_grads()
@@ -608,10 +617,17 @@ class Trainer(LocalTrainer):
 
     def _init_params(self) -> None:
         """Initialises parameters, and connects layers that normalise over all workers."""
-        waiting = list(self._params_to_init)
-        super()._init_params()
         if self._alone:
+            super()._init_params()
             return
+        waiting = list(self._params_to_init)
+        sparse = [param for param in waiting if is_sparse(param) and not param._deferred_init]
+        self._params_to_init = [param for param in waiting if param not in sparse]
+        super()._init_params()
+        for param in sparse:
+            values = param.list_data()[0].tostype("default")
+            self._store.broadcast(self._param2idx[param.name], values, [values])
+            set_whole(param, values)
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss, self._draws.parts)

@@ -13,7 +13,7 @@ from mxnet.kvstore import KVStoreBase
 from lbbsp_mx import cluster
 from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
 from lbbsp_mx.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
-from lbbsp_mx.parameters import require_dense_values, require_unique_names
+from lbbsp_mx.parameters import require_unique_names
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -122,19 +122,14 @@ def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bo
         )
 
 
-def refuse_inexact(
-    params: Sequence[gluon.Parameter], workers: int, mean_loss: bool, accumulate: int
-) -> None:
+def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:
     """Raises an error if the update would not be exact, or warns that it may not be.
 
     Raises:
-        ValueError: Two parameters have one name, one is sparse on several workers, or means
-            accumulate.
+        ValueError: Two parameters have one name, or means accumulate.
     """
     require_unique_names(params)
     for param in params:
-        if workers > 1:
-            require_dense_values(param)
         if mean_loss and (param.grad_req == "add" or accumulate > 1):
             raise ValueError(
                 f"mean_loss must be False where gradients accumulate (grad_req='add', "

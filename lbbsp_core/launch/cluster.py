@@ -23,7 +23,7 @@ KEEP_FREED_MEMORY: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Variables of mallopt(3) with which glibc keeps freed memory for the next allocation."""
 
-NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
+GPU_DEVICES: Final = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg")))  # the latter under WSL
 
 
 class Helper(NamedTuple):
@@ -207,7 +207,7 @@ def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
 
     The frameworks allocate the tensors of each step anew. By default glibc returns large ones to
     the kernel when they are freed, which then clears every page of the next ones. A batch of a new
-    size costs most, since its tensors do not fit where the previous ones were.
+    size can cost most, since its tensors do not fit where the previous ones were.
 
     Args:
         environment: Variables that the process gets otherwise.
@@ -220,4 +220,5 @@ def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
     if tuned & environment.keys() or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return {}
     hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    return KEEP_FREED_MEMORY if hidden or not NVIDIA_DRIVER.exists() else {}
+    has_gpu = not hidden and any(device.exists() for device in GPU_DEVICES)
+    return {} if has_gpu else KEEP_FREED_MEMORY

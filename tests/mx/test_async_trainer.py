@@ -163,6 +163,10 @@ def test_the_servers_run_nothing_else(monkeypatch):
     monkeypatch.setattr(runtime(), "taken", {7})
     with pytest.raises(ValueError, match="a KVStore of this process has given them keys"):
         asynchronous(network())
+    monkeypatch.setattr(runtime(), "taken", set())
+    monkeypatch.setattr(runtime(), "compresses", True)
+    with pytest.raises(ValueError, match="or gradient compression: use a separate job"):
+        asynchronous(network())
 
 
 def test_batch_norm_is_warned_of(caplog):

@@ -1,5 +1,6 @@
 """Input in one process: samplers, data iterators, several loaders in a step, fixed rows."""
 
+import io
 from itertools import chain
 
 import pytest
@@ -271,6 +272,24 @@ def test_files_of_hdf5_are_read_by_index(tmp_path):
         train = lbbsp_mx.PlannedIter([[7, 3, 9], [3]], source)
         for batch, index in zip(train, [[7, 3, 9], [3]], strict=True):
             np.testing.assert_array_equal(batch.data[0].asnumpy(), FEATURES[index])
+
+
+def test_records_of_images_are_read_by_index(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    path = str(tmp_path / "images.rec")
+    written = mx.recordio.MXIndexedRecordIO(path.replace(".rec", ".idx"), path, "w")
+    for number in range(5):
+        image = io.BytesIO()
+        pyplot.imsave(image, np.full((4, 6, 3), 10 * number, np.uint8), format="png")
+        head = mx.recordio.IRHeader(0, float(number), number, 0)
+        written.write_idx(number, mx.recordio.pack(head, image.getvalue()))
+    written.close()
+    data = gluon.data.vision.ImageRecordDataset(path).transform_first(lambda x: x.astype("f4") + 1)
+    train = lbbsp_mx.PlannedIter([[4, 0, 2], [3]], data, num_workers=1, thread_pool=True)
+    for batch, index in zip(train, [[4, 0, 2], [3]], strict=True):
+        assert batch.data[0].shape == (len(index), 4, 6, 3)
+        assert batch.data[0].asnumpy()[:, 0, 0, 0].tolist() == [10 * each + 1 for each in index]
+        assert batch.label[0].asnumpy().tolist() == index
 
 
 def test_sources_that_cannot_be_planned_are_named(tmp_path):

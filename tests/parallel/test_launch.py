@@ -201,7 +201,7 @@ def test_arguments_environment_and_run_dir(script, tmp_path):
 def test_tensors_are_allocated_without_page_faults(script, monkeypatch, kept):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     if not kept:  # the user's own setting, here glibc's default
-        monkeypatch.setenv("MALLOC_TOP_PAD_", "131072")
+        monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
     lines = []
     launch([script(ALLOCATE)], workers=1, output=lambda rank, line: lines.append(line))
     first, *later = [int(line) for line in lines]

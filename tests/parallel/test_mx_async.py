@@ -122,5 +122,5 @@ def test_workers_that_disagree_are_told(tmp_path, kind):
 def test_a_process_has_one_asynchronous_trainer_and_no_other_keys(runs):
     (first, *_), _ = runs["asp"]
     assert "a process can have only one AsyncTrainer in a cluster" in first["second"]
-    for call in ("keys", "optimizer"):
-        assert "cannot have keys beside an lbbsp_mx.AsyncTrainer" in first[call]
+    for call in ("keys", "optimizer", "compression"):
+        assert "cannot be used beside an lbbsp_mx.AsyncTrainer" in first[call]

@@ -35,6 +35,10 @@ def test_all_workers_read_the_closed_form(said, case, expected):
     assert [each[case] for each in said] == [expected] * WORKERS
 
 
+def test_sums_after_a_step_of_uneven_batches_have_no_weights(said):
+    assert [each["summed_after_a_step"] for each in said] == [[2, 21], [4, 21], [6, 21]]
+
+
 @pytest.mark.parametrize(
     ("misuse", "answer"),
     [

@@ -293,7 +293,7 @@ def test_the_users_choice_of_gpus_stays(monkeypatch):
 
 
 def test_workers_without_a_gpu_keep_freed_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "NVIDIA_DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(cluster, "GPU_DEVICES", (tmp_path / "other", tmp_path / "driver"))
     assert allocator_defaults({}) == KEEP_FREED_MEMORY
     (tmp_path / "driver").touch()
     assert not allocator_defaults({})

@@ -82,6 +82,7 @@ def main(scheme, policy, folder, kind):
         ),
         "keys": lambda: store.init("w", nd.ones(1)),
         "optimizer": lambda: store.set_optimizer(mx.optimizer.SGD()),
+        "compression": lambda: store.set_gradient_compression({"type": "2bit"}),
     }
     answer_all(beside, beside)
     drawn = []

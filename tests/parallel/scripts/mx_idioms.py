@@ -46,18 +46,42 @@ class Changing:
         return FixedState(cluster.plan([Proportional(float(speed)) for speed in speeds]))
 
 
+class Table(gluon.nn.Block):
+    """An embedding whose weight is row-sparse itself, and not its gradient alone."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"shape": (WORDS, 6), "stype": "row_sparse", "grad_stype": "row_sparse"}
+        self.weight = self.params.get("weight", **options)
+
+    def forward(self, ids):
+        chosen = nd.one_hot(ids.reshape(-1), WORDS).tostype("csr")
+        rows = nd.sparse.dot(chosen, self.weight.row_sparse_data(ids.reshape(-1)))
+        return rows.reshape((*ids.shape, 6))
+
+
+def values(net):
+    """All parameters; a row-sparse one tells its rows through its trainer."""
+    rows = nd.arange(WORDS)
+    return [
+        (p.data() if p._stype == "default" else p.row_sparse_data(rows)).asnumpy()
+        for p in net.collect_params().values()
+    ]
+
+
 class Case:
     """One way to train."""
 
-    def __init__(self, clip=None, mean=False, parts=1, devices=1, sparse=False, weighted=False,
-                 loader=None):  # fmt: skip
+    def __init__(self, clip=None, mean=False, parts=1, devices=1, sparse=False, table=False,
+                 weighted=False, loader=None):  # fmt: skip
         self.clip, self.mean, self.parts, self.devices = clip, mean, parts, devices
-        self.sparse, self.weighted, self.loader = sparse, weighted, loader or {}
+        self.sparse, self.table, self.weighted = sparse, table, weighted
+        self.loader = loader or {}
 
     def network(self, seed, contexts):
         mx.random.seed(seed)
         net = gluon.nn.Sequential()
-        net.add(gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
+        net.add(Table() if self.table else gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
                 gluon.nn.Dense(3, in_units=6, flatten=False))  # fmt: skip
         net.initialize(mx.init.Uniform(0.7), ctx=contexts)
         if self.parts > 1:
@@ -88,6 +112,8 @@ CASES = {
     "devices_accumulated": Case(devices=2, parts=2),
     "sparse": Case(sparse=True),
     "sparse_devices": Case(sparse=True, clip=0.02, devices=2),
+    "sparse_parameter": Case(sparse=True, table=True),
+    "sparse_parameter_devices": Case(sparse=True, table=True, clip=0.02, devices=2),
     "weighted": Case(weighted=True),
     "weighted_mean_loss": Case(weighted=True, mean=True, clip=0.02),
     "weighted_accumulated": Case(weighted=True, parts=2),
@@ -106,7 +132,7 @@ def clip(net, contexts, largest):
 
 
 def make(net, **options):
-    options = {"global_batch_size": X, "policy": Changing(), "kvstore": "dist", **options}
+    options = {"global_batch_size": X, "policy": Changing(), "kvstore": store, **options}
     params = net.collect_params()
     return lbbsp_mx.Trainer(params, "sgd", dict(SGD), **options)
 
@@ -116,6 +142,8 @@ def together(case):
     contexts = [mx.cpu(i) for i in range(case.devices if rank == 0 else 1)]
     net = case.network(1 + rank, contexts)  # worker 0's weights are to count
     trainer = make(net, mean_loss=case.mean, accumulate=case.parts)
+    if case.table and rank > 0:  # changed since the trainer was created: worker 0's count again
+        net[0].weight.set_data(nd.ones((WORDS, 6)).tostype("row_sparse"))
     sampler = trainer.batch_sampler(SAMPLES, seed=0)
     sizes, steps = set(), 0
     for _ in range(EPOCHS):
@@ -138,7 +166,7 @@ def together(case):
                 net.collect_params().zero_grad()
             steps += 1
     assert len(sampler) * EPOCHS == case.parts * steps
-    return weights(net), len(sizes)
+    return values(net), len(sizes)
 
 
 def alone(case):
@@ -169,7 +197,7 @@ def train(case=None, per_step=1, last=None, weight=None, size=None, **options):
     """Steps after `per_step` loader batches."""
     case = case or Case()
     net = case.network(1, [mx.cpu()])
-    trainer = make(net, policy=Even(), global_batch_size=X // 2, **options)
+    trainer = make(net, policy=Even(), global_batch_size=X // 2, kvstore="dist", **options)
     sampler = trainer.batch_sampler(SAMPLES, seed=0)
     batches = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loader))
     for _ in range(3):
@@ -182,13 +210,6 @@ def train(case=None, per_step=1, last=None, weight=None, size=None, **options):
             trainer.allreduce_grads()
             trainer.update(size)
         net.collect_params().zero_grad()
-
-
-def sparse_parameter():
-    params = gluon.ParameterDict()
-    params.get("table", shape=(WORDS, 2), stype="row_sparse", grad_stype="row_sparse")
-    params.initialize()
-    lbbsp_mx.Trainer(params, "sgd", global_batch_size=X)
 
 
 class Adding(Case):
@@ -211,14 +232,13 @@ MISUSES = {
     "more_parts_than_samples": lambda: train(Adding(), accumulate=17),
     "different_parts": lambda: train(Adding(), accumulate=2 + rank),
     "sparse_on_one": lambda: make(Case(sparse=rank > 0).network(1, [mx.cpu()])),
-    "sparse_parameter": sparse_parameter,
     "no_weight": lambda: train(weight=0.0),
     "negative_weight": lambda: train(weight=-1.0),
     "weight_on_one": lambda: train(weight=1.0 if rank == 1 else None),
 }  # fmt: skip
 
 
-store = lbbsp_mx.KVStore("dist")
+store = mx.kv.create("dist")  # MXNet's own, as scripts create it
 rank = store.rank
 warnings = Warnings()
 for name, case in CASES.items():

@@ -6,6 +6,8 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from report import answer_all, result
 
+from lbbsp_core import FixedShares
+
 SHAPE = (2, 3)
 store = lbbsp_mx.KVStore("dist")
 rank, workers = store.rank, store.num_workers
@@ -72,6 +74,23 @@ def shared_with_a_trainer():
     return values(store_value, second_value)
 
 
+def summed_after_a_step():
+    """Gradients are weighted by batch sizes, and what the script pushes is not."""
+    net = gluon_network()
+    plan = FixedShares(range(1, workers + 1))
+    trainer = lbbsp_mx.Trainer(
+        net.collect_params(), "sgd", kvstore=store, global_batch_size=4 * workers, policy=plan
+    )
+    size = trainer.rows.stop - trainer.rows.start
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((size, 3)))
+    loss.backward()
+    trainer.step(size)
+    seven = full(7)
+    store.pushpull("a", seven)
+    return [size, *values(seven)]
+
+
 def gluon_network():
     net = mx.gluon.nn.Dense(2, in_units=3)
     net.initialize()
@@ -104,7 +123,7 @@ MISUSE = {
     "with_trainer": lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
 }
 
-for case in (sums, sent_again, rows, shared_with_a_trainer):
+for case in (sums, sent_again, rows, shared_with_a_trainer, summed_after_a_step):
     result(case.__name__, case())
 result("created", [type(mx.kv.create(name)).__name__ for name in ("lbbsp", "lbbsp_dist_sync")])
 answer_all(MISUSE)
