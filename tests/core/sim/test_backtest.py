@@ -19,7 +19,7 @@ from lbbsp_core.sim import Series, Trace, TraceError, read_trace, write_trace
 from lbbsp_core.sim.backtest import DEFAULT, contenders, evaluate
 from lbbsp_core.sim.experiment import simulate
 
-TRACES = Path(__file__).parents[4] / "shared" / "traces"
+TRACES = Path(__file__).parents[3] / "traces"
 NAMES = [
     "last", "ema0.2", "ema0.5", "arima", "rnn", "lstm", "narx", "narx-without-drivers", "mixture",
 ]  # fmt: skip
@@ -282,7 +282,6 @@ def test_command_ends_with_2_and_one_line_on_a_bad_trace(tmp_path: Path, app: ty
 # Real contention
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces in {TRACES}")
 def test_narx_wins_where_neighbours_come_and_go() -> None:
     trace = read_trace(TRACES / "contention_bursty.csv")
     names = ("last", "ema0.5", "rnn", "narx", "narx-without-drivers", "mixture")
@@ -293,7 +292,6 @@ def test_narx_wins_where_neighbours_come_and_go() -> None:
     assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no recorded traces in {TRACES}")
 @pytest.mark.parametrize("horizon", [1, 2, 3])
 def test_default_is_near_the_best_at_every_horizon(horizon: int) -> None:
     trace = read_trace(TRACES / "contention_coarse.csv")
