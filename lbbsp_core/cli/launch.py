@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lbbsp_core.cli.contention import parse_contention
 from lbbsp_core.cli.options import (
     one_line_errors,
     parse_speeds,
@@ -52,6 +53,15 @@ def launch(
             help="Change the speeds after these seconds; may be repeated.",
         ),
     ] = None,
+    contention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE",
+            help="Let other processes compete with the workers for their cores: replay the column "
+            "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
+            "dbs[:SEED[:EPOCH_SECONDS]]).",
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder for the run record.")] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
@@ -79,7 +89,8 @@ def launch(
 ) -> None:
     """Run a script on N local workers.
 
-    With --speeds the workers run at unequal speeds, which CPU quotas emulate. The first worker
+    With --speeds the workers run at unequal speeds, which CPU quotas emulate. With --contention a
+    worker and its neighbours share a core, or the worker's CPU quota. The first worker
     that fails ends the job, and no process outlives it. With --max-restarts all processes are then
     started again; a script with a checkpoint continues from it.
     """
@@ -91,6 +102,7 @@ def launch(
         servers=servers,
         speeds=None if speeds is None else parse_speeds(speeds),
         speeds_at=parse_speeds_at(speeds_at or []),
+        contention=None if contention is None else parse_contention(contention, workers),
         run_dir=run_dir,
         timeout=timeout,
         max_restarts=max_restarts,

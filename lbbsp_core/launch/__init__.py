@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from lbbsp_core.launch.cluster import JobSpec, job_spec
+from lbbsp_core.launch.cluster import job_spec
+from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
 from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
 from lbbsp_core.launch.supervise import Supervisor, signal_handlers
@@ -30,7 +32,7 @@ from lbbsp_core.launch.throttle import (
 from lbbsp_core.processes.child import Event
 from lbbsp_core.processes.reaper import Reaper
 
-__all__ = ["launch"]
+__all__ = ["Contention", "Phase", "launch"]
 
 GRACE_SECONDS: Final = 30.0  # as schedulers give to jobs that they end (Kubernetes, Slurm)
 
@@ -50,6 +52,7 @@ def launch(
     servers: int | None = None,
     output: Callable[[int, str], None] | None = None,
     emulation: Emulation = "auto",
+    contention: Contention | None = None,
 ) -> int:
     """Runs a script as a job of local worker processes and waits for its end.
 
@@ -87,6 +90,10 @@ def launch(
             ``[chief] line``.
         emulation: Mechanism that slows workers down: "cgroup" (CPU quotas), "duty-cycle"
             (stopping and continuing them), or "auto" (quotas where they are permitted).
+        contention: Schedules of the processes that compete with each worker for its core, see
+            `Phase`, by worker number modulo their number. A schedule starts with its worker. With
+            more workers than cores, each worker gets a CPU quota, by default all the same. None
+            starts no such processes.
 
     Returns:
         0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
@@ -100,6 +107,11 @@ def launch(
     _check(command, workers, timeout, grace)
     limits = Limits(max_restarts, elastic)
     check_limits(limits, workers)
+    cores: Sequence[int] = ()
+    if contention is not None:
+        check_contention(contention)
+        cores = own_cores(workers)
+        speeds = speeds if speeds is not None or cores else [1.0] * workers
     plan = _plan(speeds, speeds_at, workers)
     events: SimpleQueue[Event] = SimpleQueue()
 
@@ -107,7 +119,7 @@ def launch(
         job = job_spec(
             framework,
             len(attempt.members),
-            emulated=plan is not None,
+            emulated=plan is not None or contention is not None,
             run_dir=run_dir,
             servers=servers,
             restart=attempt.number,
@@ -120,9 +132,12 @@ def launch(
             write = print_line if job.coordinator is None else _print_line_of_chief
         shares = None if plan is None else plan.of(attempt.members)
         changes = () if shares is None else shares.stages[1:]
+        placed = None if contention is None else places(contention, attempt.members, shares, cores)
         with closing(Reaper()) as reaper:
-            supervisor = Supervisor(_create_throttle(shares, emulation), reaper, write, events)
-            return _supervise(supervisor, command, job, changes, started, timeout, grace)
+            throttle = _create_throttle(shares, emulation, quotas=contention is not None)
+            supervisor = Supervisor(throttle, reaper, write, events)
+            start = partial(supervisor.start, command, job, placed, started)
+            return _supervise(supervisor, start, changes, started, timeout, grace)
 
     with signal_handlers(events) as signals:
         return run_attempts(run, workers, limits, events, signals, notify)
@@ -130,8 +145,7 @@ def launch(
 
 def _supervise(
     supervisor: Supervisor,
-    command: Sequence[str],
-    job: JobSpec,
+    start: Callable[[], None],
     changes: Sequence[Stage],
     started: float,
     timeout: float | None,
@@ -140,7 +154,7 @@ def _supervise(
     """Runs the processes of one attempt until all of them have ended."""
     outcome = None
     try:
-        supervisor.start(command, job)
+        start()
         outcome = supervisor.watch(changes, started, timeout)
         if outcome.leaving:
             outcome = supervisor.let_leave(outcome, grace, notify)
@@ -189,10 +203,19 @@ def _plan(
     return None
 
 
-def _create_throttle(plan: Schedule | None, emulation: Emulation) -> Throttle:
+def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: bool) -> Throttle:
+    """Returns the throttle of these shares; with ``quotas``, only one that uses CPU quotas."""
     if plan is None:
         return Unthrottled()
-    return create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
+    throttle = create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
+    if quotas and not throttle.cgroups():
+        throttle.close()
+        raise ValueError(
+            "contention needs CPU quotas where speeds are emulated, or workers outnumber the "
+            "cores, and the cpu controller is not writable or not to be used: run as root, have a "
+            "cgroup delegated to you, or omit speeds and start at most one worker per core"
+        )
+    return throttle
 
 
 def print_line(source: int | str, line: str) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from lbbsp_core.launch.cluster import JobSpec
+from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.processes import _reaper
@@ -82,10 +83,22 @@ class Supervisor:
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch_job(self._folder)
 
-    def start(self, command: Sequence[str], job: JobSpec) -> None:
-        """Starts the workers, and the processes beside them, which are not slowed down.
+    def start(
+        self,
+        command: Sequence[str],
+        job: JobSpec,
+        places: Sequence[Place] | None = None,
+        started: float = 0.0,
+    ) -> None:
+        """Starts the workers with their neighbours, and helpers, which are not slowed down.
 
         Output of a coordinator, whose script is the only one, is reported as that of rank 0.
+
+        Args:
+            command: The script and its arguments.
+            job: What the processes run.
+            places: Place of each worker; None: on all cores, without neighbours.
+            started: Start of the job on the monotonic clock, in seconds.
         """
         cgroups = self._throttle.cgroups()
         for cgroup in cgroups:
@@ -99,11 +112,14 @@ class Supervisor:
             worker_command, worker_output = job.worker_command, _discard_output
         for rank, environment in enumerate(job.workers):
             procs = cgroups[rank] / "cgroup.procs" if cgroups else None
+            place = Place() if places is None else places[rank]
+            name = f"worker {rank}"
             worker = self._start(
-                rank, f"worker {rank}", worker_command, environment, procs, worker_output
+                rank, name, worker_command, environment, procs, worker_output, place.cores
             )
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
+            self._start_neighbours(rank, place, procs, len(job.workers), started)
         if job.coordinator is None:
             self._scripts = self._workers
         else:
@@ -114,6 +130,19 @@ class Supervisor:
             self._helpers.append(chief)
             self._scripts = [chief]
 
+    def _start_neighbours(
+        self, rank: int, place: Place, procs: Path | None, workers: int, started: float
+    ) -> None:
+        """Starts the processes that compete with a worker for its core."""
+        now = time.monotonic()
+        for number in range(place.neighbours):
+            file = self._folder / f"neighbour-{rank}-{number}.json"
+            command, name = place.command(number, file, now, started), f"neighbour of worker {rank}"
+            index = workers + len(self._helpers)
+            self._helpers.append(
+                self._start(index, name, command, os.environ, procs, _discard_output, place.cores)
+            )
+
     def _start(
         self,
         index: int,
@@ -122,6 +151,7 @@ class Supervisor:
         environment: Mapping[str, str],
         procs: Path | None,
         output: Output,
+        cores: Collection[int] = (),
     ) -> ChildProcess:
         marks = self._marks_of(index)
         marks.mkdir()
@@ -135,6 +165,7 @@ class Supervisor:
             output,
             self._events,
             self._lock,
+            cores,
         )
         self._reaper.watch_group(process.pid)
         return process

@@ -1,4 +1,6 @@
-"""Program that ties a child process to its parent, moves it into its cgroup and runs its command.
+"""Program that ties a child process to its parent, places it and runs its command.
+
+The process is placed in a cgroup and on some of the cores.
 
 It is started by its path and replaces itself by the command, so that the process ID stays the
 same. A ``preexec_fn`` would instead run Python between fork and exec, in a copy of the parent
@@ -17,13 +19,16 @@ def main(arguments: list[str]) -> None:
     """Replaces this process by a command.
 
     Args:
-        arguments: ``parent_pid cgroup_procs_or_empty command...``.
+        arguments: ``parent_pid cgroup_procs_or_empty cores_or_empty command...``; cores are numbers
+            separated by commas.
     """
-    parent, cgroup_procs, *command = arguments
+    parent, cgroup_procs, cores, *command = arguments
     kill_on_parent_death(int(parent))
     if cgroup_procs:
         with open(cgroup_procs, "w", encoding="ascii") as stream:
             stream.write(str(os.getpid()))
+    if cores:
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     os.execv(command[0], command)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
@@ -79,6 +79,7 @@ class ChildProcess:
         output: Called with each line; one call at a time.
         events: Receives the `Exited` event, and `OutputFailed` if ``output`` raises.
         lock: Serialises the calls of ``output``.
+        cores: Cores to run on; empty: those of this process.
     """
 
     def __init__(
@@ -91,12 +92,15 @@ class ChildProcess:
         output: Output,
         events: SimpleQueue[Event],
         lock: threading.Lock,
+        cores: Collection[int] = (),
     ) -> None:
         self.index, self.name = index, name
         self.running = True
         self._output, self._events, self._lock = output, events, lock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._process = spawn_python(arguments, environment=environment, cgroup_procs=cgroup_procs)
+        self._process = spawn_python(
+            arguments, environment=environment, cgroup_procs=cgroup_procs, cores=cores
+        )
         self._reader = threading.Thread(target=self._read, name=f"output-{index}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)
         self._reader.start()

@@ -12,15 +12,19 @@ from pathlib import Path
 from lbbsp_core.processes import _exec
 
 
-def exec_command(command: Sequence[str], cgroup_procs: Path | None = None) -> list[str]:
+def exec_command(
+    command: Sequence[str], cgroup_procs: Path | None = None, cores: Collection[int] = ()
+) -> list[str]:
     """Returns the command line that runs `command` through ``_exec``.
 
     Args:
         command: Path of an executable and its arguments.
         cgroup_procs: File ``cgroup.procs`` of the cgroup to enter first, or None.
+        cores: Cores to run on; empty: those of this process.
     """
     python = [sys.executable, "-I", "-S"]
-    return [*python, _exec.__file__, str(os.getpid()), str(cgroup_procs or ""), *command]
+    place = [str(cgroup_procs or ""), ",".join(map(str, cores))]
+    return [*python, _exec.__file__, str(os.getpid()), *place, *command]
 
 
 def spawn_python(
@@ -29,6 +33,7 @@ def spawn_python(
     environment: Mapping[str, str] | None = None,
     cgroup_procs: Path | None = None,
     pass_fds: Collection[int] = (),
+    cores: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts this Python as the leader of a new session, which is also a new process group.
 
@@ -39,9 +44,10 @@ def spawn_python(
         environment: Complete environment of the child. Defaults to that of this process.
         cgroup_procs: File ``cgroup.procs`` of the cgroup to enter first, or None.
         pass_fds: File descriptors that the child inherits.
+        cores: Cores to run on; empty: those of this process.
     """
     return subprocess.Popen(
-        exec_command([sys.executable, "-u", *arguments], cgroup_procs),
+        exec_command([sys.executable, "-u", *arguments], cgroup_procs, cores),
         env=None if environment is None else dict(environment),
         pass_fds=tuple(pass_fds),
         stdin=subprocess.DEVNULL,

@@ -167,11 +167,11 @@ class Disturbance:
     def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Draws the disturbances, independently for every worker."""
         epochs = -(-steps // self.steps_per_epoch)
-        lost = np.array(list(self._epochs(rng, epochs, workers))) / self.steps_per_epoch
+        lost = np.array(list(self.lost_seconds(rng, epochs, workers))) / self.steps_per_epoch
         delay = np.repeat(lost, self.steps_per_epoch, axis=0)[:steps]
         return Slowdowns(np.ones((steps, workers)), delay)
 
-    def _epochs(self, rng: np.random.Generator, epochs: int, workers: int) -> Iterator[Floats]:
+    def lost_seconds(self, rng: np.random.Generator, epochs: int, workers: int) -> Iterator[Floats]:
         """Yields the seconds that every worker loses, epoch by epoch."""
         remaining, lost = np.zeros(workers, np.int64), np.zeros(workers)
         min_epochs, max_epochs = self.epochs

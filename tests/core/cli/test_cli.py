@@ -22,6 +22,7 @@ from lbbsp_core.cli.app import application
 from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.cli.progress import Progress, RecordTail
 from lbbsp_core.demo import comparison
+from lbbsp_core.launch.contention import bursty
 from lbbsp_core.runtime.record import RunRecord, StepLine, run_header
 
 
@@ -48,6 +49,7 @@ def jobs(monkeypatch):
 def test_launch_hands_everything_on(jobs):
     result = run(
         "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
+        "--contention", "bursty:4",
         "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9,
         "--max-restarts", 3, "--elastic", 2, "--grace", 5, "train.py",
     )  # fmt: skip
@@ -61,6 +63,7 @@ def test_launch_hands_everything_on(jobs):
                 "servers": None,
                 "speeds": [1.0, 1.0, 0.5],
                 "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
+                "contention": [bursty(worker, 4) for worker in range(3)],
                 "run_dir": Path("here"),
                 "timeout": 9.0,
                 "max_restarts": 3,

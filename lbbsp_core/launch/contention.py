@@ -1,0 +1,175 @@
+"""Contention on real processes: neighbours that compete with each worker for its core.
+
+A neighbour is a process that uses CPU time on a schedule (see ``_neighbour``), on the core of its
+worker or under the worker's CPU quota. The kernel divides the core fairly between the worker and
+its neighbours: beside n neighbours that ask for all of it, a worker gets 1 / (n + 1).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from lbbsp_core.launch import _neighbour
+from lbbsp_core.launch.cpu_shares import Schedule
+from lbbsp_core.launch.throttle import available_cores
+
+MAX_NEIGHBOURS: Final = 4
+HOUR: Final = 3600.0
+
+MEAN_SECONDS: Final = (0.8, 4.0)
+"""Smallest and largest mean duration of the phases of `bursty`."""
+
+
+class Phase(NamedTuple):
+    """Part of a schedule.
+
+    Args:
+        seconds: Duration, > 0.
+        demands: Demand of each neighbour, a fraction of the worker's core in [0, 1]. Neighbours
+            without a value pause.
+    """
+
+    seconds: float
+    demands: tuple[float, ...] = ()
+
+
+Contention: TypeAlias = Sequence[Sequence[Phase]]
+"""Schedules by worker number; worker i follows schedule i modulo their number."""
+
+
+class Place(NamedTuple):
+    """Where a worker and its neighbours run, and what the neighbours do.
+
+    Args:
+        phases: Their schedule; empty: there are no neighbours.
+        shares: Pairs of seconds since the start of the job, and the share of a real core that the
+            worker has from then on.
+        cores: Cores on which they run; empty: all.
+    """
+
+    phases: Sequence[Phase] = ()
+    shares: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    cores: tuple[int, ...] = ()
+
+    @property
+    def neighbours(self) -> int:
+        """Number of neighbours."""
+        return max((len(phase.demands) for phase in self.phases), default=0)
+
+    def command(self, neighbour: int, file: Path, started: float, job: float) -> list[str]:
+        """Writes the schedule of one neighbour, and returns the arguments of Python that run it.
+
+        Args:
+            neighbour: Number of the neighbour, counted from 0.
+            file: File to write.
+            started: Start of the worker on the monotonic clock, which starts the schedule.
+            job: Start of the job on the same clock.
+        """
+        demands = [(seconds, sum(own[neighbour : neighbour + 1])) for seconds, own in self.phases]
+        shares = [(job + seconds, share) for seconds, share in self.shares]
+        content = {"started": started, "phases": demands, "shares": shares}
+        file.write_text(json.dumps(content), encoding="ascii")
+        return ["-I", "-S", _neighbour.__file__, str(file)]
+
+
+def check_contention(contention: Contention) -> None:
+    """Raises ValueError if the schedules are empty or have invalid values."""
+    if not contention or not all(contention):
+        raise ValueError(
+            "contention must contain at least one schedule, with at least one phase each: give "
+            "phases, or None for no neighbours"
+        )
+    for phase in (phase for phases in contention for phase in phases):
+        valid = math.isfinite(phase.seconds) and phase.seconds > 0
+        if not (valid and all(0 <= demand <= 1 for demand in phase.demands)):
+            raise ValueError(
+                f"contention must have phases of more than 0 seconds and demands from 0 to 1, got "
+                f"{phase}: correct it"
+            )
+        if len(phase.demands) > MAX_NEIGHBOURS:
+            raise ValueError(
+                f"contention must have at most {MAX_NEIGHBOURS} neighbours of a worker, got "
+                f"{phase}: leave some out"
+            )
+
+
+def own_cores(workers: int) -> list[int]:
+    """Returns one core per worker, or an empty list if there are more workers than cores.
+
+    On a core of their own, a worker and its neighbours compete with each other alone, and the
+    worker's drivers can observe it.
+    """
+    return sorted(os.sched_getaffinity(0))[:workers] if workers <= available_cores() else []
+
+
+def places(
+    contention: Contention, members: Sequence[int], plan: Schedule | None, cores: Sequence[int]
+) -> list[Place]:
+    """Returns the place of each worker.
+
+    Args:
+        contention: Schedules by worker number.
+        members: Numbers of the workers in the first attempt of the job, by rank.
+        plan: CPU shares by rank, or None if no speeds are emulated.
+        cores: Core of each worker in the first attempt; empty: they run on all cores, and each
+            worker shares its CPU quota with its neighbours.
+    """
+    return [
+        Place(
+            contention[member % len(contention)],
+            ((0.0, 1.0),)
+            if plan is None
+            else tuple((stage.seconds, stage.shares[rank]) for stage in plan.stages),
+            (cores[member],) if cores else (),
+        )
+        for rank, member in enumerate(members)
+    ]
+
+
+def replayed(rows: Iterable[tuple[float, float]]) -> list[Phase]:
+    """Returns a schedule that replays recorded CPU time of other processes.
+
+    One neighbour asks for up to 100 percent of the core, two for up to 200, in equal parts.
+
+    Args:
+        rows: Pairs of seconds, > 0, and the percent of one core that others used in them, >= 0.
+            More than 100 times `MAX_NEIGHBOURS` counts as that.
+
+    Example:
+        >>> replayed([(0.5, 40.0), (0.2, 150.0), (0.1, 0.0)])[1]
+        Phase(seconds=0.2, demands=(0.75, 0.75))
+    """
+    return [Phase(seconds, _demands(percent / 100)) for seconds, percent in rows]
+
+
+def _demands(cores: float) -> tuple[float, ...]:
+    cores = min(max(cores, 0.0), float(MAX_NEIGHBOURS))
+    neighbours = math.ceil(cores)
+    return (cores / neighbours,) * neighbours if neighbours else ()
+
+
+def bursty(worker: int, seed: int = 0, seconds: float = HOUR) -> list[Phase]:
+    """Returns a schedule in which one or two neighbours start and stop at random.
+
+    Durations are exponential. The means of a worker's pauses and of its bursts are drawn uniformly
+    from `MEAN_SECONDS`, and each burst has one or two neighbours, which ask for the whole core.
+
+    Args:
+        worker: Number of the worker; each has a schedule of its own.
+        seed: Seed of the run, >= 0.
+        seconds: Minimum duration of the schedule, which then starts again.
+    """
+    rng = np.random.default_rng([seed, worker])
+    pause, burst = rng.uniform(*MEAN_SECONDS, 2)
+    phases: list[Phase] = []
+    while sum(phase.seconds for phase in phases) < seconds:
+        phases.append(Phase(float(rng.exponential(pause)) + 1e-3))
+        phases.append(Phase(float(rng.exponential(burst)) + 1e-3, (1.0,) * int(rng.integers(1, 3))))
+    return phases
