@@ -32,6 +32,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocate.py
+	$(BIN)/python benchmarks/tables.py all
 	$(BIN)/python benchmarks/predictors.py
 	$(BIN)/python benchmarks/resources.py
 	$(BIN)/python benchmarks/zipline.py
