@@ -8,7 +8,8 @@ A component is written as a name with options, by position or by field::
 
     my_schemes:MyPolicy   my_schemes:MyPolicy:ratio=0.5
 
-Options are the fields of the class, a dataclass; their text is read by the fields' types.
+Options are the fields of the class, a dataclass; their text is read by the fields' types. Lists of
+numbers are separated by slashes: ``fixed:9/12/18``, ``proportional:ratings=9/12/18``.
 """
 
 from __future__ import annotations
@@ -253,6 +254,11 @@ def _read(what: str, text: str, kind: object) -> object:
                 return _number(text, one is int)
             except ValueError:
                 expected.append("a whole number" if one is int else "a number")
+        elif get_args(one) == (float, Ellipsis):
+            try:
+                return tuple(float(part) for part in text.split("/"))
+            except ValueError:
+                expected.append("numbers such as 2/1/1")
         elif one is str:
             return text
     if not expected:

@@ -87,7 +87,7 @@ def simulate(
         typer.Option(
             metavar="A,B",
             help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
-            "lbbsp:min_gain=0. Name your own class as module:Name.",
+            "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
         ),
     ] = ALL,
     predictors: Annotated[

@@ -48,11 +48,7 @@ class FixedShares:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
-        if not self.shares:
-            raise ValueError("FixedShares.shares must have one share per worker, got none")
-        for share in self.shares:
-            require_positive("FixedShares.shares", share)
+        object.__setattr__(self, "shares", check_ratings("FixedShares.shares", self.shares))
 
     @classmethod
     def by_cores(cls, cores: Sequence[float]) -> FixedShares:
@@ -78,15 +74,45 @@ class FixedShares:
         Raises:
             ValueError: The number of shares is not the number of workers.
         """
-        if len(self.shares) != constraints.workers:
-            raise ValueError(
-                f"FixedShares needs one share for each of the {constraints.workers} workers, got "
-                f"{len(self.shares)}: {self.shares}"
-            )
-        return FixedState(constraints.plan([Proportional(share) for share in self.shares]))
+        return FixedState(rated_plan("FixedShares.shares", self.shares, constraints))
 
     def update(
         self, state: FixedState, constraints: BatchConstraints, observation: Observation
     ) -> FixedState:
         """Returns `state`: the plan never changes."""
         return state
+
+
+def check_ratings(name: str, ratings: Sequence[float]) -> tuple[float, ...]:
+    """Returns ratings as floats.
+
+    Args:
+        name: Name of the option, for the error message.
+        ratings: One rating per worker.
+
+    Raises:
+        ValueError: There are none, or one is not finite and > 0.
+    """
+    values = tuple(require_positive(name, float(rating)) for rating in ratings)
+    if not values:
+        raise ValueError(f"{name} must have one value per worker, got none: give their ratings")
+    return values
+
+
+def rated_plan(name: str, ratings: Sequence[float], constraints: BatchConstraints) -> Sizes:
+    """Returns the plan in proportion to ratings, within limits and granularity.
+
+    Args:
+        name: Name of the option, for the error message.
+        ratings: One rating per worker, > 0.
+        constraints: Global batch size, limits and granularity.
+
+    Raises:
+        ValueError: The number of ratings is not the number of workers.
+    """
+    if len(ratings) != constraints.workers:
+        raise ValueError(
+            f"{name} must have one value for each of the {constraints.workers} workers, got "
+            f"{len(ratings)}: {tuple(ratings)}"
+        )
+    return constraints.plan([Proportional(rating) for rating in ratings])

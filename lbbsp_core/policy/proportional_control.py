@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
 from lbbsp_core.types import Limits
+
+RATINGS: Final = "ProportionalControl.ratings"
 
 
 class ProportionalControlState(NamedTuple):
@@ -53,11 +56,17 @@ class ProportionalControl:
     just after a batch has grown is mistaken for a lack of memory, as in the papers; set
     ``drop=1`` to disable bounds.
 
+    Paper: the first plan is the open loop, static shares by cores or half-precision FLOP/s
+    (`FixedShares`), from which the closed loop starts: give them as `ratings`. Without them the
+    first plan is even, and the first adjustment takes their part.
+
     Args:
         dead_band: Minimum relative change of a batch, in [0, 1). Paper: 0.05; OmniLearn: 0.2.
         smoothing: Weight of the newest time in mu, in (0, 1].
         interval: Steps measured under a plan before it may change, an integer >= 1.
         drop: Relative loss of throughput that sets a bound, in (0, 1]; 1 never does.
+        ratings: One positive rating per worker, such as its cores, in whose proportion the first
+            plan divides the batch. None: it is even.
 
     Raises:
         ValueError: An option is out of range.
@@ -69,6 +78,10 @@ class ProportionalControl:
         >>> ran = Observation(0, (6, 6), (1.0, 2.0), (), (None, None))
         >>> policy.update(policy.init(constraints), constraints, ran).sizes
         (8, 4)
+        >>> ProportionalControl(ratings=(9, 12, 18)).init(
+        ...     BatchConstraints(78, (Limits(),) * 3)
+        ... ).sizes
+        (18, 24, 36)
 
     References:
         Tyagi, Sharma: Taming Resource Heterogeneity in Distributed ML Training with Dynamic
@@ -82,8 +95,11 @@ class ProportionalControl:
     smoothing: float = 0.5
     interval: int = 3
     drop: float = 0.5
+    ratings: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.ratings is not None:
+            object.__setattr__(self, "ratings", check_ratings(RATINGS, self.ratings))
         if not 0 <= self.dead_band < 1:
             raise ValueError(f"dead_band must be in [0, 1), got {self.dead_band!r}")
         for name in ("smoothing", "drop"):
@@ -93,10 +109,17 @@ class ProportionalControl:
             raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
 
     def init(self, constraints: BatchConstraints) -> ProportionalControlState:
-        """Returns the even plan, with nothing measured."""
+        """Returns the plan by ratings, or the even one, with nothing measured.
+
+        Raises:
+            ValueError: The number of ratings is not the number of workers.
+        """
         none = (0,) * constraints.workers
         unknown = (0.0,) * constraints.workers
-        sizes = Even().init(constraints).sizes
+        if self.ratings is None:
+            sizes = Even().init(constraints).sizes
+        else:
+            sizes = rated_plan(RATINGS, self.ratings, constraints)
         return ProportionalControlState(sizes, unknown, 0, none, unknown, (None,) * len(sizes))
 
     def update(

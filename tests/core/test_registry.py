@@ -25,6 +25,7 @@ from lbbsp_core import (
     Narx,
     Policy,
     Predictor,
+    ProportionalControl,
     Recurrent,
     Synchroniser,
 )
@@ -164,12 +165,23 @@ def test_texts_that_name_no_synchroniser(text: str, message: str) -> None:
 
 
 def test_fixed_takes_its_shares_from_the_caller() -> None:
-    assert policy("fixed", shares=(2.0, 1.0)) == FixedShares((2.0, 1.0))
+    made = FixedShares((2.0, 1.0))
+    assert policy("fixed", shares=(2.0, 1.0)) == made
     assert policy("lbbsp", shares=(2.0, 1.0)) == LoadBalanced(), "a policy without that field"
     with pytest.raises(ValueError, match="fixed needs shares"):
         policy("fixed")
-    with pytest.raises(ValueError, match="fixed: shares cannot be written as text"):
-        policy("fixed:1")
+    assert policy("fixed:2/1") == policy("fixed:shares=2/1", shares=(5.0, 5.0)) == made
+    with pytest.raises(ValueError, match="fixed: shares must be numbers such as 2/1/1, got '2;1'"):
+        policy("fixed:2;1")
+    with pytest.raises(ValueError, match=r"FixedShares.shares must be .*got -1"):
+        policy("fixed:2/-1")
+
+
+def test_proportional_control_starts_from_ratings() -> None:
+    assert policy("proportional:ratings=9/12.5") == ProportionalControl(ratings=(9.0, 12.5))
+    assert policy("proportional:ratings=none") == policy("proportional", shares=(2.0, 1.0))
+    with pytest.raises(ValueError, match=r"proportional: ratings must be numbers .* or none"):
+        policy("proportional:ratings=fast")
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,12 @@ def test_contract(policy: Policy) -> None:
     check_policy(policy)
 
 
-def test_contract_of_fixed_shares() -> None:
+@pytest.mark.parametrize(
+    "policy", [FixedShares((4.0, 1.0, 2.0)), ProportionalControl(ratings=(4.0, 1.0, 2.0))]
+)
+def test_contract_of_rated_workers(policy: Policy) -> None:
     check_policy(
-        FixedShares((4.0, 1.0, 2.0)),
+        policy,
         BatchConstraints(70, (Limits(),) * 3),
         BatchConstraints(70, (Limits(1, 30), Limits(12), Limits())),
         BatchConstraints(70, (Limits(),) * 3, granularity=8),
@@ -124,9 +127,9 @@ def test_fixed_shares_out_of_range(bad: float) -> None:
 
 
 def test_fixed_shares_of_another_number_of_workers() -> None:
-    with pytest.raises(ValueError, match="must have one share per worker, got none"):
+    with pytest.raises(ValueError, match="must have one value per worker, got none"):
         FixedShares(())
-    with pytest.raises(ValueError, match="one share for each of the 3 workers, got 2"):
+    with pytest.raises(ValueError, match="one value for each of the 3 workers, got 2"):
         FixedShares((1.0, 2.0)).init(three())
 
 

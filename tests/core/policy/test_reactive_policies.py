@@ -14,6 +14,7 @@ from lbbsp_core import (
     Balancer,
     BatchConstraints,
     EpochBalanced,
+    FixedShares,
     GlobalOrder,
     LastValue,
     LeaderStraggler,
@@ -268,9 +269,23 @@ def test_control_keeps_limits_and_granularity() -> None:
     assert states[-1].sizes == (40, 24)
 
 
+def test_control_starts_from_the_open_loop() -> None:
+    """Ratings of 9, 12 and 18 cores; the true speeds are as 1 to 1 to 2."""
+    constraints, policy = cluster_of(156, workers=3), control(ratings=(9, 12, 18))
+    first = policy.init(constraints).sizes
+    assert first == FixedShares.by_cores([9, 12, 18]).init(constraints).sizes == (36, 48, 72)
+    states = closed_loop(policy, constraints, lambda i, x: x / (1, 1, 2)[i], 2)
+    assert states[-1].sizes == (39, 39, 78)
+    assert policy.init(BatchConstraints(156, (Limits(1, 30), Limits(), Limits()))).sizes[0] == 30
+    with pytest.raises(ValueError, match=r"ratings must have one value for each of the 2 workers"):
+        policy.init(cluster_of(20, workers=2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"ratings": ()}, "ProportionalControl.ratings must have one value per worker, got none"),
+        ({"ratings": (1, 0)}, "ProportionalControl.ratings must be .*got 0"),
         ({"dead_band": 1.0}, r"dead_band must be in \[0, 1\), got 1.0"),
         ({"dead_band": -0.1}, "dead_band must be"),
         ({"smoothing": 0.0}, r"smoothing must be in \(0, 1\], got 0.0"),

@@ -627,7 +627,7 @@ def test_limits_and_granularity_are_kept() -> None:
         ({"limits": [Limits()] * 2}, r"one for each of the 3 workers, got 2"),
         ({"granularity": 32}, r"granularity = 32.*lower granularity, widen the Limits"),
         ({"granularity": 0}, r"granularity must be .* >= 1, got 0"),
-        ({"policy": FixedShares((1.0, 2.0))}, r"one share for each of the 3 workers, got 2"),
+        ({"policy": FixedShares((1.0, 2.0))}, r"one value for each of the 3 workers, got 2"),
     ],
 )
 def test_options_without_a_plan_name_value_and_cure(options: dict[str, Any], message: str) -> None:
