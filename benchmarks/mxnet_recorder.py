@@ -22,6 +22,7 @@ class Changing:
 
     uses_costs = False
     is_static = False
+    needs_common_steps = True
 
     def init(self, cluster: object) -> FixedState:
         """Returns the first plan."""

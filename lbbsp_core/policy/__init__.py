@@ -6,7 +6,6 @@ from lbbsp_core.policy.base import (
     Policy,
     PolicyState,
     Sizes,
-    needs_common_steps,
     require_asynchronous,
 )
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
@@ -33,6 +32,5 @@ __all__ = [
     "ProportionalControl",
     "ProportionalControlState",
     "Sizes",
-    "needs_common_steps",
     "require_asynchronous",
 ]

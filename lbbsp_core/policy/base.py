@@ -150,6 +150,16 @@ class Policy(Protocol[S]):
     is_static: ClassVar[bool]
     """Whether the sizes never change after `init`."""
 
+    needs_common_steps: ClassVar[bool]
+    """Whether it works only where all workers are always in the same step, as with plain BSP.
+
+    Without common steps (SSP, ASP) an observation holds the *latest* iteration of each worker, see
+    `lbbsp_core.sync.rounds.Rounds`: their times are from different moments, and their sizes may
+    belong to different plans. A policy that compares a worker's own times under the plan in force
+    does not need common steps, nor does one that plans by predicted costs. One that counts how
+    often a worker was the slowest of a step does, and so does one that adds up epochs.
+    """
+
     def init(self, constraints: BatchConstraints) -> S:
         """Returns the first state, with the plan for the first steps.
 
@@ -172,21 +182,6 @@ class Policy(Protocol[S]):
         ...
 
 
-def needs_common_steps(policy: Policy | type[Policy]) -> bool:
-    """Returns whether a policy works only where all workers are always in the same step.
-
-    A policy that never changes its sizes does not; nor does one that plans by predicted costs,
-    since each worker predicts its own next iteration. All others compare busy times of the same
-    step.
-
-    Example:
-        >>> from lbbsp_core.policy import EpochBalanced, Even, LoadBalanced
-        >>> [needs_common_steps(kind) for kind in (Even, LoadBalanced, EpochBalanced)]
-        [False, False, True]
-    """
-    return not (policy.is_static or policy.uses_costs)
-
-
 def require_asynchronous(
     policy: Policy | type[Policy], name: str = "", sync: str = "this synchroniser"
 ) -> None:
@@ -198,13 +193,13 @@ def require_asynchronous(
         sync: Name of the synchroniser to show.
 
     Raises:
-        ValueError: The policy needs common steps, see `needs_common_steps`.
+        ValueError: The policy needs common steps, see `Policy.needs_common_steps`.
     """
-    if needs_common_steps(policy):
+    if policy.needs_common_steps:
         kind = policy if isinstance(policy, type) else type(policy)
         raise ValueError(
             f"policy {name or kind.__name__} and {sync} cannot be combined: the policy compares "
             "the times of all workers in the same step, and without a barrier in every step "
             "workers are in different steps. Use a static policy (bsp, fixed), a policy that "
-            "predicts (lbbsp), or the synchroniser bsp"
+            "predicts (lbbsp), proportional control, or the synchroniser bsp"
         )

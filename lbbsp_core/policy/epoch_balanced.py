@@ -51,6 +51,7 @@ class EpochBalanced:
 
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = False
+    needs_common_steps: ClassVar[bool] = True
 
     def init(self, constraints: BatchConstraints) -> EpochBalancedState:
         """Returns the even plan for the first epoch."""

@@ -74,6 +74,7 @@ class LeaderStraggler:
 
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = False
+    needs_common_steps: ClassVar[bool] = True
 
     delta: int | None = None
     window: int = 4

@@ -57,6 +57,7 @@ class LoadBalanced:
 
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
+    needs_common_steps: ClassVar[bool] = False
 
     min_gain: float = 0.02
     interval: int = 1

@@ -25,6 +25,7 @@ from lbbsp_core.runtime.coordination import (
     Table,
     log_request,
     question_table,
+    read_answer,
     read_log,
 )
 from lbbsp_core.runtime.coordinator import Coordinator
@@ -34,7 +35,6 @@ from lbbsp_core.runtime.protocol import (
     DisagreementError,
     fingerprint,
     quantise,
-    unpack,
 )
 from lbbsp_core.runtime.record import (
     PushLog,
@@ -207,8 +207,9 @@ class AsyncSession:
         """
         self.check_batch(samples)
         busy_seconds, drivers = self._meter.reach()
-        predicted = self._predict(samples, busy_seconds, drivers)
-        report = (samples, round(busy_seconds * 1e9), *predicted, self._updates_seen)
+        slope, overhead, accepted = self._learn(samples, busy_seconds, drivers)
+        times = round(busy_seconds * 1e9), slope, overhead
+        report = (samples, *times, self._updates_seen, int(not accepted))
         if not self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=False)
         kept = bool(self._ask(Question.PUSH, *report).first)
@@ -248,15 +249,21 @@ class AsyncSession:
             self._log.close()
             self._log = None
 
-    def _predict(
+    def _learn(
         self, samples: int, busy_seconds: float, drivers: tuple[float, ...]
-    ) -> tuple[int, int]:
-        """Learns from an iteration; returns the predicted cost of the next one as integers."""
+    ) -> tuple[int, int, bool]:
+        """Learns from an iteration.
+
+        Returns:
+            The predicted cost of the next one as integers, and whether the measurement was
+            accepted.
+        """
         before, self._drivers = self._drivers or drivers, drivers
-        self._estimate, _ = self._estimator.learn(
+        self._estimate, accepted = self._estimator.learn(
             self._estimate, samples, busy_seconds, before, excluded=self._meter.take_excluded()
         )
-        return quantise(*self._estimator.predict(self._estimate, drivers))
+        slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers))
+        return slope, overhead, accepted
 
     def _update_if(self, last: int) -> None:
         """Updates the model by the sum, if this worker's gradient has completed it."""
@@ -286,7 +293,7 @@ class AsyncSession:
         with self.servers.waiting(what):
             while True:
                 row = self.servers.read_answers()[self.servers.rank]
-                self._answer = Answer(*unpack(row))
+                self._answer = read_answer(row)
                 if done(self._answer):
                     return self._answer
                 self._drain()

@@ -20,8 +20,8 @@ from lbbsp_core.runtime.record import PUSH_INTEGERS, PushLine
 
 Table = npt.NDArray[np.float32]
 
-QUESTION_INTEGERS: Final = 7
-"""Integers of a question: kind, number, up to five values. An `Answer` has the same number."""
+QUESTION_INTEGERS: Final = 8
+"""Integers of a question: kind, number, up to six values. An `Answer` has fewer."""
 
 LOG_ROWS: Final = 64
 """Maximum number of pushes that one reading of the log returns, after a row with their number."""
@@ -63,6 +63,11 @@ class Answer(NamedTuple):
     active: int = 0
     first: int = 0
     second: int = 0
+
+
+def read_answer(row: Row) -> Answer:
+    """Reads a worker's row of a table of answers."""
+    return Answer(*unpack(row)[: len(Answer._fields)])
 
 
 def empty_questions(workers: int) -> Table:
@@ -138,7 +143,7 @@ class CoordinatorService:
             )
             for answer, released in zip(self._answers, coordinator.released, strict=True)
         ]
-        return np.stack([pack(answer) for answer in self._answers])
+        return np.stack([_padded(list(answer), QUESTION_WIDTH) for answer in self._answers])
 
     def log(self, table: Table) -> Table:
         """Returns the log from a push on: a row with the number of pushes, then one row for each.
@@ -164,10 +169,11 @@ class CoordinatorService:
         if question is Question.CLAIM:
             return coordinator.claim(worker, values[0])
         if question is Question.PUSH:
-            samples, busy_nanoseconds, slope, overhead, updates_seen = values
+            samples, busy_nanoseconds, slope, overhead, updates_seen, excluded = values
             cost = curve(StepMessage(slope, overhead, busy_nanoseconds, 0))
             seconds = busy_nanoseconds / 1e9
-            return int(coordinator.push(worker, samples, seconds, cost, updates_seen)), 0
+            kept = coordinator.push(worker, samples, seconds, cost, updates_seen, bool(excluded))
+            return int(kept), 0
         if question is Question.ENTERED:
             return int(coordinator.entered(worker)), 0
         if question is Question.APPLIED:

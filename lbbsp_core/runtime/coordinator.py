@@ -102,6 +102,7 @@ class Coordinator:
         busy_seconds: float,
         cost: Cost | None = None,
         seen: int = 0,
+        excluded: bool = False,
     ) -> bool:
         """Registers a push, and decides when its gradient enters the model.
 
@@ -111,6 +112,7 @@ class Coordinator:
             busy_seconds: Busy time of the iteration.
             cost: Cost that the worker predicts for its next iteration.
             seen: Value of `updates` when the worker read the model.
+            excluded: Whether the policy must not learn from the busy time.
 
         Returns:
             Whether the gradient is kept, and enters as a part of a sum.
@@ -132,7 +134,7 @@ class Coordinator:
         self.pushes += 1
         self._iterations[worker] += 1
         self._counts[worker] += 1
-        self.rounds.ran(worker, samples, busy_seconds, cost)
+        self.rounds.ran(worker, samples, busy_seconds, cost, excluded)
         if decision.aggregate == (worker,):
             self._alone[worker] = decision
             return False

@@ -65,8 +65,8 @@ def run_async(
     model when it is released, computes, and pushes, and both transfers wait in the queues of the
     links.
 
-    A policy that predicts (LB + SSP, LB + ASP) is updated whenever the model has received one
-    more gradient from every worker since the last update of the policy. A worker that starts an
+    A policy that changes its sizes (LB + SSP, LB + ASP) is updated whenever the model has received
+    one more gradient from every worker since the last update of the policy. A worker that starts an
     iteration draws the batch size that is current at this moment (ours: there is no common step
     by which a plan could be keyed). `SimConfig.lag` has no effect here.
 
@@ -74,7 +74,7 @@ def run_async(
         cluster: Busy seconds of each worker's iterations.
         config: Global batch size and communication.
         synchroniser: Decides which workers wait for which.
-        policy: Decides batch sizes. It must be static or predict. Default: even batches.
+        policy: Decides batch sizes. It must need no common steps. Default: even batches.
         predictor: Forecasts each worker's speed, if the policy uses costs.
         preemption: Departures and returns of workers. Default: none.
         progress: Called with the number of further global batches (X samples) done.
@@ -213,11 +213,11 @@ class _BatchPlanner:
 
     def observe(self, worker: int, samples: int, busy_seconds: float) -> None:
         """Learns from one finished iteration of `worker`."""
-        if not self._rounds.policy.uses_costs:
+        if self._rounds.policy.is_static:
             return
         estimator = self._estimators[worker]
-        state, _ = estimator.learn(self._states[worker], samples, busy_seconds)
+        state, accepted = estimator.learn(self._states[worker], samples, busy_seconds)
         self._states[worker] = state
         speed, overhead = estimator.predict(state)
         cost = estimator.cost_shape.cost_at(speed, overhead) if speed else None
-        self._rounds.ran(worker, samples, busy_seconds, cost)
+        self._rounds.ran(worker, samples, busy_seconds, cost, not accepted)

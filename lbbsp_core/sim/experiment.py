@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import FixedShares, Policy, needs_common_steps, require_asynchronous
+from lbbsp_core.policy import FixedShares, Policy, require_asynchronous
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Component, Registry
 from lbbsp_core.sim import (
@@ -406,7 +406,7 @@ def chosen_runs(
     for sync in dict.fromkeys(syncs):
         SYNCHRONISERS.build(sync)
         for text, policy in chosen.items():
-            if sync != _LOCKSTEP and needs_common_steps(policy.cls):
+            if sync != _LOCKSTEP and policy.cls.needs_common_steps:
                 if policies is None:
                     continue
                 require_asynchronous(policy.cls, text, f"sync {sync}")

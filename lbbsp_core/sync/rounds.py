@@ -10,11 +10,12 @@ class Rounds:
     """Calls a policy whenever every worker has pushed once more since the last decision.
 
     Ours: under a synchroniser that lets workers run ahead there is no common step by which a plan
-    could be keyed. A worker that starts an iteration draws by the sizes at that moment.
+    could be keyed. A worker that starts an iteration draws by the sizes at that moment. The policy
+    observes the latest iteration of each worker, also of one that had drawn by an older plan.
 
     Args:
         constraints: Static facts that the policy plans for.
-        policy: A static policy, or one that plans by predicted costs.
+        policy: A policy that needs no common steps.
 
     Raises:
         ValueError: The policy needs common steps, or no plan exists.
@@ -34,7 +35,8 @@ class Rounds:
         require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy
         self._state = policy.init(constraints)
-        self._latest: list[tuple[int, float, Cost | None]] = [(0, 0.0, None)] * constraints.workers
+        nothing = (0, 0.0, None, True)
+        self._latest: list[tuple[int, float, Cost | None, bool]] = [nothing] * constraints.workers
         self._active = set(range(constraints.workers))
         self._missing = set(self._active)
         self._round = 0
@@ -45,7 +47,14 @@ class Rounds:
         sizes: Sizes = self._state.sizes
         return sizes
 
-    def ran(self, worker: int, samples: int, busy_seconds: float, cost: Cost | None) -> None:
+    def ran(
+        self,
+        worker: int,
+        samples: int,
+        busy_seconds: float,
+        cost: Cost | None,
+        excluded: bool = False,
+    ) -> None:
         """Takes in one iteration of `worker`; decides if it completes a round.
 
         Args:
@@ -53,10 +62,11 @@ class Rounds:
             samples: Size of its batch.
             busy_seconds: Busy time of the iteration, in seconds.
             cost: Predicted cost of its next iteration; None where it has no estimate.
+            excluded: Whether its time must not be learned from.
         """
-        if not self.policy.uses_costs:
+        if self.policy.is_static:
             return
-        self._latest[worker] = samples, busy_seconds, cost
+        self._latest[worker] = samples, busy_seconds, cost, excluded
         self._missing.discard(worker)
         if not self._missing:
             self._decide()
@@ -67,8 +77,9 @@ class Rounds:
         self._missing.discard(worker)
 
     def _decide(self) -> None:
-        sizes, seconds, costs = zip(*self._latest, strict=True)
-        observation = Observation(self._round, sizes, seconds, (), costs)
+        sizes, seconds, costs, flags = zip(*self._latest, strict=True)
+        excluded = tuple(rank for rank, flag in enumerate(flags) if flag)
+        observation = Observation(self._round, sizes, seconds, excluded, costs)
         self._state = self.policy.update(self._state, self.constraints, observation)
         self._round += 1
         self._missing = set(self._active)

@@ -98,7 +98,7 @@ def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -
         >>> check_policy(LoadBalanced(min_gain=0.0))
     """
     _check_value(policy)
-    _check_flags(policy, "uses_costs", "is_static")
+    _check_flags(policy, "uses_costs", "is_static", "needs_common_steps")
     for seed, cluster in enumerate(clusters or _CLUSTERS):
         before = pickle.dumps(policy)
         states, observations = _run_policy(policy, cluster, random.Random(seed), steps)

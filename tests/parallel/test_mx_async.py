@@ -94,8 +94,9 @@ def test_bsp_by_kept_pushes_learns_what_one_process_learns(runs):
     assert results[0]["difference"] <= 2e-6
 
 
-def test_batches_follow_speeds_while_workers_run_ahead(tmp_path):
-    done = job(tmp_path, "ssp", "lbbsp", servers=2)
+@pytest.mark.parametrize("policy", ["lbbsp", "proportional"])
+def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
+    done = job(tmp_path, "ssp", policy, servers=2)
     assert done.status == 0
     pushes = read_run(tmp_path).pushes
     late = pushes[len(pushes) // 2 :]

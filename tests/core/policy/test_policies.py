@@ -293,6 +293,7 @@ class Broken:
 
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
+    needs_common_steps: ClassVar[bool] = False
 
     weight: float = 1.0
 
@@ -368,6 +369,10 @@ class Flagless(Broken):
     is_static = None  # type: ignore[assignment]
 
 
+class Stepless(Broken):
+    needs_common_steps = None  # type: ignore[assignment]
+
+
 class Trusting(Broken):
     def update(
         self, state: State, constraints: BatchConstraints, observation: Observation
@@ -386,6 +391,7 @@ class Trusting(Broken):
         (Static(), "changes its sizes from .*: is_static must be False"),
         (Peeking(), "uses_costs must be True"),
         (Flagless(), "is_static must be True or False, got None"),
+        (Stepless(), "needs_common_steps must be True or False, got None"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -15,6 +15,7 @@ from lbbsp_core import (
     Even,
     LoadBalanced,
     Profile,
+    ProportionalControl,
     SessionOptions,
     read_run,
 )
@@ -124,7 +125,9 @@ def run(
 
 
 @pytest.mark.parametrize("sync", [BSP(), SSP(1), ASP()])
-@pytest.mark.parametrize("policy", [Even(), LoadBalanced(min_gain=0.0)])
+@pytest.mark.parametrize(
+    "policy", [Even(), LoadBalanced(min_gain=0.0), ProportionalControl(interval=1)]
+)
 def test_every_sample_is_drawn_and_enters_the_model_once_an_epoch(sync, policy, tmp_path):
     server, drawn = run(sync, lambda rank: SessionOptions(policy=policy, record=tmp_path))
     assert sorted(drawn[0] + drawn[1]) == sorted([*range(SAMPLES)] * EPOCHS)

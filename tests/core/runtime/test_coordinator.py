@@ -22,11 +22,20 @@ from lbbsp_core import (
     EpochBalanced,
     Even,
     FixedShares,
+    LeaderStraggler,
     Limits,
     LoadBalanced,
+    Policy,
+    ProportionalControl,
     Synchroniser,
 )
 from lbbsp_core.policy import BatchConstraints
+from lbbsp_core.runtime.coordination import (
+    CoordinatorService,
+    Question,
+    question_table,
+    read_answer,
+)
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.record import PushLine
 from lbbsp_core.sim import schedule
@@ -218,7 +227,40 @@ def test_a_round_does_not_wait_for_those_who_have_left() -> None:
     assert balanced.rounds.sizes != before
 
 
-@pytest.mark.parametrize("policy", [Even(), FixedShares([3, 1]), LoadBalanced()])
+def test_proportional_control_learns_from_batches_of_its_own_plan_only() -> None:
+    """Worker 0 is three times as fast; while the plan changes, it has an older batch under way."""
+    balanced = coordinator(ASP(), ProportionalControl(interval=1, smoothing=1.0))
+
+    def push(worker: int, samples: int, seconds: float, **options: Any) -> tuple[int, ...]:
+        balanced.push(worker, samples, seconds, **options)
+        balanced.entered(worker)
+        return balanced.rounds.sizes
+
+    assert push(0, 8, 9.0, excluded=True) == (8, 8)
+    assert push(1, 8, 3.0) == (8, 8), "the first time of worker 0 was excluded"
+    assert push(0, 8, 1.0) == (8, 8), "worker 1 has not pushed once more"
+    assert push(1, 8, 3.0) == (12, 4)
+    assert push(0, 8, 1.0) == (12, 4)
+    assert push(1, 4, 1.5) == (12, 4), "worker 0 had drawn 8 samples by the even plan"
+    assert push(0, 12, 1.5) == (12, 4)
+    assert push(1, 4, 0.5) == (8, 8), "both take as long for 8 samples now"
+
+
+def test_a_worker_tells_the_coordinator_which_times_to_exclude() -> None:
+    balanced = coordinator(ASP(), ProportionalControl(interval=1, smoothing=1.0))
+    service = CoordinatorService(balanced, fingerprint=1)
+    for number, excluded in enumerate((1, 0), start=1):
+        for worker, nanoseconds in enumerate((10**9, 3 * 10**9)):
+            values = [8, nanoseconds, 0, 0, 0, excluded]
+            table = question_table(2, worker, Question.PUSH, number, values)
+            assert read_answer(service.answer(table)[worker]).pushes == 2 * number - 1 + worker
+            balanced.entered(worker)
+        assert balanced.rounds.sizes == ((8, 8) if excluded else (12, 4))
+
+
+@pytest.mark.parametrize(
+    "policy", [Even(), FixedShares([3, 1]), LoadBalanced(), ProportionalControl()]
+)
 @pytest.mark.parametrize("synchroniser", SCHEMES, ids=repr)
 def test_it_travels_to_a_server(synchroniser: Synchroniser, policy: Any) -> None:
     """MXNet sends optimizers, and what they hold, in pickle's oldest protocol."""
@@ -226,11 +268,10 @@ def test_it_travels_to_a_server(synchroniser: Synchroniser, policy: Any) -> None
     assert sent.claim(0, 100) == coordinator(synchroniser, policy).claim(0, 100)
 
 
-def test_a_policy_that_needs_common_steps_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="policy EpochBalanced and this synchroniser cannot be combined"
-    ):
-        coordinator(ASP(), EpochBalanced())
+@pytest.mark.parametrize("policy", [EpochBalanced(), LeaderStraggler()])
+def test_a_policy_that_needs_common_steps_is_refused(policy: Policy) -> None:
+    with pytest.raises(ValueError, match="and this synchroniser cannot be combined"):
+        coordinator(ASP(), policy)
 
 
 def test_time_begins_with_the_first_iteration() -> None:

@@ -55,6 +55,7 @@ class Turns:
 
     uses_costs = True
     is_static = False
+    needs_common_steps = False
 
     def init(self, cluster):
         return FixedState((6, 6))

@@ -21,7 +21,10 @@ from lbbsp_core import (
     Even,
     FixedShares,
     LastValue,
+    LeaderStraggler,
     LoadBalanced,
+    Policy,
+    ProportionalControl,
     Saturating,
     Synchroniser,
 )
@@ -59,7 +62,9 @@ def test_a_push_and_pull_is_paid_by_each() -> None:
     assert first.tolist() == [4.0 + 4.0, 4 / 3 + 4.0]
 
 
-@pytest.mark.parametrize("policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced()])
+@pytest.mark.parametrize(
+    "policy", [Even(), FixedShares((1, 1, 2, 4)), LoadBalanced(), ProportionalControl()]
+)
 def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 80, noise=NOISE)
     config = SimConfig(97, communication_seconds=0.25)
@@ -91,12 +96,13 @@ def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
         assert iteration - min(pushed) <= 2
 
 
-def test_balanced_batches_end_the_wait_of_ssp() -> None:
-    """LB + SSP, and LB + ASP: after a round of even batches, all workers take equally long."""
+@pytest.mark.parametrize("policy", [LoadBalanced(), ProportionalControl()])
+def test_balanced_batches_end_the_wait_of_ssp(policy: Policy) -> None:
+    """LB + SSP, and LB + ASP: after some rounds of even batches, all workers take equally long."""
     cluster = synthetic_cluster(UNEQUAL, 60)
     even = run_async(cluster, SimConfig(64), SSP(3))
     for sync in (SSP(3), ASP(), DSSP(1, 4)):
-        balanced = run_async(cluster, SimConfig(64), sync, LoadBalanced(), LastValue())
+        balanced = run_async(cluster, SimConfig(64), sync, policy, LastValue())
         last = [balanced.sizes[balanced.schedule.worker == w][-1] for w in range(4)]
         assert last == [8, 8, 16, 32]
         assert balanced.waiting_share < 0.1
@@ -153,10 +159,14 @@ def test_a_scenario_that_can_never_finish_says_so() -> None:
 
 def test_combinations_that_cannot_be_say_why() -> None:
     cluster = synthetic_cluster(cores([1, 1]), 5)
-    with pytest.raises(ValueError, match="EpochBalanced and this synchroniser cannot be combined"):
-        run_async(cluster, SimConfig(16), ASP(), EpochBalanced())
-    with pytest.raises(ValueError, match="LoadBalanced plans for all workers, and with preemptio"):
-        run_async(cluster, SimConfig(16), ASP(), LoadBalanced(), preemption=Preemption(1.0, 1.0))
+    for refused in EpochBalanced(), LeaderStraggler():
+        message = f"{type(refused).__name__} and this synchroniser cannot be combined"
+        with pytest.raises(ValueError, match=message):
+            run_async(cluster, SimConfig(16), ASP(), refused)
+    for refused in LoadBalanced(), ProportionalControl():
+        message = f"{type(refused).__name__} plans for all workers, and with preemption"
+        with pytest.raises(ValueError, match=message):
+            run_async(cluster, SimConfig(16), ASP(), refused, preemption=Preemption(1.0, 1.0))
 
 
 def test_progress_comes_to_the_steps_asked_for() -> None:

@@ -156,9 +156,9 @@ def test_ring_and_asynchrony_do_not_go_together() -> None:
 def test_policies_that_need_common_steps_are_left_out_or_refused() -> None:
     everything = chosen_runs(None, ["last"], syncs=["bsp", "asp"])
     assert [run.policy for run in everything if run.sync == "asp"] == [
-        "bsp", "fixed", "lbbsp", "lbbsp-every",
+        "bsp", "fixed", "proportional", "lbbsp", "lbbsp-every",
     ]  # fmt: skip
-    assert len(everything) == 7 + 4
+    assert len(everything) == 7 + 5
     with pytest.raises(
         ValueError,
         match="policy dbs and sync asp cannot be combined: the policy",

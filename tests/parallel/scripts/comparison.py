@@ -28,6 +28,7 @@ class Cycle:
 
     uses_costs = False
     is_static = False
+    needs_common_steps = True
 
     plans: tuple[tuple[int, ...], ...]
 

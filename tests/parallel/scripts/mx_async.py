@@ -13,7 +13,17 @@ from mx_parts import largest, weights
 from mxnet import autograd, gluon, nd
 from report import answer_all, result
 
-from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced
+from lbbsp_core import (
+    ASP,
+    BSP,
+    DSSP,
+    SSP,
+    ElasticBSP,
+    Ema,
+    Even,
+    LoadBalanced,
+    ProportionalControl,
+)
 from lbbsp_core.demo import digits
 from lbbsp_core.order import SampleStream
 
@@ -26,7 +36,7 @@ SCHEMES = {
     "dssp": DSSP(1, 4),
     "elastic": ElasticBSP(lookahead=4),
 }
-POLICIES = {"even": Even(), "lbbsp": LoadBalanced()}
+POLICIES = {"even": Even(), "lbbsp": LoadBalanced(), "proportional": ProportionalControl()}
 MOMENTUM = ("sgd", {"learning_rate": 0.2, "momentum": 0.9, "wd": 1e-4})
 PLAIN = ("sgd", {"learning_rate": 0.3})
 TRAINING, HELD_OUT = digits.digits()

@@ -15,6 +15,7 @@ class Cycle:
     plans: tuple[tuple[int, ...], ...]
     uses_costs = False
     is_static = False
+    needs_common_steps = True
 
     def init(self, cluster):
         return FixedState(self.plans[0])
