@@ -31,6 +31,7 @@ from lbbsp_core import (
 from lbbsp_core.sim import (
     Change,
     Lognormal,
+    Markov,
     Preemption,
     SimConfig,
     cores,
@@ -94,6 +95,25 @@ def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
     for start, iteration in zip(run.start, run.iteration, strict=True):
         pushed = [int((run.push[run.worker == w] <= start).sum()) for w in range(4)]
         assert iteration - min(pushed) <= 2
+
+
+@pytest.mark.parametrize(
+    ("sync", "pushes"),
+    [(SSP(0), 1), (SSP(2), 5), (DSSP(1, 4), 9), (ElasticBSP(4), 4)],
+    ids=repr,
+)
+def test_staleness_is_bounded_as_derived(sync: Synchroniser, pushes: int) -> None:
+    """Another worker pushes at most so often while one computes an iteration (docs/theory.md)."""
+    most = 0
+    for seed in range(8):
+        speeds = np.random.default_rng(seed).integers(1, 9, 3).tolist()
+        noise = Markov(slow=20.0, to_slow=0.2, to_fast=0.3)
+        cluster = synthetic_cluster(cores(speeds, 4.0), 60, noise=noise, seed=seed)
+        run = run_async(cluster, SimConfig(24), sync).schedule
+        others = run.worker[:, None] != run.worker
+        meanwhile = (run.push > run.start[:, None]) & (run.push < run.push[:, None])
+        most = max(most, int((others & meanwhile).sum(axis=1).max()))
+    assert pushes < most <= 2 * pushes, "two other workers; more than one of them is stale"
 
 
 @pytest.mark.parametrize("policy", [LoadBalanced(), ProportionalControl()])
