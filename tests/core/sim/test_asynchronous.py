@@ -105,15 +105,15 @@ def test_the_lead_keeps_its_bound_with_changing_batches() -> None:
 def test_staleness_is_bounded_as_derived(sync: Synchroniser, pushes: int) -> None:
     """Another worker pushes at most so often while one computes an iteration (docs/theory.md)."""
     most = 0
-    for seed in range(8):
-        speeds = np.random.default_rng(seed).integers(1, 9, 3).tolist()
+    for seed in range(12):
+        speeds = np.random.default_rng(seed).integers(1, 9, 2).tolist()
         noise = Markov(slow=20.0, to_slow=0.2, to_fast=0.3)
         cluster = synthetic_cluster(cores(speeds, 4.0), 60, noise=noise, seed=seed)
-        run = run_async(cluster, SimConfig(24), sync).schedule
+        run = run_async(cluster, SimConfig(16), sync).schedule
         others = run.worker[:, None] != run.worker
         meanwhile = (run.push > run.start[:, None]) & (run.push < run.push[:, None])
         most = max(most, int((others & meanwhile).sum(axis=1).max()))
-    assert pushes < most <= 2 * pushes, "two other workers; more than one of them is stale"
+    assert most == pushes, "attained, and not exceeded"
 
 
 @pytest.mark.parametrize("policy", [LoadBalanced(), ProportionalControl()])
