@@ -32,7 +32,7 @@ def read(pid, name):
         return stream.read()
 def mine(pid):
     try:
-        return f"neighbour-{rank}-".encode() in read(pid, "cmdline")
+        return f"{os.environ['LBBSP_JOB']}/neighbour-{rank}-".encode() in read(pid, "cmdline")
     except OSError:
         return False
 def used(pid):
