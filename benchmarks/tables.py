@@ -255,7 +255,8 @@ def chosen(what: str, names: str | None, known: Sequence[str]) -> list[str]:
     """Returns the names in a list, which are known ones or the first words of labels."""
     if names is None:
         return list(known)
-    found = {name: [k for k in known if name in (k, k.split(":")[0])] for name in names.split(",")}
+    short = {label: label.split(":")[0].removesuffix(" (default)") for label in known}
+    found = {name: [k for k in known if name in (k, short[k])] for name in names.split(",")}
     for name, matches in found.items():
         if not matches:
             raise SystemExit(f"there is no {what} {name!r}: choose from {'; '.join(known)}")
