@@ -169,7 +169,8 @@ def bursty(worker: int, seed: int = 0, seconds: float = HOUR) -> list[Phase]:
     rng = np.random.default_rng([seed, worker])
     pause, burst = rng.uniform(*MEAN_SECONDS, 2)
     phases: list[Phase] = []
-    while sum(phase.seconds for phase in phases) < seconds:
+    while seconds > 0:
         phases.append(Phase(float(rng.exponential(pause)) + 1e-3))
         phases.append(Phase(float(rng.exponential(burst)) + 1e-3, (1.0,) * int(rng.integers(1, 3))))
+        seconds -= phases[-2].seconds + phases[-1].seconds
     return phases
