@@ -6,6 +6,7 @@ exogenous inputs. The flow within this package:
     linux, cgroup (or portable), gpu ──> totals and levels ──> sampler ──> percents, rates
 """
 
+from lbbsp_core.resources.base import FACTORS
 from lbbsp_core.resources.sampler import ResourceSampler
 
-__all__ = ["ResourceSampler"]
+__all__ = ["FACTORS", "ResourceSampler"]

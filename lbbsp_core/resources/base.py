@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
@@ -14,6 +15,8 @@ DESCRIPTIONS: Final = {
     "throttled_percent": "time throttled by the CPU quota of the cgroup; 100 is one core",
     "steal_percent": "CPU time stolen by the hypervisor on the cores of this process; "
     "100 is one core",
+    "cgroup_other_percent": "CPU time of other processes in the cgroup of this process; "
+    "100 is one core",
     "gpu_percent": "GPU utilisation, of all processes",
     "gpu_memory_percent": "GPU memory in use, by all processes",
     "cpu_own_percent": "CPU time of this process, all threads; 100 is one core",
@@ -23,6 +26,12 @@ DESCRIPTIONS: Final = {
     "the cgroup",
 }
 """Names of all driving factors, with their descriptions."""
+
+WINDOW_SECONDS: Final = 0.1
+"""Shortest window over which rates are means: ten ticks of the coarsest counters."""
+
+FACTORS: Final = tuple(DESCRIPTIONS)
+"""Names of all driving factors, in the order in which workers exchange them."""
 
 
 class Factor(NamedTuple):
@@ -49,7 +58,7 @@ class Source(Protocol):
 
     @property
     def min_interval_seconds(self) -> float:
-        """Seconds between two readings, > 0 if totals are coarse or levels change slowly."""
+        """Seconds between two readings, > 0 if levels change slowly."""
 
     @property
     def may_block(self) -> bool:
@@ -72,36 +81,55 @@ Reading = tuple[float, tuple[float, ...]]
 class Meter:
     """Converts the readings of one source into the values of its driving factors.
 
-    A factor keeps its last value if the total has decreased (the counter has wrapped or
-    restarted), if the number is NaN, or if the interval is empty or negative.
+    A rate is a mean over the *freshest window*: from the newest reading that is at least
+    `WINDOW_SECONDS` old until the last one. What slows a worker down now says more about its next
+    step than the mean over its last one. Until the readings span a window, and if the total has
+    decreased (the counter has wrapped or restarted) or is NaN, a factor keeps its last value.
 
     Args:
         factors: Factors of the source.
-        first: First reading; rates are counted from it.
+        first: First reading.
         names: Names of the factors to compute.
 
     Example:
         >>> factors = (Factor("steal_percent", max_value=200.0, per_second=100.0),)
         >>> meter = Meter(factors, (10.0, (7.0,)), ["steal_percent"])
-        >>> meter.values((12.0, (7.5,)))             # 0.5 seconds in 2 seconds
+        >>> meter.add((12.0, (7.5,)))
+        >>> meter.values()                           # 0.5 seconds in 2 seconds
         {'steal_percent': 25.0}
-        >>> meter.values((14.0, (0.1,)))             # the counter has restarted
-        {'steal_percent': 25.0}
+        >>> meter.add((12.5, (7.5,)))
+        >>> meter.values()                           # since 12.0
+        {'steal_percent': 0.0}
     """
 
     def __init__(self, factors: tuple[Factor, ...], first: Reading, names: Collection[str]) -> None:
         self._wanted = [(i, *factor) for i, factor in enumerate(factors) if factor.name in names]
-        self._previous, self._values = first, {name: 0.0 for _, name, *_ in self._wanted}
+        self._readings = deque([first])  # the first is the start of the window
+        self._values = {name: 0.0 for _, name, *_ in self._wanted}
 
-    def values(self, reading: Reading) -> dict[str, float]:
-        """Returns the driving factors at `reading`; rates are means since the reading before."""
-        (then, old), (now, new) = self._previous, reading
-        self._previous, seconds = reading, now - then
+    @property
+    def has_rates(self) -> bool:
+        """Whether a wanted factor is a rate, which needs readings at the start of a window."""
+        return any(per_second is not None for *_, per_second in self._wanted)
+
+    def add(self, reading: Reading) -> None:
+        """Adds a reading; it replaces the last one if no time has passed, or time went back."""
+        readings, (now, _) = self._readings, reading
+        while len(readings) > 1 and now <= readings[-1][0]:
+            readings.pop()
+        readings.append(reading)
+        while len(readings) > 1 and readings[1][0] <= now - WINDOW_SECONDS:
+            readings.popleft()
+
+    def values(self) -> dict[str, float]:
+        """Returns the driving factors at the last reading."""
+        (then, old), (now, new) = self._readings[0], self._readings[-1]
+        seconds = now - then
         for index, name, max_value, per_second in self._wanted:
             value = new[index]
             if per_second is not None:
                 value -= old[index]
-                if seconds <= 0 or value < 0:
+                if seconds < WINDOW_SECONDS or value < 0:
                     continue
                 value *= per_second / seconds
             if value == value:  # not NaN

@@ -31,7 +31,7 @@ def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
 
     Args:
         host: Machine to read.
-        controller: "cpu" or "memory"; "" selects version 2 only.
+        controller: "cpu", "cpuacct" or "memory"; "" selects version 2 only.
 
     Returns:
         Cgroups, innermost first; empty if there is no such hierarchy.
@@ -50,6 +50,29 @@ def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
             ancestors = [parent for parent in path.parents if parent.is_relative_to(mount)]
             return [Cgroup(version, directory) for directory in (path, *ancestors)]
     return []
+
+
+def is_root(host: Host, group: Cgroup) -> bool:
+    """Returns whether a cgroup is the root of its hierarchy, by files that only roots have or lack.
+
+    In a container the path of its own cgroup may look like that of the root.
+    """
+    if group.version == 1:
+        return host.resolve(group.path / "release_agent").exists()
+    return not host.resolve(group.path / "cgroup.type").exists()
+
+
+def has_cpu_quota(host: Host) -> bool:
+    """Returns whether the cgroup of this process, or one above it, has a CPU quota."""
+    return any(_limits_cpu(host, group) for group in own_cgroups(host, "cpu"))
+
+
+def _limits_cpu(host: Host, group: Cgroup) -> bool:
+    name = "cpu.cfs_quota_us" if group.version == 1 else "cpu.max"
+    try:
+        return host.read_text(group.path / name).split()[0] not in ("-1", "max")
+    except (OSError, IndexError):  # the root has no such file
+        return False
 
 
 def own_file(host: Host, controller: str, name: str) -> PurePosixPath:
@@ -130,6 +153,38 @@ class CpuThrottling:
         """Closes the files."""
         for file in self._files:
             file.close()
+
+
+@final
+class CpuUsage:
+    """CPU time of the innermost cgroup of this process, its children included, in microseconds.
+
+    Version 2 has it in ``cpu.stat``, with or without a CPU controller; version 1 in
+    ``cpuacct.usage``.
+
+    Raises:
+        OSError: The cgroup is the root, or its usage cannot be read.
+    """
+
+    def __init__(self, host: Host) -> None:
+        for controller in ("cpuacct", ""):
+            own = next(iter(own_cgroups(host, controller)), None)
+            if own is not None and not is_root(host, own):
+                name = "cpuacct.usage" if own.version == 1 else "cpu.stat"
+                self._file = host.open(own.path / name, 2048)
+                return
+        raise FileNotFoundError("this process is in no cgroup below the root that shows CPU time")
+
+    def seconds(self) -> float:
+        """Returns the CPU seconds of all processes of the cgroup."""
+        words = self._file.read().split()
+        if len(words) == 1:
+            return int(words[0]) / 1e9
+        return int(words[words.index(b"usage_usec") + 1]) / 1e6
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
 
 
 class MemoryLimit(NamedTuple):

@@ -7,10 +7,8 @@ from typing import Final, final
 
 from lbbsp_core.resources import cgroup
 from lbbsp_core.resources.base import Factor
+from lbbsp_core.resources.cpu_counters import TICK_SECONDS, Ticks, busy_counter
 from lbbsp_core.resources.host import Host, PseudoFile
-
-TICK_SECONDS: Final = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
-"""Unit of the times in ``/proc/stat``."""
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -22,7 +20,7 @@ MAX_EVENTS_PER_SECOND: Final = 1e6
 class OtherCpuTime:
     """Accumulates the CPU seconds of other processes: those of all processes minus our own.
 
-    The kernel counts the sum in ticks of 10 ms and our own time in nanoseconds, so the
+    The kernel may count the sum in ticks of 10 ms, and counts our own time in nanoseconds, so the
     difference may decrease slightly. A decrease of up to two ticks per core is carried over to
     later calls instead of being cut off at 0, so that rounding errors cancel. A larger decrease
     comes from threads of this process on cores that are not counted, and is dropped.
@@ -56,51 +54,84 @@ class OtherCpuTime:
 
 @final
 class CpuTime:
-    """CPU and steal time on the cores that this process may use: ``/proc/stat``.
+    """CPU time of other processes and of this one, on the cores that this process may use.
 
-    Ticks are too coarse for intervals below 50 ms: shorter steps keep the last value. On
-    machines with very many cores the kernel takes long to write this file, which is then read
-    in the background. Child processes count as other processes.
+    Child processes count as other processes.
+
+    Raises:
+        OSError: There is no counter.
+    """
+
+    min_interval_seconds = 0.001
+    may_block = False
+
+    def __init__(self, host: Host) -> None:
+        self._busy, self._own = busy_counter(host), host.process_seconds
+        self._other = OtherCpuTime(len(host.cores))
+        max_percent = 100.0 * len(host.cores)
+        self.factors = (
+            Factor("cpu_other_percent", max_percent, 100.0),
+            Factor("cpu_own_percent", max_percent, 100.0),
+        )
+
+    def read(self) -> tuple[float, ...]:
+        """Returns CPU seconds of other processes and of this process."""
+        own = self._own()
+        return self._other.seconds(self._busy.seconds(), own), own
+
+    def close(self) -> None:
+        """Closes the counter's file."""
+        self._busy.close()
+
+
+@final
+class CgroupCpuTime:
+    """CPU time of other processes in the cgroup of this process, with which it shares a quota.
+
+    Raises:
+        OSError: The cgroup is the root, which has no quota, or its usage cannot be read.
+    """
+
+    min_interval_seconds = 0.001
+    may_block = False
+
+    def __init__(self, host: Host) -> None:
+        self._usage, self._own = cgroup.CpuUsage(host), host.process_seconds
+        self._other = OtherCpuTime(len(host.cores))
+        self.factors = (Factor("cgroup_other_percent", 100.0 * len(host.cores), 100.0),)
+
+    def read(self) -> tuple[float, ...]:
+        """Returns CPU seconds of the other processes."""
+        own = self._own()
+        return (self._other.seconds(self._usage.seconds(), own),)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._usage.close()
+
+
+@final
+class StealTime:
+    """Time that the hypervisor stole from the cores that this process may use: ``/proc/stat``.
 
     Raises:
         OSError: The file cannot be opened.
     """
 
-    min_interval_seconds = 5 * TICK_SECONDS
+    min_interval_seconds = 0.001
     may_block = False
 
     def __init__(self, host: Host) -> None:
-        text = host.read_text("/proc/stat")
-        cpu_lines = text.split("intr", 1)[0]
-        self._file = host.open("/proc/stat", len(cpu_lines) + 64 * (cpu_lines.count("\n") + 1))
-        names = [line.split(" ", 1)[0] for line in cpu_lines.split("\n")]
-        cores = [f"cpu{core}" for core in sorted(host.cores)]
-        self._lines = [(names.index(core), core.encode()) for core in cores]
-        self._last_line = self._lines[-1][0]
-        self._host, self._other = host, OtherCpuTime(len(host.cores))
-        max_percent = 100.0 * len(host.cores)
-        self.factors = (
-            Factor("cpu_other_percent", max_percent, 100.0),
-            Factor("cpu_own_percent", max_percent, 100.0),
-            Factor("steal_percent", max_percent, 100.0),
-        )
+        self._ticks = Ticks(host)
+        self.factors = (Factor("steal_percent", 100.0 * len(host.cores), 100.0),)
 
     def read(self) -> tuple[float, ...]:
-        """Returns CPU seconds of other processes, of this process, and stolen seconds."""
-        busy = stolen = 0
-        lines = self._file.read().split(b"\n", self._last_line + 1)
-        for index, core in self._lines:
-            ticks = lines[index].split()  # name user nice system idle iowait irq softirq steal
-            if ticks[0] != core:
-                raise ValueError(f"line {index} of /proc/stat is not {core!r}: a core went offline")
-            busy += int(ticks[1]) + int(ticks[2]) + int(ticks[3]) + int(ticks[6]) + int(ticks[7])
-            stolen += int(ticks[8])
-        own = self._host.process_seconds()
-        return self._other.seconds(busy * TICK_SECONDS, own), own, stolen * TICK_SECONDS
+        """Returns stolen seconds."""
+        return (self._ticks.stolen_seconds(),)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        self._ticks.close()
 
 
 @final

@@ -1,4 +1,4 @@
-"""Polling of sources: on the sampling thread, or on a background thread if reading is slow."""
+"""Polling of sources: in the background, and on the sampling thread if reading is fast."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final, final
 from lbbsp_core.resources.base import Meter, Source
 
 BUDGET_SECONDS: Final = 100e-6
-"""Total read time of the foreground sources; the slowest ones go to the background."""
+"""Total read time of the sources that a sample reads; the slowest are read in the background."""
 
 PERIOD_SECONDS: Final = 0.05
-"""Time between two readings in the background."""
+"""Time between two readings in the background: windows are up to this much longer than asked."""
 
 THREAD_NAME: Final = "lbbsp-resources"
 
@@ -23,7 +23,9 @@ _logger = logging.getLogger("lbbsp.resources")
 
 @final
 class PolledSource:
-    """Source with its last reading and its meter.
+    """Source with its last readings, and the driving factors that follow from them.
+
+    Several threads may refresh it, and ask for its values.
 
     Args:
         source: Open source. It is read four times, to measure the time of a reading.
@@ -32,7 +34,6 @@ class PolledSource:
 
     Attributes:
         read_seconds: Time of one reading.
-        values: Driving factors at the first reading.
 
     Raises:
         Exception: Any exception of `source.read`.
@@ -40,10 +41,16 @@ class PolledSource:
 
     def __init__(self, source: Source, clock: Callable[[], float], names: Collection[str]) -> None:
         self.source, self._clock, self._failed = source, clock, False
-        self._latest = self._converted = (clock(), source.read())
-        self._meter = Meter(source.factors, self._latest, names)
-        self.values = self._meter.values(self._latest)
+        first = (clock(), source.read())
+        self._read_at = first[0]
+        self._meter = Meter(source.factors, first, names)
+        self._reading, self._lock = threading.Lock(), threading.Lock()
         self.read_seconds = min(self._time_read() for _ in range(3))  # least disturbed by others
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether a wanted factor is a rate, for which the source is read between samples too."""
+        return self._meter.has_rates
 
     def _time_read(self) -> float:
         start = self._clock()
@@ -51,36 +58,44 @@ class PolledSource:
         return self._clock() - start
 
     def refresh(self) -> None:
-        """Reads the source if its minimum interval has passed.
+        """Reads the source, unless it was read just now or another thread is reading it.
 
-        If reading fails, the last reading is kept and a warning is logged once.
+        If reading fails, the last readings are kept and a warning is logged once.
         """
-        now = self._clock()
-        if 0 <= now - self._latest[0] < self.source.min_interval_seconds:
+        if not self._reading.acquire(blocking=False):
             return
         try:
-            self._latest = now, self.source.read()
+            now = self._clock()
+            if 0 <= now - self._read_at < self.source.min_interval_seconds:
+                return
+            numbers = self.source.read()
+            self._read_at = now
+            with self._lock:
+                self._meter.add((now, numbers))
         except Exception as error:  # a file vanished, a driver was unloaded
-            if not self._failed:
-                names = ", ".join(factor.name for factor in self.source.factors)
-                _logger.warning(
-                    "%s cannot be read any more and keep their last values: %s", names, error
-                )
-            self._failed = True
+            self._warn(error)
+        finally:
+            self._reading.release()
 
-    def update(self, values: dict[str, float]) -> None:
-        """Updates `values` with the driving factors of the latest reading, if it is a new one."""
-        latest = self._latest
-        if latest is not self._converted:
-            self._converted = latest
-            values.update(self._meter.values(latest))
+    def values(self) -> dict[str, float]:
+        """Returns the driving factors at the last reading."""
+        with self._lock:
+            return dict(self._meter.values())
+
+    def _warn(self, error: Exception) -> None:
+        if not self._failed:
+            names = ", ".join(factor.name for factor in self.source.factors)
+            _logger.warning(
+                "%s cannot be read any more and keep their last values: %s", names, error
+            )
+        self._failed = True
 
 
 def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[PolledSource]]:
-    """Splits sources into those read in the foreground and those read in the background.
+    """Returns the sources that a sample reads, and those that the background reads.
 
     Sources that may block, and the slowest ones beyond `BUDGET_SECONDS` in total, are read in
-    the background.
+    the background only; sources of rates are read in both, so that there is a start of a window.
     """
     foreground: list[PolledSource] = []
     background: list[PolledSource] = []
@@ -88,7 +103,10 @@ def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[Pol
     for polled in sorted(sources, key=lambda polled: polled.read_seconds):
         total += polled.read_seconds
         is_fast = total <= BUDGET_SECONDS and not polled.source.may_block
-        (foreground if is_fast else background).append(polled)
+        if is_fast:
+            foreground.append(polled)
+        if polled.has_rates or not is_fast:
+            background.append(polled)
     return foreground, background
 
 

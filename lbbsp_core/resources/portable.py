@@ -8,14 +8,14 @@ from typing import final
 
 from lbbsp_core.resources.base import Factor
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.linux import TICK_SECONDS, OtherCpuTime
+from lbbsp_core.resources.linux import OtherCpuTime
 
 
 @final
 class PortableCpuTime:
     """CPU time on all cores of the machine; the affinity of this process is ignored."""
 
-    min_interval_seconds = 5 * TICK_SECONDS
+    min_interval_seconds = 0.001
     may_block = False
 
     def __init__(self, host: Host) -> None:

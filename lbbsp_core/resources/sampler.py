@@ -12,15 +12,17 @@ from typing import Final, final
 
 from lbbsp_core.resources import portable
 from lbbsp_core.resources.base import DESCRIPTIONS, Source
-from lbbsp_core.resources.cgroup import CpuThrottling
+from lbbsp_core.resources.cgroup import CpuThrottling, has_cpu_quota
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.linux import (
+    CgroupCpuTime,
     ContextSwitches,
     CpuPressure,
     CpuTime,
     MemoryUsage,
     RunnableTasks,
+    StealTime,
 )
 from lbbsp_core.resources.polling import BackgroundPoller, PolledSource, close_all, split
 from lbbsp_core.validate import require_known
@@ -34,6 +36,9 @@ DEFAULT_NAMES: Final = (
 )
 """Driving factors sampled by default; `DEFAULT_GPU_NAMES` are added if there is a GPU."""
 
+DEFAULT_QUOTA_NAMES: Final = ("cgroup_other_percent",)
+"""Added by default where a quota bounds the CPU time of a cgroup."""
+
 DEFAULT_GPU_NAMES: Final = ("gpu_percent", "gpu_memory_percent")
 
 SourceFactory = Callable[[Host], Source]
@@ -41,7 +46,8 @@ SourceFactory = Callable[[Host], Source]
 LINUX_SOURCES: Final[Mapping[str, SourceFactory]] = {
     "cpu_other_percent": CpuTime,
     "cpu_own_percent": CpuTime,
-    "steal_percent": CpuTime,
+    "cgroup_other_percent": CgroupCpuTime,
+    "steal_percent": StealTime,
     "runnable": RunnableTasks,
     "involuntary_switches_per_second": ContextSwitches,
     "memory_percent": MemoryUsage,
@@ -70,18 +76,20 @@ class ResourceSampler:
     Paper: LB-BSP (arXiv 1806.02508) predicts speeds from past *and current* CPU and memory use.
     Ours: a worker is slowed down by what other processes use, so their use is separated from its
     own. Times are percents of one core (or of the GPU) and counts are per second, both means
-    since the previous sample; ``runnable`` is the value at the time of sampling. All values are
-    finite, >= 0 and bounded.
+    over the last 100 to 150 ms; ``runnable`` is the value at the time of sampling. All values
+    are finite, >= 0 and bounded.
 
-    A sample takes 160 microseconds with cold caches, never blocks and never raises. A factor
-    that cannot be read keeps its last value, or 0, and this is logged once. Slow sources
-    (``/proc/stat`` of very many cores) and sources that may block (the GPU driver takes locks)
-    are read every 50 ms by a background thread. A forked child opens its own sources.
+    A sample takes 190 microseconds with cold caches, never blocks and never raises. A factor
+    that cannot be read keeps its last value, or 0, and this is logged once. A background thread
+    reads totals every 50 ms, so that the window has a start. Slow sources (``/proc/stat`` of very
+    many cores) and those that may block (the GPU driver takes locks) are read by it alone. A
+    forked child opens its own sources.
 
     Args:
         names: Driving factors to sample, in this order; keys of `ResourceSampler.available`.
             Default: CPU time of other processes, runnable tasks, memory, throttling and steal
-            time where available, and utilisation and memory of the GPU if there is one. The cost
+            time where available, CPU time of other processes in the cgroup if it has a quota, and
+            utilisation and memory of the GPU if there is one. The cost
             of a prediction grows with their number; on recorded traces further factors did not
             improve predictions.
         gpu: Index of the GPU of this process among ``CUDA_VISIBLE_DEVICES``, >= 0.
@@ -108,7 +116,7 @@ class ResourceSampler:
         if gpu < 0:
             raise ValueError(f"gpu must be >= 0, got {gpu}: use 0 for the first visible GPU")
         self._host, self._gpu = Host() if host is None else host, gpu
-        wanted = (*DEFAULT_NAMES, *DEFAULT_GPU_NAMES) if names is None else _check_names(names)
+        wanted = _default_names(self._host) if names is None else _check_names(names)
         self._open(wanted, quiet=names is None)
         readable = {factor.name for polled in self._sources for factor in polled.source.factors}
         self.names: tuple[str, ...] = (
@@ -116,7 +124,7 @@ class ResourceSampler:
         )
         self._values = dict.fromkeys(self.names, 0.0)
         for polled in self._sources:
-            self._values.update(polled.values)
+            self._values.update(polled.values())
 
     def _open(self, wanted: Sequence[str], quiet: bool) -> None:
         """Opens the sources of the factors `wanted` and takes the first readings."""
@@ -166,7 +174,7 @@ class ResourceSampler:
         for polled in self._foreground:
             polled.refresh()
         for polled in self._sources:
-            polled.update(self._values)
+            self._values.update(polled.values())
 
     def _reopen_after_fork(self) -> None:
         """Replaces the parent's sources: they describe the parent, and its thread is not copied."""
@@ -187,6 +195,12 @@ class ResourceSampler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _default_names(host: Host) -> tuple[str, ...]:
+    """Returns the names sampled by default, of which those that cannot be read are left out."""
+    of_quota = DEFAULT_QUOTA_NAMES if host.linux and has_cpu_quota(host) else ()
+    return (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
 
 
 def _check_names(names: Sequence[str]) -> tuple[str, ...]:

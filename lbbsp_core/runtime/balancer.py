@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Polic
 from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
+from lbbsp_core.resources import FACTORS
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
@@ -146,6 +147,7 @@ class Balancer:
         self._order: Order | None = None
         self._order_start = 0
         self._record: RunRecord | None = None
+        self._known: dict[str, tuple[float | None, ...]] = {}
 
     @property
     def workers(self) -> int:
@@ -348,6 +350,7 @@ class Balancer:
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         observation = Observation(self.step, self.sizes(self.step), busy, excluded, costs, ends)
         self._write(observation, wall_seconds)
+        self._known = _by_name([message.drivers for message in messages])
         self._policy_state = self.policy.update(self._policy_state, self.constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
         self.stopping = any(message.stop for message in messages)
@@ -470,8 +473,15 @@ class Balancer:
             wall_seconds=wall_seconds,
             excluded=seen.excluded,
             short=short,
+            drivers=self._known,
         )
         self._record.write(line)
+
+
+def _by_name(drivers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    """Returns driving factors, given by rank, as values by rank of each name."""
+    names = [name for name in FACTORS if any(name in known for known in drivers)]
+    return {name: tuple(known.get(name) for known in drivers) for name in names}
 
 
 def _within(limits: Limits, peer: PeerInfo, parts: int) -> Limits:

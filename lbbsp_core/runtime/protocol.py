@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
+from lbbsp_core.resources import FACTORS
 
 _LIMB = 1 << 24
 _LARGEST = _LIMB * _LIMB - 1
@@ -26,6 +27,8 @@ _LARGEST = _LIMB * _LIMB - 1
 
 _MILLION = 1e6 * (1 + 1e-12)
 """Slightly more than a million, so that truncation keeps a whole number of millionths."""
+
+_HUNDREDTHS = 100
 
 _STOP = 1
 _EXCLUDED = 2
@@ -50,6 +53,8 @@ class StepMessage:
         preempted: Whether the sender must leave: all workers save a checkpoint after this step.
         digest: Digest of the sender's weights, `Digest.to_integer`; 0 in most steps.
         settings: 24-bit fingerprint of the sender's settings, `SharedSettings`; 0 if not compared.
+        drivers: Driving factors that the sender knows now, before its next step, by name; in
+            hundredths, cut off above 167,772.
     """
 
     picoseconds_per_sample: int
@@ -61,10 +66,13 @@ class StepMessage:
     preempted: bool = False
     digest: int = 0
     settings: int = 0
+    drivers: Mapping[str, float] = field(default_factory=dict)
 
 
-WIDTH = 12
-"""Length of a message's row: two limbs for each of its six integers."""
+_INTEGERS = 6
+
+WIDTH = 2 * _INTEGERS + len(FACTORS)
+"""Length of a message's row: two limbs for each of its integers, one for each driving factor."""
 
 Row = npt.NDArray[np.float32]
 
@@ -95,7 +103,7 @@ def unpack_float(halves: Sequence[int]) -> float:
 def encode(message: StepMessage) -> Row:
     """Packs a message into a row of shape ``(WIDTH,)``."""
     flags = _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted
-    return pack(
+    integers = pack(
         (
             message.picoseconds_per_sample,
             message.overhead_nanoseconds,
@@ -105,11 +113,13 @@ def encode(message: StepMessage) -> Row:
             message.digest,
         )
     )
+    return np.concatenate([integers, _pack_drivers(message.drivers)])
 
 
 def decode(row: Iterable[float]) -> StepMessage:
     """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
-    slope, overhead, busy, plan, flags, digest = unpack(row)
+    limbs = list(row)
+    slope, overhead, busy, plan, flags, digest = unpack(limbs[: 2 * _INTEGERS])
     return StepMessage(
         slope,
         overhead,
@@ -120,7 +130,21 @@ def decode(row: Iterable[float]) -> StepMessage:
         preempted=bool(flags & _PREEMPTED),
         digest=digest,
         settings=flags // _LIMB,
+        drivers={
+            name: (int(limb) - 1) / _HUNDREDTHS
+            for name, limb in zip(FACTORS, limbs[2 * _INTEGERS :], strict=True)
+            if limb
+        },
     )
+
+
+def _pack_drivers(drivers: Mapping[str, float]) -> Row:
+    """Packs driving factors in the order of `FACTORS`: one more than hundredths, 0 if absent."""
+    limbs = np.zeros(len(FACTORS), np.float32)
+    for place, name in enumerate(FACTORS):
+        if name in drivers:
+            limbs[place] = min(1 + round(drivers[name] * _HUNDREDTHS), _LIMB - 1)
+    return limbs
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ class StepLine:
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
         excluded: Ranks whose measurement was excluded from learning.
         short: True if the step has fewer samples than the global batch size.
-        drivers: Driving factors of each worker known before the step started, in the order of
-            `RunHeader.drivers`; None where a worker does not have one.
+        drivers: Driving factors of each worker known before the step started, by name; None where
+            a worker does not have one. Empty if none were known, as before the first step.
     """
 
     step: int
@@ -93,7 +93,7 @@ class StepLine:
     wall_seconds: float
     excluded: tuple[int, ...]
     short: bool = False
-    drivers: tuple[tuple[float | None, ...], ...] = ()
+    drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
     @property
     def is_regular(self) -> bool:
@@ -483,8 +483,13 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
     """
     if isinstance(values, dict) and "step" in values:
         line = _from_json(StepLine, values, where)
-        for name in ("sizes", "busy_seconds", "predicted_seconds"):
-            given = getattr(line, name)
+        by_worker = {
+            **{
+                name: getattr(line, name) for name in ("sizes", "busy_seconds", "predicted_seconds")
+            },
+            **{f"drivers {name!r}": given for name, given in line.drivers.items()},
+        }
+        for name, given in by_worker.items():
             if len(given) != (len(line.sizes) if workers is None else workers):
                 raise ValueError(
                     f"{where}: {name} must have a value for each worker, got {len(given)} values: "
@@ -508,7 +513,13 @@ _HINTS: Final = {kind: get_type_hints(kind) for kind in (RunHeader, StepLine, Pu
 
 def _to_json(line: RunHeader | StepLine | PushLine) -> dict[str, object]:
     values = ((each, getattr(line, each.name)) for each in fields(line))
-    return {each.name: value for each, value in values if value or value != each.default}
+    return {each.name: value for each, value in values if value or value != _default(each)}
+
+
+def _default(declared: Field[Any]) -> object:
+    """Returns the default of a field; MISSING if it has none."""
+    factory = declared.default_factory
+    return declared.default if factory is MISSING else factory()
 
 
 def _from_json(kind: type[_Line], values: Mapping[str, object], where: str) -> _Line:
@@ -517,7 +528,7 @@ def _from_json(kind: type[_Line], values: Mapping[str, object], where: str) -> _
         if key not in known:
             raise ValueError(f"{where}: key {key!r} is unknown, there are {', '.join(known)}")
     for key, each in known.items():
-        if key not in values and each.default is MISSING:
+        if key not in values and _default(each) is MISSING:
             raise ValueError(f"{where}: key {key!r} is missing")
     hints = _HINTS[kind]
     return kind(**{key: _field(known[key], hints[key], values[key], where) for key in values})

@@ -541,7 +541,8 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        return encode(replace(message, digest=flags.digest, settings=flags.settings))
+        named = dict(zip(self._meter.names, drivers, strict=True))
+        return encode(replace(message, digest=flags.digest, settings=flags.settings, drivers=named))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""

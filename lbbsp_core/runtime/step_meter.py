@@ -62,12 +62,7 @@ class StepMeter:
             self._sampler = None
 
     def exclude_step(self) -> None:
-        """Excludes the running step from learning.
-
-        The next sample of driving factors then covers the time from now on, since those of an
-        evaluation do not explain the time of a step.
-        """
-        self._sample()
+        """Excludes the running step from learning."""
         self._excluded = True
 
     def take_excluded(self) -> bool:
@@ -78,7 +73,6 @@ class StepMeter:
     def begin_step(self) -> None:
         """Restarts the timer if the step is excluded, so that earlier work does not count."""
         if self._excluded:
-            self._sample()
             self._timer.start()
 
     def begin_wait(self) -> None:
@@ -106,11 +100,8 @@ class StepMeter:
 
     def reach(self) -> Reading:
         """Returns the measurement of the step; call it on reaching the barrier."""
-        return Reading(self._timer.reach(), self._sample())
+        return Reading(self._timer.reach(), self._sampler.sample() if self._sampler else ())
 
     def leave(self) -> float:
         """Starts the next step and returns wall seconds since the last barrier was left."""
         return self._timer.leave()
-
-    def _sample(self) -> tuple[float, ...]:
-        return self._sampler.sample() if self._sampler else ()

@@ -73,30 +73,31 @@ def trace_from_run(path: str | Path) -> Trace:
         ValueError: The file is no record of steps, or has too few steps.
     """
     header, usable, notes = _read(path)
-    rows = {line.step: found for line in usable if (found := _drivers(line, header))}
+    names = tuple(dict.fromkeys([*header.drivers, *(name for line in usable for name in line.drivers)]))
+    rows = {line.step: found for line in usable if (found := _drivers(line, names))}
     if rows:
         if without := len(usable) - len(rows):
             notes += (f"steps left out because their driving factors are unknown: {without}",)
         usable = [line for line in usable if line.step in rows]
-        notes += tuple(_lacking(header.drivers, list(rows.values())))
-    elif header.drivers:
+        notes += tuple(_lacking(names, list(rows.values())))
+    elif names:
         notes += ("no step has driving factors: predictors learn from the speeds only",)
     folder = Path(path)
     return Trace(
         folder if folder.name else folder.resolve(),
-        header.drivers if rows else (),
+        names if rows else (),
         tuple(_series(rank, usable, rows) for rank in range(len(usable[0].sizes))),
         notes,
     )
 
 
-def _drivers(line: StepLine, header: RunHeader) -> Drivers | None:
-    """Returns the driving factors known before a step; None if they are not complete."""
-    widths = {len(own) for own in line.drivers}
-    numbers = (x for own in line.drivers for x in own if x is not None)
-    complete = len(line.drivers) == len(line.sizes) and widths == {len(header.drivers)}
-    is_known = complete and header.drivers and all(abs(x) < LARGEST_DRIVER for x in numbers)
-    return line.drivers if is_known else None
+def _drivers(line: StepLine, names: tuple[str, ...]) -> Drivers | None:
+    """Returns the driving factors known before a step, by rank; None if there are none."""
+    numbers = (x for values in line.drivers.values() for x in values if x is not None)
+    if not line.drivers or not all(abs(x) < LARGEST_DRIVER for x in numbers):
+        return None
+    lacking = (None,) * len(line.sizes)
+    return tuple(zip(*(line.drivers.get(name, lacking) for name in names), strict=True))
 
 
 def _lacking(names: tuple[str, ...], rows: list[Drivers]) -> Iterator[str]:

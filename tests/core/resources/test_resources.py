@@ -28,7 +28,7 @@ from lbbsp_core.resources import polling
 from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.linux import PAGE_BYTES, OtherCpuTime
-from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES
+from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES, DEFAULT_QUOTA_NAMES
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -99,7 +99,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Fake machine, which nothing reads in the background, where time does not stand still."""
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)
     return Machine(tmp_path)
 
 
@@ -118,8 +120,13 @@ def test_the_default_is_what_the_machine_provides(machine: Machine) -> None:
     bare = tuple(name for name in DEFAULT_NAMES if name != "throttled_percent")
     assert ResourceSampler(host=machine.host).names == bare
     machine.groups(V2, "0::/job\n")
-    machine.write("sys/fs/cgroup/job/cpu.stat", "nr_throttled 0\nthrottled_usec 0\n")
+    usage = "usage_usec 0\nnr_throttled 0\nthrottled_usec 0\n"
+    machine.write("sys/fs/cgroup/job/cpu.stat", usage)
+    machine.write("sys/fs/cgroup/job/cgroup.type", "domain\n")
+    machine.write("sys/fs/cgroup/job/cpu.max", "max 100000\n")
     assert ResourceSampler(host=machine.host).names == DEFAULT_NAMES
+    machine.write("sys/fs/cgroup/job/cpu.max", "50000 100000\n")
+    assert ResourceSampler(host=machine.host).names == (*DEFAULT_NAMES, *DEFAULT_QUOTA_NAMES)
 
 
 def test_invalid_arguments_are_named(machine: Machine) -> None:
@@ -149,6 +156,72 @@ def test_other_cpu_time_is_that_of_our_cores_minus_our_own(machine: Machine) -> 
     assert sampler.sample() == pytest.approx((50.0, 25.0, 20.0))
 
 
+CPUACCT = "31 1 0:31 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
+
+
+def other_percent(machine: Machine, write: Callable[[int, int], None]) -> float:
+    """Returns the percent of others in 2 s; `write` writes nanoseconds of cores 1 and 2."""
+    write(10**9, 5 * 10**9)
+    sampler = machine.sampler("cpu_other_percent")
+    machine.seconds += 2.0
+    machine.own += 0.5
+    write(10**9 + 400_000_000, 6 * 10**9 + 123_456)
+    return sampler.sample()[0]
+
+
+def test_the_root_cgroup_counts_in_nanoseconds(machine: Machine) -> None:
+    machine.groups(CPUACCT, "5:cpuacct:/\n")
+    machine.write("sys/fs/cgroup/cpuacct/release_agent", "")
+    path = "sys/fs/cgroup/cpuacct/cpuacct.usage_percpu"
+    percent = other_percent(machine, lambda a, b: machine.write(path, f"77 {a} {b} 99\n"))
+    assert percent == pytest.approx(45.0061728, rel=1e-12)
+
+
+def test_the_scheduler_counts_in_nanoseconds(machine: Machine) -> None:
+    def write(a: int, b: int) -> None:
+        rows = "".join(
+            f"cpu{core} 0 0 0 0 0 0 {nanoseconds} 123 45\ndomain0 ff 1 2 3\n"
+            for core, nanoseconds in enumerate((7, a, b))
+        )
+        machine.write("proc/schedstat", f"version 15\ntimestamp 4295\n{rows}")
+
+    assert other_percent(machine, write) == pytest.approx(45.0061728, rel=1e-12)
+
+
+def test_the_usage_of_a_container_is_not_that_of_the_machine(machine: Machine) -> None:
+    machine.groups(CPUACCT, "5:cpuacct:/\n")  # no release_agent: not the root
+    path = "sys/fs/cgroup/cpuacct/cpuacct.usage_percpu"
+    assert other_percent(machine, lambda a, b: machine.write(path, f"0 {a} {b}\n")) == 0.0
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_others_in_our_cgroup(machine: Machine, version: int) -> None:
+    def use(microseconds: int) -> None:
+        if version == 1:
+            machine.write("sys/fs/cgroup/cpuacct/job/cpuacct.usage", f"{microseconds}000\n")
+        else:
+            machine.write("sys/fs/cgroup/job/cpu.stat", f"usage_usec {microseconds}\nuser_usec 9\n")
+
+    machine.groups(*((CPUACCT, "5:cpuacct:/job\n") if version == 1 else (V2, "0::/job\n")))
+    machine.write("sys/fs/cgroup/job/cgroup.type", "domain\n")
+    use(1_000_000)
+    sampler = machine.sampler("cgroup_other_percent")
+    machine.seconds += 2.0
+    machine.own += 0.25
+    use(1_750_000)
+    assert sampler.sample() == (pytest.approx(25.0),)
+
+
+def test_the_root_cgroup_is_not_ours(machine: Machine) -> None:
+    machine.groups(V2, "0::/\n")  # of the machine: no cgroup.type
+    machine.write("sys/fs/cgroup/cpu.stat", "usage_usec 5\n")
+    machine.write("sys/fs/cgroup/cgroup.procs", "1\n")
+    sampler = machine.sampler("cgroup_other_percent")
+    machine.seconds += 2.0
+    machine.write("sys/fs/cgroup/cpu.stat", "usage_usec 1000005\n")
+    assert sampler.sample() == (0.0,)
+
+
 def test_cpu_time_is_bounded_by_our_cores(machine: Machine) -> None:
     sampler = machine.sampler("cpu_other_percent", "cpu_own_percent", "steal_percent")
     machine.seconds += 1.0
@@ -157,12 +230,31 @@ def test_cpu_time_is_bounded_by_our_cores(machine: Machine) -> None:
     assert sampler.sample() == (200.0, 200.0, 200.0)
 
 
-def test_steps_shorter_than_five_ticks_keep_the_value(machine: Machine) -> None:
+def test_rates_are_means_over_the_freshest_window(machine: Machine) -> None:
+    """Samples every 40 ms: the window reaches back to the newest reading at least 100 ms old."""
     sampler = machine.sampler("cpu_other_percent")
-    for expected in (0, 0, 50, 50, 50, 0):
-        machine.seconds += 0.02
-        machine.work(1, user=int(machine.seconds < 100.07))
+    # user: 10 ms of work at 40, 80 and 120 ms; 20 ms at 160 ms
+    for user, expected in ((1, 0), (1, 0), (1, 25), (2, 100 * 4 / 12), (0, 25), (0, 100 / 6)):
+        machine.seconds += 0.04
+        machine.work(1, user=user)
         assert sampler.sample() == (pytest.approx(expected),)
+
+
+def test_the_background_reads_the_start_of_a_window(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour that starts in the last 0.2 s of a step of 3 s: the mean would be 6 %."""
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.005)
+    with machine.sampler("cpu_other_percent") as sampler:
+        counted = sampler._sources[0]
+        machine.seconds += 2.8
+        deadline = time.monotonic() + 60
+        while counted._read_at < machine.seconds and time.monotonic() < deadline:
+            time.sleep(0.005)
+        monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)
+        machine.work(1, user=20)
+        machine.seconds += 0.2
+        assert sampler.sample() == (pytest.approx(100),)
 
 
 def test_a_counter_that_restarts_keeps_the_value(machine: Machine) -> None:
@@ -388,7 +480,7 @@ def test_a_machine_without_sources(tmp_path: Path, caplog: pytest.LogCaptureFixt
         values = dict(zip(sampler.names, sampler.sample(), strict=True))
     readable = {"involuntary_switches_per_second"}
     assert {name for name, value in values.items() if value} <= readable
-    assert len(caplog.records) == 6, "one message per source"
+    assert len(caplog.records) == 8, "one message per source"
     with ResourceSampler(host=host) as sampler:
         assert sampler.names == ()
 
@@ -405,7 +497,8 @@ def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]
     factors = (Factor("runnable", 50.0), Factor("steal_percent", 200.0, 100.0))
     meter = Meter(factors, (0.0, (math.nan, math.nan)), ["runnable", "steal_percent"])
     for seconds, level, total in readings:
-        values = meter.values((seconds, (level, total)))
+        meter.add((seconds, (level, total)))
+        values = meter.values()
         assert 0 <= values["runnable"] <= 50
         assert 0 <= values["steal_percent"] <= 200
 
@@ -597,6 +690,7 @@ def polling_threads() -> int:
 
 def test_the_background_keeps_reading(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "BUDGET_SECONDS", -1.0)
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 0.01)
     with machine.sampler("runnable") as sampler:
         machine.loadavg(77)
         deadline = time.monotonic() + 60
@@ -798,7 +892,8 @@ def test_a_quota_is_seen() -> None:
 
 @linux
 def test_own_cpu_time_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "BUDGET_SECONDS", 60.0)  # /proc/stat in the foreground
+    monkeypatch.setattr(polling, "BUDGET_SECONDS", 60.0)  # in the foreground,
+    monkeypatch.setattr(polling, "PERIOD_SECONDS", 3600.0)  # and there alone
     times: list[float] = []
     own: list[float] = []
 
@@ -809,7 +904,7 @@ def test_own_cpu_time_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         clock=recorded(time.perf_counter, times), process_seconds=recorded(time.process_time, own)
     )
     with ResourceSampler(("cpu_own_percent",), host=host) as sampler:
-        end = time.perf_counter() + 0.06
+        end = time.perf_counter() + 0.12
         while time.perf_counter() < end:
             pass
         (percent,) = sampler.sample()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, DisagreementError, StepMessage
+from lbbsp_core.resources import FACTORS
 from lbbsp_core.runtime.protocol import (
     WIDTH,
     PeerInfo,
@@ -40,6 +41,10 @@ messages = st.builds(
     st.booleans(),
     integers,
     st.integers(0, 2**24 - 1),
+    st.dictionaries(
+        st.sampled_from(FACTORS),
+        st.integers(0, 16_000_000).map(lambda hundredths: hundredths / 100),
+    ),
 )
 
 
@@ -146,3 +151,8 @@ def test_the_bits_of_a_float_survive(value):
     halves = pack_float(value)
     assert [*halves] == unpack(pack(halves))
     assert pack_float(unpack_float(halves)) == halves
+
+
+def test_driving_factors_are_cut_off_where_an_integer_ends() -> None:
+    sent = StepMessage(1, 2, 3, 4, drivers={"runnable": 1e9, "steal_percent": 12.344})
+    assert decode(encode(sent)).drivers == {"runnable": 167_772.14, "steal_percent": 12.34}

@@ -58,7 +58,8 @@ def write(path: Path, steps: int = 3) -> None:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "folder" / "run.jsonl"
-    lines = [STEP, replace(STEP, step=1, excluded=(1,), short=True)]
+    drivers = {"runnable": (3.0, 1.0), "gpu_percent": (None, 97.25)}
+    lines = [STEP, replace(STEP, step=1, excluded=(1,), short=True, drivers=drivers)]
     record = RunRecord(path, HEADER)
     for line in lines:
         record.write(line)
@@ -344,6 +345,12 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
         (2, {"short": 1}, "line 2: short must be of type bool, got 1"),
         (2, {"step": None}, "line 2 must be an object with the key step or push, got"),
         (2, {"sizes": [8]}, "line 2: sizes must have a value for each worker, got 1 values"),
+        (
+            2,
+            {"drivers": {"runnable": [1]}},
+            "line 2: drivers 'runnable' must have a",
+        ),
+        (2, {"drivers": {"runnable": [1, "2"]}}, "line 2: drivers must be of type Mapping"),
         (2, {"step": -1}, "line 2: step must be between 0 and 1e.15, got -1"),
         (2, {"step": 2**63}, "line 2: step must be between -2.63 and"),
         (2, {"wall_seconds": float("inf")}, "line 2 is not JSON: Infinity is not a finite"),

@@ -345,6 +345,42 @@ def test_the_record_has_a_header_and_a_line_a_step_from_rank_0(tmp_path):
     assert not (tmp_path / "1").exists()
 
 
+def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatch):
+    class Sampler:
+        """Samples the rank, which is a name of the thread, and the number of samples so far."""
+
+        def __init__(self, names):
+            self.names, self.taken = names, 0
+
+        def sample(self):
+            self.taken += 1
+            own = float(threading.current_thread().name)
+            return (own, 10.0 * self.taken)[: len(self.names)]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(step_meter, "ResourceSampler", Sampler)
+
+    def worker(session, collectives):
+        threading.current_thread().name = str(session.rank)
+        session.start({})
+        for _ in range(3):
+            step(session, collectives)
+
+    names = [("memory_percent",), ("memory_percent", "runnable")]
+    run(
+        worker,
+        options=lambda rank: SessionOptions(record=tmp_path / str(rank), drivers=names[rank]),
+    )
+    known = [line.drivers for line in read_run(tmp_path / "0").steps]
+    assert known == [
+        {},
+        {"runnable": (None, 10.0), "memory_percent": (0.0, 1.0)},
+        {"runnable": (None, 20.0), "memory_percent": (0.0, 1.0)},
+    ]
+
+
 def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):
     def worker(session, collectives):
         session.start({})
