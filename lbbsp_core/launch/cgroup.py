@@ -20,7 +20,7 @@ PREFIX: Final = "lbbsp"
 
 
 class Controller(NamedTuple):
-    """Mounted cpu controller.
+    """Mounted controller.
 
     Args:
         version: Version of the cgroup interface, 1 or 2.
@@ -33,19 +33,20 @@ class Controller(NamedTuple):
     own: Path
 
 
-def controllers(mounts: str, memberships: str) -> list[Controller]:
-    """Finds the cpu controllers.
+def controllers(mounts: str, memberships: str, name: str = "cpu") -> list[Controller]:
+    """Finds the mounts of a controller, with those of version 2, which may have any.
 
     Args:
         mounts: Text of ``/proc/mounts``.
         memberships: Text of ``/proc/self/cgroup``.
+        name: Name of the controller.
     """
     found = []
     for line in mounts.splitlines():
         _, mount_point, kind, options, *_ = line.split()
         mount = Path(mount_point.replace("\\040", " "))
-        if kind == "cgroup" and "cpu" in options.split(","):
-            found.append(Controller(1, mount, _own_cgroup(mount, memberships, "cpu")))
+        if kind == "cgroup" and name in options.split(","):
+            found.append(Controller(1, mount, _own_cgroup(mount, memberships, name)))
         elif kind == "cgroup2":
             found.append(Controller(2, mount, _own_cgroup(mount, memberships, "")))
     return found
@@ -63,11 +64,12 @@ def _own_cgroup(mount: Path, memberships: str, controller: str) -> Path:
     return mount
 
 
-def _controllers_here() -> list[Controller]:
+def _controllers_here(name: str = "cpu") -> list[Controller]:
     try:
         return controllers(
             Path("/proc/mounts").read_text(encoding="utf-8"),
             Path("/proc/self/cgroup").read_text(encoding="utf-8"),
+            name,
         )
     except OSError:  # not Linux
         return []
@@ -114,11 +116,16 @@ class CgroupThrottle(ABC):
         base: Directory of the parent cgroup.
         workers: Number of workers.
         period_us: Period of the quotas, in microseconds.
+        accounting: Directory of a parent cgroup of another hierarchy, which counts the CPU time of
+            each worker's group; None if the quotas' own does.
     """
 
-    def __init__(self, base: Path, workers: int, period_us: int) -> None:
+    def __init__(
+        self, base: Path, workers: int, period_us: int, accounting: Path | None = None
+    ) -> None:
         token = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
         self._groups = [base / f"{token}-{rank}" for rank in range(workers)]
+        self._accounts = [accounting / group.name for group in self._groups if accounting]
         self._period_us = period_us
         self._released: set[int] = set()
 
@@ -131,14 +138,20 @@ class CgroupThrottle(ABC):
         for group, share in zip(self._groups, shares, strict=True):
             group.mkdir()
             self.write_quota(group, quota_us(share, self._period_us), self._period_us)
+        for account in self._accounts:
+            account.mkdir()
 
     @abstractmethod
     def write_quota(self, group: Path, quota: int | None, period: int) -> None:
         """Sets the microseconds of CPU time per period; None lifts the limit."""
 
     def cgroups(self) -> Sequence[Path]:
-        """Returns the cgroup of each worker."""
-        return self._groups
+        """Returns the cgroup of each worker with its quota, then those that count CPU time."""
+        return [*self._groups, *self._accounts]
+
+    def cgroups_of(self, rank: int) -> Sequence[Path]:
+        """Returns the cgroups that a worker enters."""
+        return [self._groups[rank], *self._accounts[rank : rank + 1]]
 
     def attach(self, rank: int, pid: int) -> None:  # noqa: B027
         """Does nothing: the worker enters its cgroup before it starts (see ``_exec``)."""
@@ -156,7 +169,7 @@ class CgroupThrottle(ABC):
 
     def close(self) -> None:
         """Removes the cgroups, and kills the processes left in them."""
-        for group in self._groups:
+        for group in self.cgroups():
             _reaper.remove_cgroup(str(group))
 
 
@@ -190,12 +203,14 @@ def open_groups(shares: Sequence[float], period_us: int) -> CgroupThrottle | Non
         The throttle, or None where no parent permits it.
     """
     for version, base in _parent_cgroups():
-        remove_leftovers(base)
+        accounting = _accounting(base) if version == 1 else None
+        for parent in filter(None, (base, accounting)):
+            remove_leftovers(parent)
         kind = CgroupV1 if version == 1 else CgroupV2
-        groups = kind(base, len(shares), period_us)
+        groups = kind(base, len(shares), period_us, accounting)
         try:
             groups.create(shares)
-            if _can_enter(groups.cgroups()[0]):
+            if _can_enter(groups.cgroups_of(0)):
                 return groups
         except OSError:
             pass
@@ -224,10 +239,20 @@ def _enable_cpu_quotas(group: Path) -> bool:
     return True
 
 
-def _can_enter(group: Path) -> bool:
-    """Returns whether a child may enter a cgroup, which needs other rights than creating one."""
+def _accounting(quotas: Path) -> Path | None:
+    """Returns where version 1 counts CPU time, if that is another hierarchy than the quotas'.
+
+    Without it a worker could not tell its own CPU time from that of its neighbours in the group.
+    """
+    if (quotas / "cpuacct.usage").exists():
+        return None
+    return next((each.own for each in _controllers_here("cpuacct") if each.version == 1), None)
+
+
+def _can_enter(groups: Sequence[Path]) -> bool:
+    """Returns whether a child may enter cgroups, which needs other rights than creating them."""
     probe = subprocess.run(
-        exec_command([sys.executable, "-I", "-S", "-c", ""], group / "cgroup.procs"),
+        exec_command([sys.executable, "-I", "-S", "-c", ""], groups),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

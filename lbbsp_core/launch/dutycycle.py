@@ -83,6 +83,10 @@ class DutyCycle:
         """Returns an empty sequence: the duty cycle uses no cgroups."""
         return ()
 
+    def cgroups_of(self, rank: int) -> Sequence[Path]:
+        """Returns an empty sequence."""
+        return ()
+
     def attach(self, rank: int, pid: int) -> None:
         """Adds a worker to the cycle."""
         with self._lock:

@@ -100,38 +100,37 @@ class Supervisor:
             places: Place of each worker; None: on all cores, without neighbours.
             started: Start of the job on the monotonic clock, in seconds.
         """
-        cgroups = self._throttle.cgroups()
-        for cgroup in cgroups:
+        for cgroup in self._throttle.cgroups():
             self._reaper.watch_cgroup(cgroup)
         for helper in job.helpers:
             index = len(job.workers) + len(self._helpers)
-            self._helpers.append(self._start(index, *helper, None, _discard_output))
+            self._helpers.append(self._start(index, *helper, (), _discard_output))
         if job.coordinator is None:
             worker_command, worker_output = command, self._output
         else:
             worker_command, worker_output = job.worker_command, _discard_output
         for rank, environment in enumerate(job.workers):
-            procs = cgroups[rank] / "cgroup.procs" if cgroups else None
+            cgroups = self._throttle.cgroups_of(rank)
             place = Place() if places is None else places[rank]
             name = f"worker {rank}"
             worker = self._start(
-                rank, name, worker_command, environment, procs, worker_output, place.cores
+                rank, name, worker_command, environment, cgroups, worker_output, place.cores
             )
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
-            self._start_neighbours(rank, place, procs, len(job.workers), started)
+            self._start_neighbours(rank, place, cgroups, len(job.workers), started)
         if job.coordinator is None:
             self._scripts = self._workers
         else:
             index = len(self._processes())
             chief = self._start(
-                index, "chief", command, job.coordinator, None, self._output_as_rank_0
+                index, "chief", command, job.coordinator, (), self._output_as_rank_0
             )
             self._helpers.append(chief)
             self._scripts = [chief]
 
     def _start_neighbours(
-        self, rank: int, place: Place, procs: Path | None, workers: int, started: float
+        self, rank: int, place: Place, cgroups: Sequence[Path], workers: int, started: float
     ) -> None:
         """Starts the processes that compete with a worker for its core."""
         now = time.monotonic()
@@ -140,7 +139,7 @@ class Supervisor:
             command, name = place.command(number, file, now, started), f"neighbour of worker {rank}"
             index = workers + len(self._helpers)
             self._helpers.append(
-                self._start(index, name, command, os.environ, procs, _discard_output, place.cores)
+                self._start(index, name, command, os.environ, cgroups, _discard_output, place.cores)
             )
 
     def _start(
@@ -149,7 +148,7 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        procs: Path | None,
+        cgroups: Sequence[Path],
         output: Output,
         cores: Collection[int] = (),
     ) -> ChildProcess:
@@ -161,7 +160,7 @@ class Supervisor:
             name,
             command,
             {**environment, **own},
-            procs,
+            cgroups,
             output,
             self._events,
             self._lock,

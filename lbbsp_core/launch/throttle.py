@@ -19,7 +19,10 @@ class Throttle(Protocol):
     """Slows workers down; the launcher calls its methods in the order below."""
 
     def cgroups(self) -> Sequence[Path]:
-        """Returns the cgroup of each worker, to be removed at the end; empty if there are none."""
+        """Returns the cgroups of all workers, to be removed at the end; empty if there are none."""
+
+    def cgroups_of(self, rank: int) -> Sequence[Path]:
+        """Returns the cgroups that worker ``rank`` enters, one of each hierarchy."""
 
     def attach(self, rank: int, pid: int) -> None:
         """Adds worker ``rank``, which leads process group ``pid``."""
@@ -38,6 +41,10 @@ class Unthrottled:
     """Runs every worker at full speed."""
 
     def cgroups(self) -> Sequence[Path]:
+        """Returns an empty sequence."""
+        return ()
+
+    def cgroups_of(self, rank: int) -> Sequence[Path]:
         """Returns an empty sequence."""
         return ()
 

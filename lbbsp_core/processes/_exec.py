@@ -19,13 +19,13 @@ def main(arguments: list[str]) -> None:
     """Replaces this process by a command.
 
     Args:
-        arguments: ``parent_pid cgroup_procs_or_empty cores_or_empty command...``; cores are numbers
-            separated by commas.
+        arguments: ``parent_pid cgroups cores command...``; directories of cgroups are
+            separated by line breaks, numbers of cores by commas, and both may be empty.
     """
-    parent, cgroup_procs, cores, *command = arguments
+    parent, cgroups, cores, *command = arguments
     kill_on_parent_death(int(parent))
-    if cgroup_procs:
-        with open(cgroup_procs, "w", encoding="ascii") as stream:
+    for cgroup in cgroups.splitlines():
+        with open(os.path.join(cgroup, "cgroup.procs"), "w", encoding="ascii") as stream:
             stream.write(str(os.getpid()))
     if cores:
         os.sched_setaffinity(0, map(int, cores.split(",")))

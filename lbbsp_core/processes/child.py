@@ -75,7 +75,7 @@ class ChildProcess:
         name: Name of the process in messages.
         arguments: Arguments of Python: a script and its arguments, or ``-m module ...``.
         environment: Complete environment.
-        cgroup_procs: File ``cgroup.procs`` of the cgroup to enter, or None.
+        cgroups: Cgroups to enter first, one of each hierarchy.
         output: Called with each line; one call at a time.
         events: Receives the `Exited` event, and `OutputFailed` if ``output`` raises.
         lock: Serialises the calls of ``output``.
@@ -88,7 +88,7 @@ class ChildProcess:
         name: str,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        cgroup_procs: Path | None,
+        cgroups: Sequence[Path],
         output: Output,
         events: SimpleQueue[Event],
         lock: threading.Lock,
@@ -99,7 +99,7 @@ class ChildProcess:
         self._output, self._events, self._lock = output, events, lock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process = spawn_python(
-            arguments, environment=environment, cgroup_procs=cgroup_procs, cores=cores
+            arguments, environment=environment, cgroups=cgroups, cores=cores
         )
         self._reader = threading.Thread(target=self._read, name=f"output-{index}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)

@@ -13,17 +13,17 @@ from lbbsp_core.processes import _exec
 
 
 def exec_command(
-    command: Sequence[str], cgroup_procs: Path | None = None, cores: Collection[int] = ()
+    command: Sequence[str], cgroups: Sequence[Path] = (), cores: Collection[int] = ()
 ) -> list[str]:
     """Returns the command line that runs `command` through ``_exec``.
 
     Args:
         command: Path of an executable and its arguments.
-        cgroup_procs: File ``cgroup.procs`` of the cgroup to enter first, or None.
+        cgroups: Cgroups to enter first, one of each hierarchy.
         cores: Cores to run on; empty: those of this process.
     """
     python = [sys.executable, "-I", "-S"]
-    place = [str(cgroup_procs or ""), ",".join(map(str, cores))]
+    place = ["\n".join(map(str, cgroups)), ",".join(map(str, cores))]
     return [*python, _exec.__file__, str(os.getpid()), *place, *command]
 
 
@@ -31,7 +31,7 @@ def spawn_python(
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
-    cgroup_procs: Path | None = None,
+    cgroups: Sequence[Path] = (),
     pass_fds: Collection[int] = (),
     cores: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
@@ -42,12 +42,12 @@ def spawn_python(
     Args:
         arguments: Arguments of Python: a script and its arguments, or ``-m module ...``.
         environment: Complete environment of the child. Defaults to that of this process.
-        cgroup_procs: File ``cgroup.procs`` of the cgroup to enter first, or None.
+        cgroups: Cgroups to enter first, one of each hierarchy.
         pass_fds: File descriptors that the child inherits.
         cores: Cores to run on; empty: those of this process.
     """
     return subprocess.Popen(
-        exec_command([sys.executable, "-u", *arguments], cgroup_procs, cores),
+        exec_command([sys.executable, "-u", *arguments], cgroups, cores),
         env=None if environment is None else dict(environment),
         pass_fds=tuple(pass_fds),
         stdin=subprocess.DEVNULL,
