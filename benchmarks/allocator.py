@@ -1,6 +1,6 @@
 """Measures what page faults cost a worker on the CPU, and what glibc saves by keeping memory.
 
-Each process trains a network of one of three widths: Keras as a plain graph, Keras under
+Each process trains a network of one width: Keras as a plain graph, Keras under
 `MultiWorkerMirroredStrategy` (a cluster of one worker), or gluon. All batches have one size, or the
 size changes every fourth step as under a policy. The processes alternate between glibc's defaults
 and the variables with which `lbbsp launch` starts workers. Prints the CPU time of a sample (all
@@ -72,18 +72,14 @@ def gluon_step(channels: int):
 
     import mxnet as mx  # isort: skip
     from mxnet import autograd, gluon
+    from networks_mx import SIDE, convolutional
 
-    nn, net, side = gluon.nn, gluon.nn.HybridSequential(), 40
-    for inputs in (1, channels, channels):
-        net.add(nn.Conv2D(channels, 3, activation="relu", in_channels=inputs))
-    net.add(nn.GlobalAvgPool2D(), nn.Dense(10, in_units=channels))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
+    net = convolutional(channels)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=None)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def step(size):
-        images, labels = mx.nd.ones((size, 1, side, side)), mx.nd.zeros((size,))
+        images, labels = mx.nd.ones((size, 1, SIDE, SIDE)), mx.nd.zeros((size,))
         with autograd.record():
             loss = loss_of(net(images), labels)
         loss.backward()

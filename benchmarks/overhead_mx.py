@@ -13,7 +13,7 @@ import time
 
 from side_by_side import main, report
 
-X, SIDE, SAMPLES = 64, 40, 384
+X, SAMPLES = 64, 384
 
 
 def train(blocks: int, steps: int, channels: int) -> None:
@@ -23,18 +23,9 @@ def train(blocks: int, steps: int, channels: int) -> None:
     import mxnet as mx  # isort: skip
     import numpy as np
     from mxnet import autograd, gluon
+    from networks_mx import SIDE, convolutional
 
     import lbbsp_core
-
-    def network():
-        mx.random.seed(0)
-        nn, net = gluon.nn, gluon.nn.HybridSequential()
-        for before in (1, channels, channels):
-            net.add(nn.Conv2D(channels, 3, activation="relu", in_channels=before))
-        net.add(nn.GlobalAvgPool2D(), nn.Dense(10, in_units=channels))
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
-        return net
 
     class Plain(gluon.data.Sampler):
         """Draws the same samples in the same order, without a plan."""
@@ -53,7 +44,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
     order = lbbsp_core.GlobalOrder(SAMPLES, X, shuffle=False)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     store = lbbsp_mx.KVStore(native)
-    nets = network(), network()
+    nets = convolutional(channels), convolutional(channels)
     options = {"learning_rate": 0.01}
     balanced = lbbsp_mx.Trainer(nets[1].collect_params(), "sgd", options, store,
                                 global_batch_size=X, policy=lbbsp_core.Even())  # fmt: skip

@@ -24,7 +24,7 @@ from lbbsp_core.runtime.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.settings import Setting, Settings
-from lbbsp_mx.sparse import is_sparse, set_whole
+from lbbsp_mx.sparse import exchange_whole, is_sparse
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.pipelined import PipelinedSession
@@ -299,16 +299,18 @@ def _differing(rows: Sequence[_Row]) -> list[int]:
 
 def _send(store: Any, number: int, param: gluon.Parameter) -> None:
     """Replaces a parameter by that of worker 0: the sum of its values and of zeros elsewhere."""
-    own = param.list_data()[0]
-    values = own.tostype("default") if is_sparse(param) else own
-    share = values.copy() if store.rank == 0 else mx.nd.zeros_like(values)
-    out = [share] if is_sparse(param) else param.list_data()
-    store.pushpull(number, [share], out=out)
-    # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
-    for each in out:
-        each.wait_to_read()
+
+    def exchange(values: mx.nd.NDArray, out: Sequence[mx.nd.NDArray]) -> None:
+        share = values.copy() if store.rank == 0 else mx.nd.zeros_like(values)
+        store.pushpull(number, [share], out=list(out))
+        # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
+        for each in out:
+            each.wait_to_read()
+
     if is_sparse(param):
-        set_whole(param, share)
+        exchange_whole(param, lambda values: exchange(values, [values]))
+    else:
+        exchange(param.list_data()[0], param.list_data())
 
 
 def _factors(values: Iterable[float]) -> str:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.serialization import Arrays, Json, from_json, records_of, to_json
+from lbbsp_mx.sparse import is_sparse
 
 _DERIVED = frozenset(
     {
@@ -141,7 +142,7 @@ def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
         ValueError: A parameter is sparse.
     """
     for param in params:
-        if param._stype != "default":
+        if is_sparse(param):
             raise ValueError(
                 f"parameter {param.name} is {param._stype!r}, and a checkpoint cannot hold it: "
                 "leave stype out, or use net.save_parameters for the weights and "

@@ -35,7 +35,7 @@ from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, facts_of
 from lbbsp_mx.parts import Draws, with_granularity
 from lbbsp_mx.sampler import BatchSampler, Data, fixed_rows, make_sampler
-from lbbsp_mx.sparse import RowSums, copy_rows, is_sparse, keep_whole, set_whole
+from lbbsp_mx.sparse import RowSums, copy_rows, exchange_whole, is_sparse, keep_whole
 from lbbsp_mx.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
 from lbbsp_mx.trainer_checks import (
     Store,
@@ -625,14 +625,15 @@ class Trainer(LocalTrainer):
         self._params_to_init = [param for param in waiting if param not in sparse]
         super()._init_params()
         for param in sparse:
-            values = param.list_data()[0].tostype("default")
-            self._store.broadcast(self._param2idx[param.name], values, [values])
-            set_whole(param, values)
+            exchange_whole(param, partial(self._broadcast, self._param2idx[param.name]))
         for param in waiting:
             if hasattr(param, "lbbsp_synchronised") and param not in self._params_to_init:
                 options = (len(self._contexts), self.mean_loss, self._draws.parts)
                 param.lbbsp_synchronised.connect(self._store, self._session, *options)
                 self._steps.pauses = True
+
+    def _broadcast(self, number: int, values: mx.nd.NDArray) -> None:
+        self._store.broadcast(number, values, [values])
 
     def _synchronise(self) -> None:
         """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
