@@ -1,0 +1,196 @@
+"""Compares predictors in one job of real workers with neighbours that start and stop.
+
+    python benchmarks/contention.py [--steps 1500] [--contention bursty:1 | quiet | TRACE]
+
+Three Keras workers with equal CPU quotas train with X = 192; one or two processes compete with each
+of them for its quota, at random times (`lbbsp launch --contention bursty:1`). All predictors learn
+from all steps, and take turns of ten steps in deciding the plans, so that they meet the same
+neighbours. Prints for each predictor
+
+- its RMSE of speed / mean speed, one step ahead, on all steps of the job (`lbbsp evaluate
+  --from-run`), of all workers together;
+- the balance efficiency in its own steps: the time in which workers of the measured speeds would
+  have finished together, over the busy time of the slowest one, and an interval of 90 % from
+  resampling its turns;
+- the mean time of its steps, which depends on the speeds in them.
+
+With `--policy bsp` the batches stay even, and only the errors are printed. `--trace FILE` writes
+the speeds and the driving factors of the job as a trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from lbbsp_core.predict import Predictor
+    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.types import Measurement
+
+NAMES = ("last", "ema0.5", "narx-without-drivers", "narx", "mixture")
+TURN = 10
+"""Steps in which the same predictor decides."""
+X = 192
+WARM_UP = 5
+"""The first 1 / WARM_UP of the steps is learned from, but not scored."""
+
+
+@dataclass
+class TakingTurns:
+    """Predictor whose forecasts are those of another one in each turn; all of them learn."""
+
+    predictors: tuple[Predictor, ...]
+    forecasts: int = field(default=0, repr=False)
+
+    def init(self) -> tuple[Any, ...]:
+        """Returns the states of all predictors."""
+        return tuple(each.init() for each in self.predictors)
+
+    def update(self, state: tuple[Any, ...], measurement: Measurement) -> tuple[Any, ...]:
+        """Lets all predictors learn."""
+        pairs = zip(self.predictors, state, strict=True)
+        return tuple(each.update(own, measurement) for each, own in pairs)
+
+    def predict(
+        self, state: tuple[Any, ...], drivers: tuple[float, ...] = (), horizon: int = 1
+    ) -> float:
+        """Returns the forecast of the predictor whose turn it is; called once in each step."""
+        turn = turn_of(self.forecasts + 1)
+        self.forecasts += 1
+        return float(self.predictors[turn].predict(state[turn], drivers, horizon))
+
+
+def turn_of(step: int) -> int:
+    """Returns the number of the predictor that decides the plan of a step."""
+    return step // TURN % len(NAMES)
+
+
+def train(options: argparse.Namespace) -> tf.distribute.Strategy:
+    """Trains as one of the workers, and returns its strategy."""
+    import tensorflow as tf
+    from networks import SAMPLES, convolutional, data
+
+    import lbbsp_core
+    import lbbsp_tf
+    from lbbsp_core import registry
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    chosen = {
+        "bsp": lbbsp_core.Even(),
+        "lbbsp": lbbsp_core.LoadBalanced(min_gain=0),
+    }[options.policy]
+    predictors = registry.predictors(1)
+    balancer = lbbsp_tf.LoadBalancer(
+        strategy,
+        X,
+        policy=chosen,
+        predictor=TakingTurns(tuple(predictors[name] for name in NAMES)),
+    )
+    x, y = data()
+    order = np.arange(options.steps * X) % SAMPLES  # one long epoch
+    feed = balancer.dataset(x[order], y[order])
+    convolutional(strategy, options.channels).fit(
+        feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0
+    )
+    return strategy
+
+
+def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Run:
+    """Launches the workers, which run `script`, and returns their record."""
+    from lbbsp_core import read_run
+    from lbbsp_core.cli.contention import parse_contention
+    from lbbsp_core.launch import launch
+
+    quiet = options.contention == "quiet"
+    status = launch(
+        [script, "--worker", "--policy", options.policy, "--steps", str(options.steps),
+         "--channels", str(options.channels)],
+        workers=3,
+        speeds=(1, 1, 1),
+        contention=None if quiet else parse_contention(options.contention, 3),
+        run_dir=folder,
+        timeout=1800,
+        output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
+    )  # fmt: skip
+    if status:
+        sys.exit(f"the workers failed with status {status}: --verbose shows their output")
+    return read_run(folder)
+
+
+def efficiencies(run: Run) -> dict[str, tuple[float, float, float, float]]:
+    """Returns efficiency, the ends of its interval and mean seconds of a step, by predictor."""
+    turns: dict[int, list[tuple[float, float, float]]] = {}
+    for line in run.steps[len(run.steps) // WARM_UP :]:
+        if not line.is_regular:
+            continue
+        busy, sizes = np.array(line.busy_seconds), np.array(line.sizes)
+        ideal = sizes.sum() / (sizes / busy).sum()
+        turns.setdefault(line.step // TURN, []).append((ideal, busy.max(), line.wall_seconds))
+    found = {}
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(NAMES):
+        own = [np.sum(rows, axis=0) for turn, rows in turns.items()
+               if turn % len(NAMES) == number]  # fmt: skip
+        sums = np.array(own)
+        steps = sum(len(rows) for turn, rows in turns.items() if turn % len(NAMES) == number)
+        drawn = sums[rng.integers(len(sums), size=(2000, len(sums)))].sum(axis=1)
+        low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (5, 95))
+        total = sums.sum(axis=0)
+        found[name] = (total[0] / total[1], low, high, total[2] / steps)
+    return found
+
+
+def main() -> None:
+    """Runs the job and prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--channels", type=int, default=40)
+    parser.add_argument("--policy", choices=("lbbsp", "bsp"), default="lbbsp")
+    parser.add_argument("--contention", default="bursty:1")
+    parser.add_argument("--trace", type=Path, help="write the job's speeds and drivers here")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.worker:
+        train(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        report(run(options, Path(folder)), Path(folder), options)
+
+
+def report(record: Run, folder: Path, options: argparse.Namespace) -> None:
+    """Prints the table, and writes the trace."""
+    from lbbsp_core import registry
+    from lbbsp_core.sim.backtest import evaluate
+    from lbbsp_core.sim.from_run import trace_from_run
+    from lbbsp_core.sim.traces import write_trace
+
+    trace = trace_from_run(folder)
+    if options.trace:
+        write_trace(options.trace, trace)
+    predictors = registry.predictors(1)
+    (scores,) = evaluate(
+        [trace], predictors={name: predictors[name] for name in NAMES}
+    ).scores.values()
+    walls = [line.wall_seconds for line in record.steps]
+    print(f"{options.contention}, {options.policy}: {len(walls)} steps of {np.median(walls):.3f} s")
+    print("| predictor | RMSE | efficiency | 90 % interval | mean step |")
+    print("|---|---|---|---|---|")
+    own = efficiencies(record)
+    for name in NAMES:
+        efficiency, low, high, seconds = own[name]
+        cells = [f"{efficiency:.3f}", f"{low:.3f} to {high:.3f}", f"{seconds:.3f} s"]
+        print(f"| {name} | {scores[name].rmse:.4f} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
