@@ -73,7 +73,8 @@ def trace_from_run(path: str | Path) -> Trace:
         ValueError: The file is no record of steps, or has too few steps.
     """
     header, usable, notes = _read(path)
-    names = tuple(dict.fromkeys([*header.drivers, *(name for line in usable for name in line.drivers)]))
+    sampled = (name for line in usable for name in line.drivers)
+    names = tuple(dict.fromkeys([*header.drivers, *sampled]))
     rows = {line.step: found for line in usable if (found := _drivers(line, names))}
     if rows:
         if without := len(usable) - len(rows):

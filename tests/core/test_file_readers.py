@@ -104,7 +104,7 @@ HEADER = {"schema": 2, "framework": "none", "workers": 2, "global_batch_size": 1
           "drivers": ["load"], "versions": {"none": "1"}}  # fmt: skip
 STEPS = [
     {"step": step, "sizes": [8, 4], "busy_seconds": [0.25, 0.5], "predicted_seconds": [0.2, None],
-     "wall_seconds": 0.75, "excluded": [], "drivers": [[0.5], [None]]}
+     "wall_seconds": 0.75, "excluded": [], "drivers": {"load": [0.5, None]}}
     for step in range(8)
 ]  # fmt: skip
 PUSH = {"push": 0, "worker": 1, "iteration": 0, "samples": 6, "busy_seconds": 0.5, "seconds": 1.0,

@@ -21,7 +21,9 @@ from lbbsp_core.runtime.record import StepLine, open_record, read_run, run_heade
 from lbbsp_core.sim import Series, Trace, read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import evaluate
 
+NAMES = ("load", "gpu")
 Drivers = tuple[tuple[float | None, ...], ...]
+"""Values of `NAMES` by rank."""
 
 
 def line_of(step: int, drivers: Drivers = (), **changes: Any) -> StepLine:
@@ -34,12 +36,11 @@ def line_of(step: int, drivers: Drivers = (), **changes: Any) -> StepLine:
         "excluded": (),
         **changes,
     }
-    return StepLine(step=step, drivers=drivers, **values)
+    named = dict(zip(NAMES, zip(*drivers, strict=True), strict=False))
+    return StepLine(step=step, drivers=named, **values)
 
 
-def write(
-    folder: Path, lines: Sequence[StepLine], names: tuple[str, ...] = ("load", "gpu")
-) -> Path:
+def write(folder: Path, lines: Sequence[StepLine], names: tuple[str, ...] = NAMES) -> Path:
     workers = len(lines[0].sizes)
     header = run_header(
         "none", workers=workers, global_batch_size=16, versions={}, drivers=names, lag=1
@@ -52,14 +53,18 @@ def write(
 
 
 def test_each_worker_has_its_own_speeds_and_drivers(tmp_path: Path) -> None:
-    lines = [line_of(k, ((k / 9, 1.0), (-k / 7, 2.0))) for k in range(6)]
+    lines = [line_of(k, ((k / 9, 1.0), (k / 7, 2.0))) for k in range(6)]
     trace = trace_from_run(write(tmp_path / "plain", lines))
     assert read_run(tmp_path / "plain").steps == lines
     assert (trace.path.name, trace.drivers) == ("plain", ("load", "gpu"))
     for rank, series in enumerate(trace.series):
         assert (series.worker, series.steps.tolist()) == (rank, list(range(6)))
         assert list(series.measurements) == [
-            Measurement(line.sizes[rank], line.busy_seconds[rank], line.drivers[rank])
+            Measurement(
+                line.sizes[rank],
+                line.busy_seconds[rank],
+                tuple(line.drivers[name][rank] for name in NAMES),
+            )
             for line in lines
         ]
     assert len(trace.notes) == 1
@@ -72,12 +77,11 @@ def test_steps_that_show_no_speed_or_no_drivers_are_left_out(tmp_path: Path) -> 
     lines[4] = line_of(4, known, excluded=(1,))
     lines[5] = line_of(5, known, short=True)
     lines[6] = line_of(6, known, busy_seconds=(0.1, 0.0))
-    lines[8] = line_of(8, ((1.0,), (3.0,)))  # not all factors of the header
     trace = trace_from_run(write(tmp_path, lines))
     for series in trace.series:
-        assert series.steps.tolist() == [1, 2, 3, 7, 9, 10, 11]
+        assert series.steps.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
     assert "steps left out because they were excluded or short: 3" in trace.notes
-    assert "steps left out because their driving factors are unknown: 2" in trace.notes
+    assert "steps left out because their driving factors are unknown: 1" in trace.notes
 
 
 def test_a_factor_that_a_worker_lacks_is_zero_or_keeps_its_last_value(tmp_path: Path) -> None:
@@ -91,6 +95,13 @@ def test_a_factor_that_a_worker_lacks_is_zero_or_keeps_its_last_value(tmp_path: 
     assert second == [(1.0, 5.0)] * 6
     assert "gpu is 0 for workers that do not have it: 0" in trace.notes
     assert not any(note.startswith("load") for note in trace.notes)
+
+
+def test_a_factor_that_only_other_workers_than_the_first_have(tmp_path: Path) -> None:
+    lines = [line_of(k, ((1.0, None), (2.0, 3.0))) for k in range(6)]
+    trace = trace_from_run(write(tmp_path, lines, ("load",)))
+    assert trace.drivers == ("load", "gpu")
+    assert [series.measurements[5].drivers for series in trace.series] == [(1.0, 0.0), (2.0, 3.0)]
 
 
 def test_a_record_without_drivers_has_no_columns(tmp_path: Path) -> None:
