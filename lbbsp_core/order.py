@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.work import Work
+
 Indices = npt.NDArray[np.int64]
 OrderKey = tuple[int, int, int, bool, bool, int | None, bool]
 Snapshot = tuple[Any, ...]
@@ -35,6 +37,8 @@ class Order(ABC):
     """Whether a short last step is dropped."""
     by_batch: bool
     """Whether global batches are given, and not cut here."""
+    work: Work | None = None
+    """Work of each sample of the data set, if it is known; not part of the key."""
 
     def __eq__(self, other: object) -> bool:
         """Compares by `key`: equal orders hold the same samples in each step."""
@@ -54,6 +58,11 @@ class Order(ABC):
         return str(self.key)
 
     @property
+    def work_description(self) -> str:
+        """Text by which workers compare the work of the samples."""
+        return self.work.description if self.work else "none"
+
+    @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
         """Number of steps per epoch."""
@@ -69,6 +78,10 @@ class Order(ABC):
     @abstractmethod
     def indices(self, step: int) -> Indices:
         """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
+
+    def is_drawn(self, step: int) -> bool:
+        """Returns whether the samples of global step `step` are known by now."""
+        return True
 
     def snapshot(self, step: int) -> Snapshot:
         """Returns what another process needs to continue this order at global step `step`."""

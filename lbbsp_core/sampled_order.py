@@ -133,6 +133,10 @@ class SampledOrder(Order):
         begin, end = self._span(epoch, number)
         return self._epochs[epoch][0][begin:end]
 
+    def is_drawn(self, step: int) -> bool:
+        """Returns whether the epoch of global step `step` is drawn."""
+        return step // self._steps in self._epochs
+
     def snapshot(self, step: int) -> Snapshot:
         """Returns what another process needs to continue this order at global step `step`.
 

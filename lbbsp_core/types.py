@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.validate import require_positive
+
 Real = float | npt.NDArray[np.float64]
 """One worker's value, or an array of shape ``(workers,)``."""
 
@@ -70,17 +72,22 @@ class Limits:
     Args:
         minimum: Smallest batch, in samples, >= 0. Frameworks need 1; `allocate` accepts 0.
         maximum: Largest batch, in samples (a memory limit), or None for no limit.
+        maximum_work: Largest sum of the work of a batch, > 0, in the unit of the data set's
+            ``work=`` (tokens, pixels), or None for no limit; see `lbbsp_core.work`. `allocate`
+            plans shares of mean samples, and leaves it to the cut of each step.
 
     Raises:
-        ValueError: `minimum` is negative, or `maximum` is below `minimum`.
+        ValueError: `minimum` is negative, `maximum` is below `minimum`, or `maximum_work` is not
+            finite and > 0.
 
     Example:
         >>> Limits(minimum=1, maximum=64)
-        Limits(minimum=1, maximum=64)
+        Limits(minimum=1, maximum=64, maximum_work=None)
     """
 
     minimum: int = 1
     maximum: int | None = None
+    maximum_work: float | None = None
 
     def __post_init__(self) -> None:
         if self.minimum < 0:
@@ -90,6 +97,8 @@ class Limits:
                 f"Limits.maximum must be >= minimum = {self.minimum}, got {self.maximum}: "
                 "raise the maximum or lower the minimum"
             )
+        if self.maximum_work is not None:
+            require_positive("Limits.maximum_work", self.maximum_work)
 
 
 def training_limits(limits: Limits | Sequence[Limits] | None, workers: int) -> tuple[Limits, ...]:

@@ -4,7 +4,8 @@ A room is a package or a module directly under `lbbsp_core`, or a plugin. `MAY_I
 of all rooms, from the bottom up; a room may import itself and the rooms listed beside it::
 
     foundation   types, validate
-    stages       measure, resources, order, sampled_order, cost, predict, allocation, policy, sync
+    stages       measure, resources, order, sampled_order, work, cost, predict, allocation, policy,
+                                                                        sync
     registry     names -> policies, predictors, synchronisers        <- stages
     runtime      what a plugin runs during training                  <- stages
     sim          virtual time                                        <- stages, registry, runtime
@@ -42,6 +43,7 @@ STAGES = FOUNDATION | {
     "resources",
     "order",
     "sampled_order",
+    "work",
     "cost",
     "predict",
     "allocation",
@@ -54,7 +56,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "validate": frozenset(),
     "measure": FOUNDATION,
     "resources": FOUNDATION,
-    "order": FOUNDATION,
+    "order": FOUNDATION | {"work"},
+    "work": FOUNDATION | {"cost", "allocation"},
     "sampled_order": FOUNDATION | {"order"},
     "cost": FOUNDATION,
     "predict": FOUNDATION | {"cost", "measure"},

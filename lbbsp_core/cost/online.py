@@ -85,7 +85,7 @@ class CostShape:
         overhead = min(max(float(self.prior.effective_samples(0)), 0.0), self.max_overhead)
         return CostShapeState(overhead, None, 1.0, overhead)
 
-    def effective_samples(self, state: CostShapeState, samples: int) -> float:
+    def effective_samples(self, state: CostShapeState, samples: float) -> float:
         """Returns shape(x) = w(x) + kappa, in samples."""
         return self._marginal_work(samples) + state.overhead
 
@@ -109,12 +109,12 @@ class CostShape:
         """Forgets the previous step, so that the next one is not compared with it."""
         return state._replace(last=None)
 
-    def learn(self, state: CostShapeState, samples: int, busy_seconds: float) -> CostShapeState:
+    def learn(self, state: CostShapeState, samples: float, busy_seconds: float) -> CostShapeState:
         """Compares a step with the previous one and updates kappa.
 
         Args:
             state: From `init`, `learn` or `skip`; left unchanged.
-            samples: Batch size of the step, > 0.
+            samples: Batch size of the step, or its work in mean samples, > 0.
             busy_seconds: Busy time of the step, in seconds, > 0.
 
         Returns:
@@ -133,7 +133,7 @@ class CostShape:
         overhead = min(max(moment / weight, 0.0), self.max_overhead)
         return state._replace(overhead=overhead, last=new, weight=weight, moment=moment)
 
-    def _marginal_work(self, samples: int) -> float:
+    def _marginal_work(self, samples: float) -> float:
         return float(self.prior.effective_samples(samples)) - float(self.prior.effective_samples(0))
 
 

@@ -47,7 +47,7 @@ class Profile:
         >>> [round(cost(x), 6) for x in (4, 24, 64)]
         [0.05, 0.07, 0.17]
         >>> cost.limits()
-        Limits(minimum=1, maximum=47)
+        Limits(minimum=1, maximum=47, maximum_work=None)
     """
 
     batches: Sequence[int]

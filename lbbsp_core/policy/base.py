@@ -88,10 +88,15 @@ class BatchConstraints:
 class Observation:
     """Facts about step `step` that are bit-identical on all workers after its exchange.
 
+    Where the work of samples is known (`lbbsp_core.work`), a worker's batch has other numbers of
+    samples than the plan, which then counts mean samples of the data set: `busy_seconds` are
+    scaled by planned / actual work, as if the step had had exactly the planned work. Policies thus
+    compare sizes and seconds as they do without it.
+
     Args:
         step: Global step that has just finished.
-        sizes: Plan that this step ran with.
-        busy_seconds: Measured busy time by rank, in seconds.
+        sizes: Plan that this step ran with, scaled down in a short step.
+        busy_seconds: Measured busy time by rank, in seconds, for `sizes`.
         excluded: Ranks whose measurement must not be learned from.
         costs: Predicted cost of each worker in the step being planned; None where a worker has
             no estimate yet. A tuple, or `AffineArray` in a large simulation.

@@ -58,7 +58,7 @@ class SpeedEstimator:
     def learn(
         self,
         state: EstimatorState,
-        samples: int,
+        samples: float,
         busy_seconds: float,
         drivers: tuple[float, ...] = (),
         *,
@@ -68,7 +68,7 @@ class SpeedEstimator:
 
         Args:
             state: From `init` or `learn`; left unchanged.
-            samples: Batch size of the step, >= 1.
+            samples: Batch size of the step, or its work in mean samples, > 0.
             busy_seconds: Seconds the worker was busy alone; invalid values are rejected.
             drivers: Driving factors known before the step started.
             excluded: Whether the step must not be learned from (rule 4).

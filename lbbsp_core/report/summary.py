@@ -230,8 +230,8 @@ def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple
 
 
 def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
-    """Returns sizes and busy seconds, ``(steps, workers)``, and wall seconds, ``(steps,)``."""
-    sizes = np.array([line.sizes for line in steps], np.float64)
+    """Returns sizes or work and busy seconds, ``(steps, workers)``; wall seconds, ``(steps,)``."""
+    sizes = np.array([line.amounts for line in steps], np.float64)
     busy = np.array([line.busy_seconds for line in steps], np.float64)
     return sizes, busy, np.array([line.wall_seconds for line in steps], np.float64)
 

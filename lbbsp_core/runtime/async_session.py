@@ -46,6 +46,7 @@ from lbbsp_core.runtime.record import (
 from lbbsp_core.runtime.step_meter import StepMeter
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.types import training_limits
+from lbbsp_core.work import require_work
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -124,6 +125,7 @@ class AsyncSession:
         self._estimate = self._estimator.init()
         self._drivers: tuple[float, ...] = ()
         limits = training_limits(options.limits, workers)
+        require_work(None, limits, global_batch_size)
         self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
         self._framework, self._versions = framework, versions
         self._facts = [f"{lbbsp_version()} {sync} {self.constraints} {self.policy}, {facts}"]

@@ -6,7 +6,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Profile, Proportional, Segment
 from lbbsp_core.cost.online import CostShape
@@ -29,6 +32,7 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.record import RunRecord, StepLine
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible, training_limits
+from lbbsp_core.work import StepShares, Work, require_work
 
 logger = logging.getLogger("lbbsp.balancer")
 
@@ -140,12 +144,13 @@ class Balancer:
         self._linear = self.cost_shape.marginal_segments() == LINE
         self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
         self._drivers: tuple[float, ...] = ()
-        self._unknown: tuple[float | None, ...] = (None,) * workers
+        self._unknown: tuple[None, ...] = (None,) * workers
         self._policy_state: PolicyState
-        self._plans: dict[int, tuple[Sizes, tuple[float | None, ...]]]
+        self._plans: dict[int, tuple[Sizes, Sequence[Cost | None]]]
         self._start_planning()
         self._order: Order | None = None
         self._order_start = 0
+        self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
         self._record: RunRecord | None = None
         self._known: dict[str, tuple[float | None, ...]] = {}
 
@@ -168,17 +173,24 @@ class Balancer:
         drop_last: bool = False,
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
+        work: npt.ArrayLike | None = None,
         most_workers: int = 0,
     ) -> GlobalOrder:
         """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
         A short last step with fewer samples than workers, or than parts of all their batches, is
         dropped, with a warning. `most_workers` counts instead, if the job has had so many, since
-        its order must stay the same. The other arguments are those of `GlobalOrder`.
+        its order must stay the same. `work` is the work of each sample, by which steps are cut,
+        see `lbbsp_core.work.Work`. The other arguments are those of `GlobalOrder`.
 
         Raises:
-            ValueError: The data set is smaller than one global batch.
+            ValueError: The data set is smaller than one global batch, or `work` is wrong.
         """
+        if work is not None and by_batch:
+            raise ValueError(
+                "work= needs samples with numbers of their own, got a data set whose items are "
+                "global batches: pass a data set whose items are samples, or leave work out"
+            )
         full, rest = divmod(num_samples, self.constraints.global_batch_size)
         if (steps_per_epoch or full) == 1 and self.workers > 1:
             logger.warning(
@@ -199,7 +211,7 @@ class Balancer:
                 workers,
                 f" times {self.parts} parts of a batch" if self.parts > 1 else "",
             )
-        return GlobalOrder(
+        order = GlobalOrder(
             num_samples,
             self.constraints.global_batch_size,
             seed=seed,
@@ -208,14 +220,23 @@ class Balancer:
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
         )
+        if work is not None:
+            order.work = Work(work, num_samples)
+        return order
 
     def use_order(self, order: Order) -> None:
-        """Plans for the steps of `order`; an order other than the last one starts at this step."""
+        """Plans for the steps of `order`; an order other than the last one starts at this step.
+
+        Raises:
+            ValueError: `Limits.maximum_work` is given and cannot be kept.
+        """
+        require_work(order.work, self.constraints.limits, self.constraints.global_batch_size)
         if self._order is None or order != self._order:
             self._order_start = self.step
         elif order is not self._order:
             order.adopt(self._order)
         self._order = order
+        self._cut.cache_clear()
 
     def local_indices(self, step: int) -> Indices:
         """Returns this worker's samples of a global step, int64, shape ``(sizes(step)[rank],)``.
@@ -275,17 +296,36 @@ class Balancer:
         self._record = record
 
     def sizes(self, step: int) -> Sizes:
-        """Returns the plan of global step `step`; plans are known ``lag - 1`` steps ahead.
+        """Returns the samples of each worker in global step `step`, by rank.
+
+        Plans are known ``lag - 1`` steps ahead. Where the work of samples is known, a plan divides
+        the work of the step, and these are the samples that have it.
 
         Raises:
             LookupError: The plan of the step is not decided yet, or no longer stored.
+            ValueError: The step cannot be divided within `Limits.maximum_work`.
         """
+        return self._shares(step)[1].sizes
+
+    def _shares(self, step: int) -> tuple[Sizes, StepShares]:
+        """Returns the plan of a step, in mean samples, and what the workers do in it."""
         if step not in self._plans:
             raise LookupError(
                 f"plans are known for steps {self.step} to {self.step + self.lag - 1}, not for "
                 f"step {step}: a plan decided after step k applies to step k + {self.lag}"
             )
-        return self._scaled(step, self._plans[step][0])
+        plan, constraints = self._scaled(step, self._plans[step][0])
+        order, in_order = self._order, self.step_of_order(step)
+        if order is None or order.work is None or not order.is_drawn(in_order):
+            return plan, StepShares(plan, plan)
+        return plan, self._cut(in_order, plan, constraints)
+
+    def _cut_by_work(self, in_order: int, plan: Sizes, constraints: BatchConstraints) -> StepShares:
+        order = self._order
+        assert order is not None
+        assert order.work is not None
+        limits, granularity = constraints.limits, constraints.granularity
+        return order.work.cut(order.indices(in_order), plan, limits, granularity)
 
     def report(
         self,
@@ -313,12 +353,12 @@ class Balancer:
                 f"the peers do not know the shape of {self.cost_shape.prior!r}: call set_peers() "
                 "first"
             )
-        samples = self.sizes(self.step)[self.rank]
+        amount = self._shares(self.step)[1].work[self.rank]
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
         short = self._is_short(self.step)  # excluded: the overhead has a larger share in it
         self._estimate, accepted = self._estimator.learn(
-            self._estimate, samples, busy_seconds, before, excluded=excluded or short
+            self._estimate, amount, busy_seconds, before, excluded=excluded or short
         )
         slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers, self.lag))
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
@@ -348,9 +388,12 @@ class Balancer:
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
         costs = tuple(map(curve, messages, self._peers))
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
-        observation = Observation(self.step, self.sizes(self.step), busy, excluded, costs, ends)
-        self._write(observation, wall_seconds)
+        plan, shares = self._shares(self.step)
+        self._write(shares, busy, excluded, wall_seconds)
         self._known = _by_name([message.drivers for message in messages])
+        if shares.work is not plan:
+            busy = tuple(t * x / w for t, x, w in zip(busy, plan, shares.work, strict=True))
+        observation = Observation(self.step, plan, busy, excluded, costs, ends)
         self._policy_state = self.policy.update(self._policy_state, self.constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
         self.stopping = any(message.stop for message in messages)
@@ -424,32 +467,31 @@ class Balancer:
                 )
 
     def _adopt(self, step: int, sizes: Sizes, costs: Sequence[Cost | None]) -> None:
-        predicted = tuple(
-            None if cost is None else float(cost(x)) for cost, x in zip(costs, sizes, strict=True)
-        )
-        self._plans[step] = (sizes, predicted)
+        self._plans[step] = (sizes, costs)
         del self._plans[step - self.lag]
 
-    def _scaled(self, step: int, sizes: Sizes) -> Sizes:
-        """Returns the plan scaled down if the step is short (rule 6).
+    def _scaled(self, step: int, sizes: Sizes) -> tuple[Sizes, BatchConstraints]:
+        """Returns the plan scaled down if the step is short (rule 6), and its constraints.
 
         Minima are then at most the number of parts, and sizes multiples of the largest divisor of
         the granularity for which that can be.
         """
         if not self._is_short(step):
-            return sizes
+            return sizes, self.constraints
         total, costs = self._total(step), [Proportional(max(size, 1)) for size in sizes]
         granularity = self.constraints.granularity
         if (grain := math.gcd(total, granularity)) > 1:
             roomy = self.parts > 1 and total >= granularity * self.workers
             try:  # a part may be split among devices as well
-                return self._short(total, granularity if roomy else self.parts, grain).plan(costs)
+                short = self._short(total, granularity if roomy else self.parts, grain)
+                return short.plan(costs), short
             except ValueError:
                 pass  # too few samples for multiples
-        return self._short(total, self.parts).plan(costs)
+        short = self._short(total, self.parts)
+        return short.plan(costs), short
 
     def _short(self, total: int, minimum: int, granularity: int = 1) -> BatchConstraints:
-        limits = tuple(Limits(minimum, old.maximum) for old in self.constraints.limits)
+        limits = tuple(replace(old, minimum=minimum) for old in self.constraints.limits)
         return BatchConstraints(total, limits, granularity)
 
     def _is_short(self, step: int) -> bool:
@@ -461,19 +503,30 @@ class Balancer:
             return self.constraints.global_batch_size
         return self._order.size(self.step_of_order(step))
 
-    def _write(self, seen: Observation, wall_seconds: float) -> None:
+    def _write(
+        self,
+        shares: StepShares,
+        busy_seconds: tuple[float, ...],
+        excluded: tuple[int, ...],
+        wall_seconds: float,
+    ) -> None:
         if self._record is None:
             return
-        short = self._is_short(seen.step)
+        short = self._is_short(self.step)
+        costs = self._unknown if short else self._plans[self.step][1]
         line = StepLine(
-            step=seen.step,
-            sizes=seen.sizes,
-            busy_seconds=seen.busy_seconds,
-            predicted_seconds=self._unknown if short else self._plans[seen.step][1],
+            step=self.step,
+            sizes=shares.sizes,
+            busy_seconds=busy_seconds,
+            predicted_seconds=tuple(
+                None if cost is None else float(cost(amount))
+                for cost, amount in zip(costs, shares.work, strict=True)
+            ),
             wall_seconds=wall_seconds,
-            excluded=seen.excluded,
+            excluded=excluded,
             short=short,
             drivers=self._known,
+            work=() if shares.work is shares.sizes else shares.work,
         )
         self._record.write(line)
 
@@ -488,4 +541,4 @@ def _within(limits: Limits, peer: PeerInfo, parts: int) -> Limits:
     """Returns a worker's limits, with the maximum that its memory allows for each part."""
     fitting = None if peer.max_batch is None else peer.max_batch * parts
     known = [bound for bound in (limits.maximum, fitting) if bound is not None]
-    return Limits(limits.minimum, min(known, default=None))
+    return replace(limits, maximum=min(known, default=None))

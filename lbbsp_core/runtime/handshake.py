@@ -11,6 +11,7 @@ from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.record import lbbsp_version
+from lbbsp_core.work import require_work
 
 Facts = Mapping[str, "int | str"]
 """Facts by name: integers in [0, 2^48), or texts of any length."""
@@ -43,17 +44,21 @@ def agree(
         DisagreementError: A fact differs; names the fact, the ranks and their values.
     """
     policy = balancer.policy
+    constraints = balancer.constraints
+    work = order.work if order else None
+    require_work(work, constraints.limits, constraints.global_batch_size)
     texts = {
         **{name: value for name, value in facts.items() if isinstance(value, str)},
         "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
-            f"{balancer.constraints} {type(policy).__name__} {_options_of(policy)}"
+            f"{constraints} {type(policy).__name__} {_options_of(policy)}"
         ),
         "sample order": order.description if order else "none",
+        "work of each sample (work=)": order.work_description if order else "none",
     }
     compared: dict[str, int | str] = {
         "workers": balancer.workers,
-        "global_batch_size": balancer.constraints.global_batch_size,
+        "global_batch_size": constraints.global_batch_size,
         "lag (1 + batches drawn ahead)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,

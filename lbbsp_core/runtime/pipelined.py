@@ -320,7 +320,7 @@ class PipelinedSession(WorkerSession):
     def _position(self, barrier: int = 0) -> int:
         """Returns a fingerprint of this worker's step, lag and order, and of an inner barrier."""
         order, balancer = self.order, self._balancer
-        seen = order.key if order else ()
+        seen = (*order.key, order.work_description) if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen, barrier)))
 
     def _check_positions(self, positions: list[int]) -> None:

@@ -84,6 +84,7 @@ class StepLine:
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where
             a worker does not have one. Empty if none were known, as before the first step.
+        work: Work of each worker in mean samples of the data set, if it was known.
     """
 
     step: int
@@ -94,6 +95,12 @@ class StepLine:
     excluded: tuple[int, ...]
     short: bool = False
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    work: tuple[float, ...] = ()
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """Work of each worker, or its samples where the work was not known."""
+        return self.work or self.sizes
 
     @property
     def is_regular(self) -> bool:
@@ -483,10 +490,9 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
     """
     if isinstance(values, dict) and "step" in values:
         line = _from_json(StepLine, values, where)
+        names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))
         by_worker = {
-            **{
-                name: getattr(line, name) for name in ("sizes", "busy_seconds", "predicted_seconds")
-            },
+            **{name: getattr(line, name) for name in names},
             **{f"drivers {name!r}": given for name, given in line.drivers.items()},
         }
         for name, given in by_worker.items():

@@ -181,13 +181,14 @@ class WorkerSession:
         drop_last: bool = False,
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
+        work: npt.ArrayLike | None = None,
     ) -> GlobalOrder:
         """Creates the order of `num_samples` samples; the seed defaults to that of the options.
 
-        The other arguments are those of `GlobalOrder`.
+        The other arguments are those of `GlobalOrder`, and `work` that of `Balancer.make_order`.
 
         Raises:
-            ValueError: The data set is smaller than one global batch.
+            ValueError: The data set is smaller than one global batch, or `work` is wrong.
         """
         return self.balancer.make_order(
             num_samples,
@@ -196,6 +197,7 @@ class WorkerSession:
             drop_last=drop_last,
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
+            work=work,
             most_workers=env.workers_at_first(self.workers),
         )
 

@@ -44,7 +44,7 @@ def cluster_from_run(path: str | Path) -> RecordedRun:
         ValueError: The file is no record of steps, or has a single worker or too few steps.
     """
     _, usable, notes = _read(path)
-    sizes = np.array([line.sizes for line in usable], np.float64)
+    sizes = np.array([line.amounts for line in usable], np.float64)
     busy = np.array([line.busy_seconds for line in usable], np.float64)
     if sizes.shape[1] < 2:
         raise ValueError(
@@ -121,7 +121,7 @@ def _series(rank: int, lines: list[StepLine], rows: Mapping[int, Drivers]) -> Se
             own = rows[line.step][rank]
             last = known or (0.0,) * len(own)
             known = tuple(old if x is None else x for x, old in zip(own, last, strict=True))
-        measurements.append(Measurement(line.sizes[rank], line.busy_seconds[rank], known))
+        measurements.append(Measurement(line.amounts[rank], line.busy_seconds[rank], known))
     steps = np.array([line.step for line in lines], dtype=np.int64)
     return Series(rank, steps, tuple(measurements))
 
@@ -163,7 +163,7 @@ def _read(path: str | Path) -> _Usable:
         notes.append(f"steps left out because they had another number of workers: {before}")
     if omitted := len(steps) - len(usable):
         notes.append(f"steps left out because they were excluded or short: {omitted}")
-    if any(line.sizes != usable[0].sizes for line in usable):
+    if any(line.sizes != usable[0].sizes and not line.work for line in usable):
         notes.append(
             "the batch sizes change: this was no plain BSP run, and its speeds were measured at "
             "the batch sizes that its policy chose"
