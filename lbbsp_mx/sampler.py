@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 from mxnet.gluon.data import Sampler
 
 from lbbsp_core.order import Indices, Order, SampleStream
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.work import Work
 from lbbsp_mx.drawing import EpochDrawer
 from lbbsp_mx.parts import Draws, cut
 from lbbsp_mx.same_data import check_same_data
@@ -140,6 +142,7 @@ def make_sampler(
     sampler: Iterable[object] | None,
     beside: BatchSampler | None,
     drop_last: bool = False,
+    work: npt.ArrayLike | None = None,
 ) -> BatchSampler:
     """Creates the sampler of a trainer; see `lbbsp_mx.Trainer.batch_sampler`.
 
@@ -147,6 +150,7 @@ def make_sampler(
     """
     num_samples = check_same_data(session, data)
     if beside is not None:
+        _refuse_work(work)
         return _companion(session, num_samples, seed, shuffle, sampler, beside)
     if sampler is not None:
         if seed is not None or not shuffle:
@@ -155,9 +159,10 @@ def make_sampler(
                 "besides: leave them out"
             )
         drawer = EpochDrawer(session, sampler, num_samples)
+        drawer.order.work = None if work is None else Work(work, num_samples)
         session.use_order(drawer.order)
         return BatchSampler(session, drawer.order, drawer, draws)
-    order = session.make_order(num_samples, seed, shuffle=shuffle, drop_last=drop_last)
+    order = session.make_order(num_samples, seed, shuffle=shuffle, drop_last=drop_last, work=work)
     session.use_order(order)
     return BatchSampler(session, order, draws=draws)
 
@@ -198,6 +203,14 @@ def _companion(
         facts = {"number of samples beside": num_samples, "seed beside": seed}
         handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
     return CompanionSampler(session, leader, SampleStream(num_samples, seed, shuffle))
+
+
+def _refuse_work(work: npt.ArrayLike | None) -> None:
+    if work is not None:
+        raise ValueError(
+            "work must be left out with beside=, because the sampler follows the cuts of the other "
+            "one: pass to that one the work of both samples together"
+        )
 
 
 def _not_leading(found: str) -> RuntimeError:

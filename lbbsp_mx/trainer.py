@@ -257,6 +257,7 @@ class Trainer(LocalTrainer):
         shuffle: bool = True,
         sampler: Iterable[object] | None = None,
         beside: BatchSampler | None = None,
+        work: npt.ArrayLike | None = None,
     ) -> BatchSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
 
@@ -271,15 +272,20 @@ class Trainer(LocalTrainer):
             beside: Sampler that another loader of the same step uses. The new one then draws as
                 many samples in each step, of a data set of any length; iterate over the other one
                 first: ``zip(loader, other_loader)``.
+            work: Work of each sample of the data set, such as its tokens, shape
+                ``(num_samples,)``. Each worker's share of a step is then a part of its work, see
+                docs/work.md.
 
         Raises:
-            ValueError: The data set is smaller than one global batch, or a batch of `sampler`
-                does not fit.
+            ValueError: The data set is smaller than one global batch, a batch of `sampler` does
+                not fit, or `work` is wrong.
             TypeError: `sampler` has no length, or yields no indices.
             DisagreementError: The workers have different data sets.
         """
         self._steps.check_leads()
-        made = make_sampler(self._session, self._draws, data, seed, shuffle, sampler, beside)
+        made = make_sampler(
+            self._session, self._draws, data, seed, shuffle, sampler, beside, work=work
+        )
         self._checkpoints.check_order()
         made.before_draw = self._before_draw
         return made

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import keras
+import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core.runtime.exit import fail_fast
@@ -199,6 +200,7 @@ class LoadBalancer(keras.callbacks.Callback):
         padded: bool | None = None,
         readers: int = 1,
         prefetch: int | None = None,
+        work: npt.ArrayLike | None = None,
     ) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of `fit`: this worker's samples of each global step.
 
@@ -235,14 +237,17 @@ class LoadBalancer(keras.callbacks.Callback):
             readers: Number of threads that read items and apply `map`.
             prefetch: Batches that are read ahead while the model computes. Plans then apply
                 `prefetch` steps later. Defaults to 0 for arrays in memory without `map`, else to 1.
+            work: Work of each sample of the data set, such as its tokens or pixels, shape
+                ``(samples,)``. Each worker's share of a step is then a part of its work, see
+                docs/work.md. Needs samples with numbers: no `tf.data.Dataset`, no `PyDataset`.
 
         Returns:
             Data to pass to `fit` as `x`, with ``steps_per_epoch=balancer.steps_per_epoch``. Only
             `fit` can use it: evaluate on arrays or on a `tf.data.Dataset`.
 
         Raises:
-            ValueError: The kind of data is not supported, lengths differ, or the data set is
-                smaller than one global batch; names the remedy.
+            ValueError: The kind of data is not supported, lengths differ, the data set is smaller
+                than one global batch, or `work` is wrong; names the remedy.
         """
         self._in_fit = False  # a failed fit does not call on_train_end
         self._input.forget_fit()
@@ -261,6 +266,7 @@ class LoadBalancer(keras.callbacks.Callback):
             padded=padded,
             readers=readers,
             prefetch=prefetch,
+            work=work,
         )
 
     def loop(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
@@ -96,6 +98,7 @@ class TrainingInput:
         padded: bool | None,
         readers: int,
         prefetch: int | None,
+        work: npt.ArrayLike | None,
     ) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of a fit; see `LoadBalancer.dataset`."""
         for name, value, minimum in (("readers", readers, 1), ("prefetch", prefetch or 0, 0)):
@@ -110,6 +113,7 @@ class TrainingInput:
                 validation_split=validation_split or None,
                 shuffle=shuffle,
                 seed=seed,
+                work=work,
             )
             source = Stream(
                 x,
@@ -141,6 +145,7 @@ class TrainingInput:
             shuffle=shuffle is not False,
             steps_per_epoch=steps_per_epoch,
             by_batch=source.by_batch,
+            work=_of_training(work, source),
         )
         pipeline = PlannedPipeline(
             self._session,
@@ -315,8 +320,18 @@ def _refuse_for_streams(**options: object) -> None:
             "validation_split": "split it with take() and skip(), and pass validation_data= to fit",
             "shuffle": "call its shuffle(buffer_size, seed=...) first",
             "seed": "call its shuffle(buffer_size, seed=...) first",
+            "work": "its samples have no numbers; pass arrays, or an object with __len__ and "
+            "__getitem__ whose items are samples",
         }.get(name, "let its elements be (x, y) or (x, y, sample_weight)")
         raise ValueError(f"{name} must not be given for a tf.data.Dataset: {remedy}")
+
+
+def _of_training(work: npt.ArrayLike | None, source: Source) -> npt.ArrayLike | None:
+    """Returns the work of the samples that are not kept for validation."""
+    given = source.given_samples if isinstance(source, Arrays) else source.num_samples
+    if work is None or source.by_batch or np.shape(work) != (given,):
+        return work
+    return np.asarray(work)[: source.num_samples]
 
 
 class InputWait:

@@ -171,6 +171,7 @@ class Arrays:
         (length,) = lengths
         self.in_memory = all(each.in_memory for each in columns)
         self._split = validation_split
+        self.given_samples = length  # with those that are kept for validation
         self.num_samples = int(length * (1.0 - validation_split))
         if not self.num_samples:
             raise ValueError(

@@ -17,9 +17,10 @@ LAGS = {
     "validation_split": 1,
     "batch_map": 2,
     "padded": 2,
+    "by_work": 3,
 }
 SAMPLES = 4 * 32 + 11
-ON_THREE = ["items", "shuffled_stream", "own_steps"]
+ON_THREE = ["items", "shuffled_stream", "own_steps", "by_work"]
 ONLY_BY_FIT = "can only be trained on by fit(..., callbacks=[balancer])"
 REFUSED = {
     "without_callback": ONLY_BY_FIT,
@@ -29,6 +30,8 @@ REFUSED = {
     "other_arrays": "fit needs the data of the balancer",
     "other_records": "have read different records up to step 0",
     "records_that_differ_late": "have read different records up to step 4",
+    "other_work": "workers disagree on work of each sample (work=): worker 0 has 139 samples",
+    "work_on_one_worker": "workers disagree on work of each sample (work=): worker 0 has none",
 }
 TOLERANCE = 2e-6
 pytestmark = pytest.mark.timeout(400)
@@ -57,6 +60,14 @@ def test_changing_plans_learn_what_one_process_learns(found, workers, kind):
 @pytest.mark.parametrize("kind", LAGS)
 def test_the_lag_follows_what_is_read_ahead(found, kind):
     assert {rank[kind]["lag"] for rank in found[2]} == {LAGS[kind]}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_steps_are_cut_where_their_work_is(found, workers):
+    sizes, even_cuts = found[workers][0]["by_work"]["sizes"], found[workers][0]["items"]["sizes"]
+    assert all(rank["by_work"]["sizes"] == sizes for rank in found[workers])
+    assert [sum(each) for each in sizes] == 2 * [32, 32, 32, 32, 11]
+    assert sum(a != b for a, b in zip(sizes, even_cuts, strict=True)) >= 6
 
 
 def test_validation_data_are_the_last_samples(found):

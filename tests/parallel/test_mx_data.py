@@ -49,7 +49,7 @@ def epochs(steps):
 @pytest.mark.parametrize(
     "case",
     ["sampler", "sampler_threads", "weighted", "buckets", "in_order", "iterator", "restarted",
-     "rows"],
+     "rows", "by_work", "buckets_by_work", "restarted_by_work"],
 )  # fmt: skip
 def test_all_learn_what_one_process_learns_from_the_global_batches(said, case):
     expected = learned(steps_of(said, case))
@@ -60,7 +60,10 @@ def test_all_learn_what_one_process_learns_from_the_global_batches(said, case):
         assert len({len(batch) for batch in said[0][case]}) > 2, "the plan changes"
 
 
-@pytest.mark.parametrize("case", ["sampler", "sampler_threads", "iterator", "restarted"])
+@pytest.mark.parametrize(
+    "case",
+    ["sampler", "sampler_threads", "iterator", "restarted", "by_work", "restarted_by_work"],
+)
 def test_each_sample_occurs_once_in_every_epoch(said, case):
     """Also if the workers' samplers differ, or the job starts again within an epoch."""
     steps = steps_of(said, case)
@@ -82,8 +85,18 @@ def test_a_weighted_sampler_gives_each_of_its_samples_as_often_as_worker_0_draws
     assert first != second
 
 
-def test_batches_of_buckets_are_not_mixed(said):
-    for epoch in epochs(steps_of(said, "buckets")):
+def test_steps_are_cut_where_their_work_is(said):
+    plans = [(16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14)]
+    drawn = [
+        tuple(len(each["by_work"][step]) for each in said)
+        for step in range(len(said[0]["by_work"]))
+    ]
+    assert sum(sizes not in plans for sizes in drawn) >= 5
+
+
+@pytest.mark.parametrize("case", ["buckets", "buckets_by_work"])
+def test_batches_of_buckets_are_not_mixed(said, case):
+    for epoch in epochs(steps_of(said, case)):
         assert sorted(map(len, epoch)) == [4, 7, 24, 24, 24]
         longer = [step for step in epoch if len(step) != 4]
         assert sorted(chain(*longer)) == EVERY
@@ -111,6 +124,8 @@ EXPECTED = {
     "beside_length": "number of samples beside: worker 0 has 50, worker 1 has 51",
     "rows_of_a_plan": "Cycle changes the plan: use policy=lbbsp_core.Even()",
     "random_transform": "accepted",
+    "work_beside": "work must be left out with beside=",
+    "other_work": "workers disagree on work of each sample (work=): worker 0 has 79 samples",
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 from jobs import run
 
 CASES = ["dense", "scalar_loss", "loss_scaling", "synchronized_batch_norm", "prefetch",
-         "accumulation_ema", "own_logs"]  # fmt: skip
+         "accumulation_ema", "own_logs", "by_work"]  # fmt: skip
 COUNTS = ["shuffled_stream", "stream_that_is_not_read_ahead", "cached_stream", "stream_of_words",
           "reshuffled_items"]  # fmt: skip
 KINDS = ["mirrored", "workers"]  # MirroredStrategy on one machine; two workers with two devices

@@ -47,8 +47,10 @@ class StubSession:
     def leader(self):
         return self
 
-    def make_order(self, num_samples, seed, **options):
-        return GlobalOrder(num_samples, X, seed=seed or 0, **options)
+    def make_order(self, num_samples, seed, work=None, **options):
+        order = GlobalOrder(num_samples, X, seed=seed or 0, **options)
+        order.work = work
+        return order
 
     def use_order(self, order):
         self.order = order

@@ -25,6 +25,7 @@ rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 6))
 LABELS = rng.integers(0, 3, SAMPLES)
 WORDS = [rng.integers(1, 20, 1 + i % 5).tolist() for i in range(SAMPLES)]
+WORK = rng.lognormal(size=SAMPLES)
 PADDED = keras.utils.pad_sequences(WORDS, padding="post")
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 workers, rank = strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id
@@ -150,6 +151,7 @@ KINDS = {
                                  in_order(FEATURES[:111], LABELS[:111])),
     "batch_map": lambda: ((FEATURES, LABELS), {"batch_map": double, "prefetch": 1},
                           in_order(2 * FEATURES)),
+    "by_work": lambda: ((Items(),), {"work": WORK, "prefetch": 2}, in_order()),
     "padded": lambda: ((WORDS_AS_ITEMS,), {"padded": True}, in_order(PADDED)),
 }  # fmt: skip
 WORDS_AS_ITEMS = list(zip(map(np.array, WORDS), LABELS, strict=True))
@@ -157,6 +159,17 @@ WORDS_AS_ITEMS = type("Words", (), {
     "__len__": lambda self: SAMPLES,
     "__getitem__": lambda self, i, items=WORDS_AS_ITEMS: items[i],
 })()  # fmt: skip
+
+
+class Sizes(keras.callbacks.Callback):
+    """Notes the batch sizes of each step."""
+
+    def __init__(self, balancer):
+        super().__init__()
+        self.balancer, self.found = balancer, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.found.append(self.balancer.sizes)
 
 
 def learn(name):
@@ -169,8 +182,9 @@ def learn(name):
     start = [weights.copy() for weights in model.get_weights()]
     data = it.dataset(*arguments, **options)
     validation = {"validation_data": it.validation_data} if name == "validation_split" else {}
-    fit(it, data, model, **validation)
-    found = {"lag": it._session.balancer.lag, "steps": it._session.step}
+    sizes = Sizes(it)
+    fit(it, data, model, sizes, **validation)
+    found = {"lag": it._session.balancer.lag, "steps": it._session.step, "sizes": sizes.found}
     if rank == 0:
         reference = compiled(build)
         for batch in batches:
@@ -255,7 +269,14 @@ def records_that_differ_late():
         result("steps_with_records_that_differ_late", steps.count)
 
 
+def other_work(work):
+    it = balancer()
+    fit(it, it.dataset(FEATURES, LABELS, work=work))
+
+
 MISUSES = {
+    "other_work": lambda: other_work(np.roll(WORK, rank)),
+    "work_on_one_worker": lambda: other_work(WORK if rank else None),
     "without_callback": without_callback,
     "evaluate": lambda: outside_of_fit(lambda model, data: model.evaluate(data, verbose=0)),
     "predict": lambda: outside_of_fit(lambda model, data: model.predict(data, verbose=0)),

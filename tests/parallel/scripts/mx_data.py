@@ -20,6 +20,7 @@ PLANS = ((16, 5, 3), (4, 18, 2), (8, 8, 8), (1, 9, 14))
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(SAMPLES, 4)).astype("f4")
 LABELS = rng.normal(size=SAMPLES).astype("f4")
+WORK = rng.lognormal(size=SAMPLES)
 NUMBERED = gluon.data.SimpleDataset(list(range(SAMPLES)))
 DATA = gluon.data.ArrayDataset(FEATURES, LABELS)
 LOSS = gluon.loss.L2Loss()
@@ -95,10 +96,10 @@ def epochs_of(sampler, net, trainer, epochs=EPOCHS):
     return drawn
 
 
-def sampled(sampler, loading=None):
+def sampled(sampler, loading=None, work=None):
     net = network()
     trainer = trainer_of(net)
-    made = trainer.batch_sampler(DATA, sampler=sampler)
+    made = trainer.batch_sampler(DATA, sampler=sampler, work=work)
     if loading is None:
         return net, epochs_of(made, net, trainer)
     loader = gluon.data.DataLoader(NUMBERED, batch_sampler=made, **loading)
@@ -150,12 +151,13 @@ def beside():
     return net, drawn
 
 
-def restarted():
+def restarted(work=None):
     """The second step of an epoch is followed by a restart with other random numbers."""
     net = network()
     trainer = trainer_of(net)
     drawn = []
-    for index in trainer.batch_sampler(DATA, sampler=gluon.data.RandomSampler(SAMPLES)):
+    order = {"sampler": gluon.data.RandomSampler(SAMPLES), "work": work}
+    for index in trainer.batch_sampler(DATA, **order):
         drawn.append(index)
         learn(net, trainer, index)
         if len(drawn) == 2:
@@ -163,9 +165,15 @@ def restarted():
     trainer.save(folder)
     net = network()
     trainer = trainer_of(net)
-    sampler = trainer.batch_sampler(DATA, sampler=gluon.data.RandomSampler(SAMPLES))
+    sampler = trainer.batch_sampler(DATA, **order)
     assert trainer.resume(folder)
     return net, drawn + epochs_of(sampler, net, trainer)
+
+
+def other_work():
+    net = network()
+    trainer = trainer_of(net)
+    epochs_of(trainer.batch_sampler(DATA, work=np.roll(WORK, rank)), net, trainer)
 
 
 def rows():
@@ -201,6 +209,9 @@ CASES = {
     "beside": beside,
     "restarted": restarted,
     "rows": rows,
+    "by_work": lambda: sampled(None, {"num_workers": 2, "thread_pool": True}, WORK),
+    "buckets_by_work": lambda: sampled(Buckets(), work=WORK),
+    "restarted_by_work": lambda: restarted(WORK),
 }
 MISUSES = {
     "part_of_a_length": lambda: sampler_of(DATA.take(60 + rank)),
@@ -213,6 +224,10 @@ MISUSES = {
     ),
     "rows_of_a_plan": lambda: trainer_of(network()).rows,
     "random_transform": noisy,
+    "work_beside": lambda: sampler_of(
+        50, beside=trainer_of(network()).batch_sampler(SAMPLES), work=WORK
+    ),
+    "other_work": other_work,
 }
 for name, case in CASES.items():
     net, drawn = case()

@@ -121,6 +121,9 @@ CASES = {
     "loss_scaling": Trained(half, FEATURES, TARGETS),
     "synchronized_batch_norm": Trained(normalised, FEATURES, TARGETS),
     "prefetch": Trained(dense, FEATURES, TARGETS, data={"prefetch": 2}),
+    "by_work": Trained(
+        dense, FEATURES, TARGETS, data={"prefetch": 1, "work": rng.lognormal(size=SAMPLES)}
+    ),
     "verified": Trained(dense, FEATURES, TARGETS, balancer={"verify": True}),
 }
 
