@@ -180,9 +180,10 @@ def simulate(
         *_traces([*(trace or []), *(more or [])], options, err),
         *(_run(path, options, err) for path in from_run or []),
         *(
-            _scenario(load_scenario(name), size, steps, seed, options)
+            _scenario(kind, size, steps, seed, options)
             for name in scenario or []
             for size in sizes
+            for kind in load_scenario(name).kinds()
         ),
     ]
     if not entrants:

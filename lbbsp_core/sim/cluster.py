@@ -45,7 +45,7 @@ class SimulatedCluster(Protocol):
         """Returns the true cost of every worker in one step."""
         ...
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
         """Returns the busy seconds of every worker in one step, shape ``(workers,)``."""
         ...
 
@@ -96,7 +96,7 @@ class ReplayedCluster:
         """Returns ``x / v`` for every worker in one step."""
         return AffineArray(np.zeros(self.workers), 1.0 / self.speeds[step])
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
         """Returns the busy seconds ``x / v`` of every worker in one step."""
         seconds: Floats = sizes / self.speeds[step]
         return seconds

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.order import GlobalOrder
 from lbbsp_core.policy import BatchConstraints, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.links import ServerLinks
+from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_nonnegative
 
@@ -41,6 +41,7 @@ class SimConfig:
             or one entry per worker. Default: as in training.
         links: Links of parameter servers, at which pushes and pulls queue. Default: none, each
             step or iteration takes `communication_seconds`.
+        work: Work of the samples, where they differ; None: all are equal.
 
     Raises:
         ValueError: An option is out of range, or both `communication_seconds` and `links` are
@@ -55,6 +56,7 @@ class SimConfig:
     granularity: int = 1
     cost: Cost | CostShape | Sequence[Cost | CostShape] | None = None
     links: ServerLinks | None = None
+    work: LognormalWork | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
@@ -66,6 +68,10 @@ class SimConfig:
                 f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "
                 "the time of every transfer follows from the links; leave out one of them"
             )
+
+    def samples(self) -> SimulatedSamples:
+        """Draws the samples of all steps."""
+        return SimulatedSamples(self.global_batch_size, self.steps_per_epoch, self.work)
 
     def prior(self, rank: int) -> Cost | CostShape:
         """Returns the cost that worker `rank` assumes before it has learned."""
@@ -156,13 +162,14 @@ def run_bsp(
         [2.0, 4.0]
     """
     cached = cast(Policy, _CachedPolicy(policy))
-    balancers = _balancers(cluster, config, cached, predictor or LastValue())
-    ranks = range(cluster.workers)
+    samples = config.samples()
+    balancers = _balancers(cluster, config, cached, predictor or LastValue(), samples)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     for step in range(cluster.steps):
         plan = balancers[0].sizes(step)
-        seconds = [float(cluster.cost(rank, step)(plan[rank])) for rank in ranks]
+        amounts = enumerate(samples.amounts(step, plan))
+        seconds = [float(cluster.cost(rank, step)(amount)) for rank, amount in amounts]
         sizes[step], busy[step] = plan, seconds
         next_step = min(step + 1, cluster.steps - 1)
         messages = [
@@ -177,13 +184,18 @@ def run_bsp(
 
 
 def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
-    """Simulates the best possible policy: the exact plan for the true costs of each step."""
+    """Simulates the best possible policy: the exact plan for the true costs of each step.
+
+    Where samples differ, it divides the work of each step as if it could be cut anywhere.
+    """
+    samples = config.samples() if config.work else None
     constraints = batch_constraints(cluster, config)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     for step in range(cluster.steps):
         sizes[step] = constraints.plan(cluster.costs(step))
-        busy[step] = cluster.seconds(step, sizes[step])
+        amounts = sizes[step] if samples is None else sizes[step] * samples.mean_amount(step)
+        busy[step] = cluster.seconds(step, amounts)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
 
 
@@ -222,16 +234,19 @@ class _CachedPolicy:
 
 
 def _balancers(
-    cluster: SimulatedCluster, config: SimConfig, policy: Policy, predictor: Predictor
+    cluster: SimulatedCluster,
+    config: SimConfig,
+    policy: Policy,
+    predictor: Predictor,
+    samples: SimulatedSamples,
 ) -> list[Balancer]:
-    x, epoch = config.global_batch_size, config.steps_per_epoch
     balancers = [
         _balancer(cluster, config, policy, predictor, rank) for rank in range(cluster.workers)
     ]
     peer_info = [balancer.static_info() for balancer in balancers]
     for balancer in balancers:
         balancer.set_peers(peer_info)
-        balancer.use_order(GlobalOrder(x * epoch, x, shuffle=False))
+        balancer.use_order(samples.order)
     return balancers
 
 

@@ -264,6 +264,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
             scenario.steps_per_epoch,
             limits=scenario.limits(),
             cost=scenario.curves() if scenario.profiles else None,
+            work=scenario.work,
         ),
         scenario.communication,
         scenario.preemption,
@@ -315,6 +316,12 @@ def _play(
         config = experiment.together
         play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
         return play(cluster, config, policy, run.predictor, advance)
+    if experiment.config.work is not None:
+        raise ValueError(
+            "samples of different work need common steps, and workers that stay, got sync "
+            f"{run.sync} and preemption {experiment.preemption}: leave [work] out, or use sync bsp "
+            "without preemption"
+        )
     return run_async(
         cluster,
         experiment.together if run.has_common_steps else experiment.alone,

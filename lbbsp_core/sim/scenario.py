@@ -26,6 +26,7 @@ from lbbsp_core.sim.synthetic import (
     cores,
     synthetic_cluster,
 )
+from lbbsp_core.sim.work import LognormalWork
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import (
     require_known,
@@ -74,6 +75,7 @@ class Scenario:
         noise: Distribution of slowdowns.
         communication: Seconds that an exchange of gradients takes.
         preemption: Departures and returns of workers; None: no worker leaves.
+        work: Work of the samples, where they differ; None: all are equal.
 
     Raises:
         ValueError: An option is out of range, or options exclude each other.
@@ -94,6 +96,7 @@ class Scenario:
     noise: Noise = field(default_factory=Constant)
     communication: Communication = field(default_factory=FixedTime)
     preemption: Preemption | None = None
+    work: LognormalWork | None = None
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -165,6 +168,13 @@ class Scenario:
         total = self.global_batch_size and max(1, self.global_batch_size * workers // self.size)
         return replace(self, workers=workers, global_batch_size=total)
 
+    def kinds(self) -> list[Scenario]:
+        """Returns the scenario, or two of them that cut steps by count and by work."""
+        if self.work is None:
+            return [self]
+        kinds = self.work.kinds().items()
+        return [replace(self, name=self.name + suffix, work=work) for suffix, work in kinds]
+
     def _profiles(self) -> list[Profile]:
         try:
             return [Profile.load(path) for path in self.profiles]
@@ -200,6 +210,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
             }
             for number, layout in enumerate(OMNILEARN, start=1)
         },
+        "lengths": {"global_batch_size": 64, "work": {"kind": "lognormal", "sigma": 1.0}},
         "spot": {
             "noise": {"kind": "lognormal", "sigma": 0.1},
             "preemption": {"mean_up_seconds": 300.0, "mean_down_seconds": 60.0},
@@ -233,8 +244,8 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
     """Builds a scenario from a parsed TOML table.
 
     Args:
-        table: Table with the arguments of `Scenario` as keys. `noise` and `communication` are
-            tables with a `kind` and its options; `preemption` is a table with its options.
+        table: Table with the arguments of `Scenario` as keys. `noise`, `communication` and `work`
+            are tables with a `kind` and its options; `preemption` is a table with its options.
         name: Name of the scenario, if the table has none.
         folder: Folder to which the paths of profiles are relative.
 
@@ -261,6 +272,8 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
         values["communication"] = _build_kind(
             "communication", values["communication"], COMMUNICATIONS
         )
+    if "work" in values:
+        values["work"] = _build_kind("work", values["work"], {"lognormal": LognormalWork})
     if "preemption" in values:
         values["preemption"] = _build("preemption", Preemption, _table("preemption", values))
     return _build("the scenario", Scenario, values)

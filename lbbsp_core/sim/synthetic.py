@@ -78,7 +78,7 @@ class SyntheticCluster:
         slowness = self.slowdowns.slowness[step]
         return AffineArray(slowness * seconds[:, 0] + self._delay(step), slowness * slope[:, 0])
 
-    def seconds(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
+    def seconds(self, step: int, sizes: npt.NDArray[np.int64] | Floats) -> Floats:
         """Returns the busy seconds of all workers, by the same arithmetic as `cost`."""
         start, seconds, slope = self._table
         piece = (sizes[:, None] >= start).sum(axis=1) - 1

@@ -35,10 +35,12 @@ State = TypeVar("State", bound=tuple[Floats, ...])
 def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | None) -> bool:
     """Returns whether `run_vectorised` supports this combination.
 
-    It does if the policy uses no costs. Otherwise the predictor must be elementwise (class
-    attribute ``elementwise = True``: its arithmetic accepts arrays of shape ``(workers,)``), and
-    the cost must be a single straight line, the same for all workers.
+    Samples must be equal. It does if the policy uses no costs. Otherwise the predictor must be
+    elementwise (class attribute ``elementwise = True``: its arithmetic accepts arrays of shape
+    ``(workers,)``), and the cost must be a single straight line, the same for all workers.
     """
+    if config.work is not None:
+        return False
     if not policy.uses_costs:
         return True
     one_line = (

@@ -21,7 +21,7 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.dataset import PlannedPipeline
-from lbbsp_tf.feed import InputWait, TrainingInput
+from lbbsp_tf.feed import InputWait, TrainingInput, _of_training
 from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.sources import Arrays, Batches, Fingerprints, Items
 from lbbsp_tf.stream import Stream, is_batched
@@ -66,7 +66,7 @@ class StubSession:
 
 def open_data(x, y=None, sample_weight=None, *, rank=None, step=0, **options):
     names = ["seed", "map", "batch_map", "shuffle", "steps_per_epoch", "num_samples", "batched",
-             "padded", "prefetch"]  # fmt: skip
+             "padded", "prefetch", "work"]  # fmt: skip
     options = {**dict.fromkeys(names), "validation_split": 0.0, "readers": 1, **options}
     feed = TrainingInput(StubSession(rank, step), None)
     return feed.dataset(x, y, sample_weight, **options)
@@ -663,6 +663,15 @@ def test_keras_takes_validation_data_of_strings(x):
     assert y.tolist() == [6, 7]
 
 
+@pytest.mark.parametrize(("split", "kept"), [(0.0, 27), (0.2, 21)])
+def test_work_is_that_of_the_samples_to_train_on(split, kept):
+    source = Arrays(ROWS, NUMBERS, None, split)
+    assert list(_of_training(NUMBERS + 1, source)) == list(range(1, kept + 1))
+    assert len(_of_training(NUMBERS[:5], source)) == 5, "refused with the others of a wrong length"
+    assert _of_training(None, source) is None
+    assert len(_of_training(NUMBERS, Items(MapStyle(TUPLES)))) == 27
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -688,6 +697,7 @@ def test_keras_takes_validation_data_of_strings(x):
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
         ((slices(),), {"seed": 3}, r"seed must not be given for a tf\.data\.Dataset"),
         ((slices(),), {"validation_split": 0.2}, r"split it with take\(\) and skip\(\)"),
+        ((slices(),), {"work": NUMBERS + 1}, r"work must not be given.*samples have no numbers"),
         ((MapStyle(TUPLES),), {"validation_split": 0.2}, "validation_split needs arrays"),
         ((ROWS,), {"validation_split": 1.0}, r"validation_split must be in \[0, 1\), got 1\.0"),
         ((ROWS,), {"num_samples": 5}, r"options for a tf\.data\.Dataset only"),
