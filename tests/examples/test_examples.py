@@ -11,7 +11,9 @@ from lbbsp_core.launch import launch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("example", ["keras_digits", "gluon_digits", "keras_loop"])
+@pytest.mark.parametrize(
+    "example", ["keras_digits", "gluon_digits", "keras_loop", "keras_sequences"]
+)
 def test_balancing_costs_a_user_at_most_ten_lines(example):
     plain, balanced = (
         (EXAMPLES / f"{example}_{kind}.py").read_text().splitlines()
@@ -38,6 +40,20 @@ def test_an_example_learns_the_digits_on_two_workers(kind):
     assert status == 0
     last = [line for line in lines if "val_accuracy" in line][-1]
     assert float(last.split("val_accuracy: ")[1].split()[0]) > 0.8
+
+
+def test_sequences_of_different_lengths_are_learned_on_two_workers():
+    lines = []
+    status = launch(
+        [str(EXAMPLES / "keras_sequences_balanced.py")],
+        workers=2,
+        timeout=200,
+        output=lambda rank, line: lines.append(line),
+    )
+    print("\n".join(lines))
+    assert status == 0
+    last = [line for line in lines if "val_accuracy" in line][-1]
+    assert float(last.split(" accuracy: ")[1].split()[0]) > 0.6
 
 
 @pytest.mark.parametrize("kind", ["plain", "balanced"])
