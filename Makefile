@@ -45,6 +45,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/schemes_mx.py
 	$(BIN)/python benchmarks/unequal_workers.py
 	$(BIN)/python benchmarks/unequal_mx.py
+	$(BIN)/python benchmarks/work.py
 
 setup: $(READY)
 

@@ -97,9 +97,9 @@ def main() -> None:
     """Runs all kinds in turn and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.worker:

@@ -29,6 +29,7 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.record import open_record, run_header
 from lbbsp_core.runtime.session_state import own_state, restored_state
 from lbbsp_core.sampled_order import SampledOrder
@@ -341,6 +342,26 @@ def test_a_checkpoint_continues_the_plans_also_with_other_work():
         assert fresh.step_of_order(10) == 10, "the same order"
         same = fresh.sizes(10) == balancers[0].sizes(10)
         assert same == (values is not None)
+
+
+def test_the_same_order_with_other_work_is_cut_anew():
+    (one, _) = team(2, 64, LENGTHS)
+    first = one.sizes(0)
+    one.use_order(one.make_order(len(LENGTHS), seed=3, work=LENGTHS[::-1]))
+    assert one.sizes(0) != first
+    one.use_order(one.make_order(len(LENGTHS), seed=3))
+    assert one.sizes(0) == (32, 32)
+    assert one.step_of_order(0) == 0
+
+
+def test_barriers_notice_other_work_after_the_handshake():
+    session = PipelinedSession(SingleWorker(), 64, SessionOptions(), framework="none")
+    seen = set()
+    for values in (LENGTHS, LENGTHS[::-1], None):
+        session.use_order(session.make_order(len(LENGTHS), seed=3, work=values))
+        seen.add(session._position())
+    assert len(seen) == 3
+    session.close()
 
 
 class Told:

@@ -47,6 +47,25 @@ def test_without_shuffle_the_order_of_the_data_set_is_kept():
     assert batches(sampler, trainer, net, 2) == 2 * [cut(list(range(SAMPLES)))]
 
 
+def test_one_worker_draws_whole_batches_whatever_their_work_is():
+    lengths = 1.0 + np.arange(SAMPLES)
+    found = []
+    for work in (None, lengths):
+        net = network()
+        trainer = trainer_of(net)
+        found.append(batches(trainer.batch_sampler(DATA, seed=3, work=work), trainer, net, 2))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("sampler", [None, range(SAMPLES)])
+def test_wrong_work_is_refused_with_the_remedy(sampler):
+    trainer = trainer_of(network())
+    with pytest.raises(ValueError, match=r"work must have the shape .* pass the work of the whole"):
+        trainer.batch_sampler(DATA, sampler=sampler, work=np.ones(SAMPLES - 1))
+    with pytest.raises(ValueError, match=r"work must be finite, > 0.*got nan for sample 2"):
+        trainer.batch_sampler(DATA, sampler=sampler, work=[1, 2, np.nan] + [1] * (SAMPLES - 3))
+
+
 def test_a_sampler_gives_the_order_of_each_epoch():
     net = network()
     trainer = trainer_of(net)
