@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.worker:

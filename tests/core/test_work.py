@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -17,11 +17,14 @@ from lbbsp_core import (
     Balancer,
     DisagreementError,
     EpochBalanced,
+    Even,
+    FixedShares,
     GlobalOrder,
     LastValue,
     LeaderStraggler,
     Limits,
     LoadBalanced,
+    Observation,
     ProportionalControl,
     SessionOptions,
     SingleWorker,
@@ -209,6 +212,37 @@ def test_all_policies_find_the_speeds_per_work(policy, lag):
     done = np.array([each.work for each in shares[20:]])
     parts = (done / done.sum(axis=1, keepdims=True)).mean(axis=0)
     np.testing.assert_allclose(parts, [0.5, 0.25, 0.25], atol=0.05)
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Even batches; keeps what it observes."""
+
+    seen: list[Observation]
+    uses_costs = is_static = False
+
+    def init(self, constraints):
+        return Even().init(constraints)
+
+    def update(self, state, constraints, observation):
+        self.seen.append(observation)
+        return state
+
+
+def test_a_policy_observes_the_seconds_of_the_planned_work():
+    seen: list[Observation] = []
+    balancers = team(2, 64, LENGTHS[: 3 * 64 + 20], policy=Watching(seen))
+    shares = run(balancers, [0.01, 0.03], 4)
+    assert shares[0].work != (32.0, 32.0)
+    for own, plan in zip(seen[::2], 3 * [(32, 32)] + [(10, 10)], strict=True):
+        assert own.sizes == plan
+        np.testing.assert_allclose(own.busy_seconds, [0.01 * plan[0], 0.03 * plan[1]], rtol=1e-6)
+
+
+def test_limits_of_work_hold_in_short_steps():
+    limits = [Limits(1, None, 12.0), Limits()]
+    balancers = team(2, 16, np.ones(16 + 14), limits=limits, policy=FixedShares((0.9, 0.1)))
+    assert [each.sizes for each in run(balancers, [1.0, 1.0], 2)] == [(12, 4), (12, 2)]
 
 
 def test_steps_are_balanced_although_their_samples_differ():
