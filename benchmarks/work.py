@@ -7,7 +7,8 @@ records, without the first steps:
 
 - balance: mean / largest busy time of the workers, the median over steps, and in total (the sum of
   the means over the sum of the largest);
-- the wall time of a step, in the mean.
+- the wall time of a step, in the mean;
+- microseconds in which a worker cuts a step, without and with a limit that binds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from timeit import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +76,21 @@ def train(kind: str, steps: int, width: int) -> None:
     model.fit(feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0)
 
 
+def print_cuts() -> None:
+    """Prints the time of a cut, the fastest of several."""
+    from lbbsp_core import Limits
+    from lbbsp_core.work import Work
+
+    rng = np.random.default_rng(0)
+    work = Work(rng.lognormal(size=100_000), 100_000)
+    for workers, size in ((8, 512), (64, 8192)):
+        samples, share = rng.permutation(100_000)[:size], size // workers
+        for name, limits in (("free", Limits()), ("at a limit", Limits(1, share + 1))):
+            cut = partial(work.cut, samples, (share,) * workers, [limits] * workers)
+            seconds = min(repeat(cut, number=5, repeat=20)) / 5
+            print(f"cut of {size} samples for {workers} workers, {name}: {1e6 * seconds:.0f} us")
+
+
 def run(kind: str, options: argparse.Namespace) -> list[StepLine]:
     """Launches the workers and returns the steps of their record after the first ones."""
     from lbbsp_core import read_run
@@ -120,6 +138,7 @@ def main() -> None:
             f"{kind:<16}{np.median(mean / largest):>16.3f}{mean.sum() / largest.sum():>10.3f}"
             f"{1e3 * wall:>8.1f} ms"
         )
+    print_cuts()
 
 
 if __name__ == "__main__":

@@ -187,9 +187,9 @@ class _Step(NamedTuple):
 
     def within_limits(self) -> list[int] | None:
         """Returns cuts within all limits, near to the targets; None if there are none."""
-        spans = [
-            self._span(bounds, most) for bounds, most in zip(self.limits, self.maxima, strict=True)
-        ]
+        kinds = list(zip(self.limits, self.maxima, strict=True))
+        known = {kind: self._span(*kind) for kind in dict.fromkeys(kinds)}
+        spans = [known[kind] for kind in kinds]
         # From which places the workers from a rank on can divide the rest.
         possible = [np.arange(len(self.places)) == len(self.places) - 1]
         for first, last in reversed(spans):
