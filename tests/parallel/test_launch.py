@@ -399,10 +399,10 @@ print(json.dumps({name: cgroup(pid) for name, pid in {**peers(), 'chief': os.get
     options = {"speeds": [1, 0.5], "output": lambda rank, line: lines.append(line)}
     assert launch([script(CHIEF + body)], workers=2, servers=1, **options) == 0
     inside = {
-        name: [part.rpartition("-")[2] for part in parts if f"lbbsp-{ME}-" in part]
+        name: {part.rpartition("-")[2] for part in parts if f"lbbsp-{ME}-" in part}
         for name, parts in json.loads(lines[0]).items()
     }
-    assert inside == {"worker0": ["0"], "worker1": ["1"], "ps0": [], "chief": []}
+    assert inside == {"worker0": {"0"}, "worker1": {"1"}, "ps0": set(), "chief": set()}
 
 
 @pytest.mark.parametrize(
