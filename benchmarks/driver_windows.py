@@ -8,11 +8,11 @@ step from the speeds before it and from one driving factor, as it would have bee
 
 - at the barrier, when the worker has computed its gradient: over the whole last step, or over its
   last 20 to 200 ms;
-- after the barrier, when the worker leaves it, which would need another exchange before the batch
-  is drawn.
+- after the barrier, when the worker leaves it, as with `fresh_drivers=True`, which needs another
+  exchange before the next batch is drawn.
 
 Prints the RMSE of speed / mean speed, and the balance efficiency of the plans, for each factor;
-and what another exchange costs: the time of a gather that all workers start together.
+and the time of a gather that all workers start together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FACTORS = {"cgroup_other_percent": 1, "cpu_other_percent": 2, "cpu_own_percent":
 
 CASES: tuple[tuple[str, float | None], ...] = (
     ("barrier", None), ("barrier", 0.02), ("barrier", 0.05), ("barrier", 0.1), ("barrier", 0.2),
-    ("after", 0.05), ("after", 0.1),
+    ("after", 0.02), ("after", 0.05), ("after", 0.1), ("after", 0.2),
 )  # fmt: skip
 
 

@@ -73,7 +73,8 @@ def time_to_accuracy() -> Iterator[Table]:
     """Yields the time to accuracy of all synchronisers and policies."""
     cluster = {"cores": "6/6/4/32", "samples_per_second": 64 / 12, "noise": NOISE}
     synchronous = ["bsp", "fixed", "dbs", "proportional", "leader-straggler", "lbbsp"]
-    runs = [(["bsp"], synchronous), (ELASTIC_SYNCS[1:-1], ["bsp", "fixed", "lbbsp"])]
+    others = ["bsp", "fixed", "proportional", "lbbsp"]
+    runs = [(["bsp"], synchronous), (ELASTIC_SYNCS[1:-1], others)]
     yield Table(
         "accuracy",
         ("sync", "policy", "total, s", "efficiency", f"to {100 * TARGET:.0f} %, s"),

@@ -171,17 +171,34 @@ class ReplicaStep:
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
         self._exchanged = True
-        row = _call(self._session.before_allreduce, after=grads, returns=tf.float32)
-        row.set_shape((WIDTH,))
-        slots = tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
+        session = self._session
+        row = _call(session.before_allreduce, after=grads, returns=tf.float32)
         # No gradient may be sent before the clock is read, not even a sparse one, which is summed
         # by a separate all-reduce.
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
-        *grads, rows = _all_reduce([*grads, slots])
-        left = _call(self._session.after_allreduce, rows, after=[*grads, rows])
+        *grads, rows = _all_reduce([*grads, self._slots(row)])
+        left = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
+        if session.uses_fresh_drivers:
+            self._exchange_again(left)
         with tf.control_dependencies([left]):
             return [_identity(g) for g in grads]
+
+    def _exchange_again(self, wanted: tf.Tensor) -> None:
+        """Exchanges revised messages if `wanted`, while the optimizer applies the gradients."""
+
+        def exchange() -> None:
+            row = _call(self._session.revise, after=[wanted], returns=tf.float32)
+            (rows,) = _all_reduce([self._slots(row)])
+            _call(self._session.end_exchange, rows, after=[rows])
+
+        wanted.set_shape(())
+        compat.cond_of_replicas(wanted, exchange, lambda: None)
+
+    def _slots(self, row: tf.Tensor) -> tf.Tensor:
+        """Returns zeros with this worker's message in its row, shape ``(workers, WIDTH)``."""
+        row.set_shape((WIDTH,))
+        return tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
 
     def _collective(self, tensors: Gradients) -> Gradients:
         """Sums tensors over workers; the wait does not count as busy time."""

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,9 @@ class Arima:
     refit_every: int = 50
     first_fit: int = 40
     window: int = 400
+
+    uses_drivers: ClassVar[bool] = False
+    """Whether forecasts depend on driving factors."""
 
     def __post_init__(self) -> None:
         p, d, q = self.order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,9 @@ class Recurrent:
     decay: float = 1.0
     window: int = 400
     seed: int = 0
+
+    uses_drivers: ClassVar[bool] = False
+    """Whether forecasts depend on driving factors."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("rnn", "lstm"):

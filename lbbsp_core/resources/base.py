@@ -27,8 +27,8 @@ DESCRIPTIONS: Final = {
 }
 """Names of all driving factors, with their descriptions."""
 
-WINDOW_SECONDS: Final = 0.1
-"""Shortest window over which rates are means: ten ticks of the coarsest counters."""
+WINDOW_SECONDS: Final = 0.05
+"""Shortest window over which rates are means: five ticks of the coarsest counters."""
 
 FACTORS: Final = tuple(DESCRIPTIONS)
 """Names of all driving factors, in the order in which workers exchange them."""

@@ -76,7 +76,7 @@ class ResourceSampler:
     Paper: LB-BSP (arXiv 1806.02508) predicts speeds from past *and current* CPU and memory use.
     Ours: a worker is slowed down by what other processes use, so their use is separated from its
     own. Times are percents of one core (or of the GPU) and counts are per second, both means
-    over the last 100 to 150 ms; ``runnable`` is the value at the time of sampling. All values
+    over the last 50 to 100 ms; ``runnable`` is the value at the time of sampling. All values
     are finite, >= 0 and bounded.
 
     A sample takes 190 microseconds with cold caches, never blocks and never raises. A factor

@@ -360,7 +360,7 @@ class Balancer:
         self._estimate, accepted = self._estimator.learn(
             self._estimate, amount, busy_seconds, before, excluded=excluded or short
         )
-        slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers, self.lag))
+        slope, overhead = self._forecast()
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
         plan = checksum(self._policy_state.sizes)
         return StepMessage(
@@ -372,6 +372,17 @@ class Balancer:
             excluded=not accepted,
             preempted=preempted,
         )
+
+    def revise(self, message: StepMessage, drivers: tuple[float, ...]) -> StepMessage:
+        """Returns the message of the running step with a forecast from newer driving factors.
+
+        Args:
+            message: From `report`.
+            drivers: Driving factors known now, before the *next* step starts.
+        """
+        self._drivers = drivers
+        slope, overhead = self._forecast()
+        return replace(message, picoseconds_per_sample=slope, overhead_nanoseconds=overhead)
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.
@@ -451,6 +462,10 @@ class Balancer:
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
         self._plans = {state.step + i: plans[min(i, len(plans) - 1)] for i in range(self.lag)}
+
+    def _forecast(self) -> tuple[int, int]:
+        """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
+        return quantise(*self._estimator.predict(self._estimate, self._drivers, self.lag))
 
     def _start_planning(self) -> None:
         self._policy_state = self.policy.init(self.constraints)

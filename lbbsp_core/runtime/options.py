@@ -11,6 +11,7 @@ from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced, Policy
 from lbbsp_core.predict import Predictor
+from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.types import Limits
@@ -39,6 +40,10 @@ class SessionOptions:
         seed: Seed of the sample order, >= 0, unless the data set is given its own.
         drivers: Names of the driving factors that the predictor takes as exogenous inputs, see
             `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those of the sampler.
+        fresh_drivers: Whether the driving factors are sampled again when the barrier is left, and
+            exchanged after the gradients: what is known then says most about the next step. Only
+            if the predictor of a worker uses drivers, and no batch is drawn ahead. False saves
+            this small exchange in each step.
         silence_seconds: Seconds without a sign of life after which a worker is lost and the others
             end, >= 2. Signs come from a thread of each worker, twice a second.
         limit_seconds: Seconds for which workers wait for one that is alive before they end, > 0.
@@ -63,6 +68,7 @@ class SessionOptions:
     record: str | Path | None = None
     seed: int = 0
     drivers: Sequence[str] | None = None
+    fresh_drivers: bool = True
     silence_seconds: float = SILENCE_SECONDS
     limit_seconds: float | None = None
     compare_weights: int | None = 50
@@ -123,6 +129,12 @@ class SessionOptions:
     def choose_drivers(self, policy: Policy) -> Sequence[str] | None:
         """Returns the driving factors to sample: none if `policy` uses no predictions."""
         return self.drivers if policy.uses_costs else ()
+
+    def wants_fresh_drivers(self, policy: Policy, predictor: Predictor) -> bool:
+        """Returns whether `predictor` is to have drivers from the end of the barrier."""
+        names = self.choose_drivers(policy)
+        sampled = names is None or len(names) > 0
+        return self.fresh_drivers and sampled and uses_drivers(predictor)
 
     def record_path(self) -> Path | None:
         """Returns the path of the run record: `record`, or else the launcher's; None for none."""

@@ -23,7 +23,9 @@ from lbbsp_core.runtime.protocol import (
     WIDTH,
     DisagreementError,
     Row,
+    StepMessage,
     decode,
+    encode,
     fingerprint,
     pack,
     pack_float,
@@ -35,6 +37,7 @@ from lbbsp_core.runtime.session import StepFlags, WorkerSession
 Rows = npt.NDArray[np.float32]
 _NO_MESSAGE = np.zeros(WIDTH, np.float32)
 _URGENT = 1 << 20  # messages are sent before all gradients
+_FIRST, _REVISED = 1, 2  # slots of the gathers
 
 
 class PipelinedCollectives(Collectives, Protocol):
@@ -112,7 +115,7 @@ class PipelinedSession(WorkerSession):
         )
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
-        self._barrier: BackgroundCall[tuple[Rows, float]] | None = None
+        self._barrier: BackgroundCall[tuple[list[StepMessage], float]] | None = None
         self._finishing = threading.RLock()  # several threads may ask for the state
         self._resumes = False
         self._skips = False
@@ -131,7 +134,7 @@ class PipelinedSession(WorkerSession):
         with self._finishing:
             if self._barrier is not None:
                 barrier, self._barrier = self._barrier, None
-                self._take(*barrier.result())
+                self._receive(*barrier.result())
 
     def epoch_steps(self, order: Order) -> Iterator[int]:
         """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.
@@ -285,12 +288,13 @@ class PipelinedSession(WorkerSession):
         computed()
         with self.excluded_wait():
             self.start(self._facts)
-            # The first gather creates its keys, here in the same order on all workers.
+            # The first gathers create their keys, here in the same order on all workers.
             self._gather(np.concatenate([_NO_MESSAGE, _tail(0, None)]))()
+            self._gather(_NO_MESSAGE, _REVISED)()
         return True
 
-    def _gather(self, row: Row) -> Callable[[], Rows]:
-        return self.collectives.begin_gather(row, slot=1, priority=_URGENT)
+    def _gather(self, row: Row, slot: int = _FIRST) -> Callable[[], Rows]:
+        return self.collectives.begin_gather(row, slot=slot, priority=_URGENT)
 
     def _pass(
         self,
@@ -298,18 +302,21 @@ class PipelinedSession(WorkerSession):
         summed: Callable[[], None],
         flags: StepFlags,
         tail: Row,
-    ) -> tuple[Rows, float]:
+    ) -> tuple[list[StepMessage], float]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
-        rows = self._gather(np.concatenate([self._report(flags), tail]))
+        rows = self._gather(np.concatenate([encode(self._report(flags)), tail]))
         with self.collectives.waiting("for the gradients and messages of the other workers"):
             received = rows()
             self._take_tails(received)  # sums of other arrays would never be complete
             summed()
-        return received, self._leave_barrier()
-
-    def _take(self, received: Rows, wall_seconds: float) -> None:
-        self._receive([decode(row[:WIDTH]) for row in received], wall_seconds)
+        wall_seconds = self._leave_barrier()
+        messages = [decode(row[:WIDTH]) for row in received]
+        if self._revises(messages):
+            row = encode(self._revised(messages[self.rank]))
+            with self.excluded_wait(), self.collectives.waiting("for messages of other workers"):
+                messages = [decode(row) for row in self._gather(row, _REVISED)()]
+        return messages, wall_seconds
 
     def _take_tails(self, received: Rows) -> None:
         """Checks the positions of the workers, and takes their weights."""

@@ -14,6 +14,14 @@ and the place in its training step where the gradients are summed over workers::
         if session.stopping:
             break
     session.close()
+
+Forecasts may be better with what is known when the barrier is left. A plugin that can exchange
+messages once more replaces `after_allreduce`::
+
+        if session.leave_barrier(rows):
+            row = session.revise()                     # predict again
+            ...                                        # all-gather the rows
+            session.end_exchange(rows)
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
@@ -58,6 +66,11 @@ from lbbsp_core.runtime.settings import Settings, SharedSettings
 from lbbsp_core.runtime.step_meter import StepMeter
 
 logger = logging.getLogger("lbbsp.session")
+
+LONG_STEP_SECONDS: Final = 0.1
+"""Busy seconds of the slowest worker from which another exchange pays. It takes 3 ms between
+processes on two cores; and in shorter steps the last speed is about as new as driving factors.
+"""
 
 
 class StepFlags(NamedTuple):
@@ -138,6 +151,8 @@ class WorkerSession:
         self._digest = self._offers = 0
         self._divergence: str | None = None
         self._settings = SharedSettings()
+        self._fresh_drivers = False  # set by the handshake
+        self._unfinished: tuple[StepMessage, float]
 
     @property
     def rank(self) -> int:
@@ -169,6 +184,14 @@ class WorkerSession:
     def busy_seconds(self) -> float:
         """Busy seconds of this worker since `start`, without those of excluded steps."""
         return self._busy_seconds
+
+    @property
+    def uses_fresh_drivers(self) -> bool:
+        """Whether messages are exchanged once more after long steps, see `leave_barrier`.
+
+        Known from `start` on, and the same on all workers.
+        """
+        return self._fresh_drivers and self._balancer.lag == 1
 
     # Data
 
@@ -250,6 +273,9 @@ class WorkerSession:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
         peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
+        predictor = self._balancer.predictor
+        wants = self.options.wants_fresh_drivers(self._policy, predictor)
+        self._fresh_drivers = self.workers > 1 and self.any_worker(wants)
         self._open_meter()
         self._busy_seconds = 0.0
         path = self.options.record_path()
@@ -360,7 +386,7 @@ class WorkerSession:
             This worker's message, shape ``(WIDTH,)`` float32. It is piggybacked on the gradient
             all-reduce: each worker contributes its row to a ``(workers, WIDTH)`` array of zeros.
         """
-        return self._report(self._take_flags())
+        return encode(self._report(self._take_flags()))
 
     def after_allreduce(self, rows: Iterable[Iterable[float]]) -> None:
         """Decides the plan of step + lag from the messages of all workers.
@@ -372,6 +398,46 @@ class WorkerSession:
             DisagreementError: A worker has computed a different plan.
         """
         wall_seconds = self._leave_barrier()
+        self._receive([decode(row) for row in rows], wall_seconds)
+
+    def leave_barrier(self, rows: Iterable[Iterable[float]]) -> bool:
+        """Decides the plan as `after_allreduce`, unless the messages are exchanged once more.
+
+        That is worth its time after steps of `LONG_STEP_SECONDS`, if forecasts depend on driving
+        factors: what slows a worker down when it leaves the barrier says more about its next step
+        than what did when it reached it.
+
+        Returns:
+            Whether `revise` and `end_exchange` are to follow; the same on all workers.
+        """
+        wall_seconds = self._leave_barrier()
+        messages = [decode(row) for row in rows]
+        if self._revises(messages):
+            self._unfinished = messages[self.rank], wall_seconds
+            return True
+        self._receive(messages, wall_seconds)
+        return False
+
+    def revise(self) -> Row:
+        """Samples the driving factors again and predicts, after `leave_barrier`.
+
+        Returns:
+            This worker's message for another exchange, shape ``(WIDTH,)``. The wait for the
+            others' messages is not busy time.
+        """
+        message, _ = self._unfinished
+        row = encode(self._revised(message))
+        self.begin_wait()
+        return row
+
+    def end_exchange(self, rows: Iterable[Iterable[float]]) -> None:
+        """Decides the plan of step + lag from the revised messages of all workers.
+
+        Args:
+            rows: Messages by rank, as for `after_allreduce`.
+        """
+        self.end_wait()
+        _, wall_seconds = self._unfinished
         self._receive([decode(row) for row in rows], wall_seconds)
 
     @contextmanager
@@ -532,7 +598,8 @@ class WorkerSession:
             self._settings.fingerprint,
         )
 
-    def _report(self, flags: StepFlags) -> Row:
+    def _report(self, flags: StepFlags) -> StepMessage:
+        """Ends the busy time of the step, learns from it, and returns its message."""
         busy_seconds, drivers = self._meter.reach()
         self.activity.enter(Activity.WAITING, self._balancer.step)
         self._busy_seconds += 0.0 if flags.excluded else busy_seconds
@@ -543,8 +610,22 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        named = dict(zip(self._meter.names, drivers, strict=True))
-        return encode(replace(message, digest=flags.digest, settings=flags.settings, drivers=named))
+        message = replace(message, digest=flags.digest, settings=flags.settings)
+        return replace(message, drivers=self._named(drivers))
+
+    def _revises(self, messages: Sequence[StepMessage]) -> bool:
+        """Returns whether messages are exchanged once more; the same on all workers."""
+        longest = max(message.busy_nanoseconds for message in messages)
+        return self.uses_fresh_drivers and longest >= LONG_STEP_SECONDS * 1e9
+
+    def _revised(self, message: StepMessage) -> StepMessage:
+        """Returns the message with a forecast from the driving factors known now."""
+        drivers = self._meter.sample()
+        message = self._balancer.revise(message, drivers)
+        return replace(message, drivers=self._named(drivers))
+
+    def _named(self, drivers: Sequence[float]) -> dict[str, float]:
+        return dict(zip(self._meter.names, drivers, strict=True))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""

@@ -16,7 +16,8 @@ class Reading(NamedTuple):
 
     Args:
         busy_seconds: Busy seconds since the worker left the last barrier.
-        drivers: Driving factors sampled now, the exogenous inputs of the *next* step's forecast.
+        drivers: Driving factors sampled then, the exogenous inputs of the *next* step's forecast
+            unless they are sampled again when the barrier is left.
     """
 
     busy_seconds: float
@@ -100,7 +101,11 @@ class StepMeter:
 
     def reach(self) -> Reading:
         """Returns the measurement of the step; call it on reaching the barrier."""
-        return Reading(self._timer.reach(), self._sampler.sample() if self._sampler else ())
+        return Reading(self._timer.reach(), self.sample())
+
+    def sample(self) -> tuple[float, ...]:
+        """Returns the driving factors known now, in the order of `names`."""
+        return self._sampler.sample() if self._sampler else ()
 
     def leave(self) -> float:
         """Starts the next step and returns wall seconds since the last barrier was left."""

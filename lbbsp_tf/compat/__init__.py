@@ -2,7 +2,10 @@
 
 from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
-from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
+from lbbsp_tf.compat.conditional_updates import (
+    allow_conditional_updates,
+    cond_of_replicas,
+)
 from lbbsp_tf.compat.coordination import (
     be_patient,
     let_sigterm_end,
@@ -63,6 +66,7 @@ __all__ = [
     "build",
     "callback_states",
     "compare_variables",
+    "cond_of_replicas",
     "current_graph",
     "explained_by_variables",
     "forget_global_seed",

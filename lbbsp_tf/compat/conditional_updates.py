@@ -54,23 +54,30 @@ class _DistributedOps:
     @staticmethod
     def cond(pred: tf.Tensor, true_fn: Callable[[], Nest], false_fn: Callable[[], Nest]) -> None:
         """Runs one of two branches, whose results are ignored, on all replicas alike."""
+        cond_of_replicas(pred, true_fn, false_fn)
 
-        def across_replicas(
-            strategy: tf.distribute.Strategy,
-            preds: Nest,
-            true_fns: Nest,
-            false_fns: Nest,
-        ) -> None:
-            def branch(functions: Nest) -> Callable[[], None]:
-                return lambda: strategy.extended.call_for_each_replica(_call, args=(functions,))
 
-            # All replicas decide alike, because all of them count the same iterations.
-            first = strategy.experimental_local_results(preds)[0]
-            keras.ops.cond(first, branch(true_fns), branch(false_fns))
+def cond_of_replicas(
+    pred: tf.Tensor, true_fn: Callable[[], object], false_fn: Callable[[], object]
+) -> None:
+    """Runs one of two branches in a replica, on all replicas alike; both may leave its context.
 
-        tf.distribute.get_replica_context().merge_call(
-            across_replicas, args=(pred, true_fn, false_fn)
-        )
+    Args:
+        pred: Scalar that is the same in all replicas.
+        true_fn: Branch that is run if it is true; what it returns is ignored.
+        false_fn: The other branch.
+    """
+
+    def across_replicas(
+        strategy: tf.distribute.Strategy, preds: Nest, true_fns: Nest, false_fns: Nest
+    ) -> None:
+        def branch(functions: Nest) -> Callable[[], None]:
+            return lambda: strategy.extended.call_for_each_replica(_call, args=(functions,))
+
+        first = strategy.experimental_local_results(preds)[0]
+        keras.ops.cond(first, branch(true_fns), branch(false_fns))
+
+    tf.distribute.get_replica_context().merge_call(across_replicas, args=(pred, true_fn, false_fn))
 
 
 def _call(function: Callable[[], Nest]) -> None:

@@ -231,11 +231,11 @@ def test_cpu_time_is_bounded_by_our_cores(machine: Machine) -> None:
 
 
 def test_rates_are_means_over_the_freshest_window(machine: Machine) -> None:
-    """Samples every 40 ms: the window reaches back to the newest reading at least 100 ms old."""
+    """Samples every 20 ms: the window reaches back to the newest reading at least 50 ms old."""
     sampler = machine.sampler("cpu_other_percent")
-    # user: 10 ms of work at 40, 80 and 120 ms; 20 ms at 160 ms
-    for user, expected in ((1, 0), (1, 0), (1, 25), (2, 100 * 4 / 12), (0, 25), (0, 100 / 6)):
-        machine.seconds += 0.04
+    # user: 10 ms of work at 20 and 60 ms; 20 ms at 80 ms
+    for user, expected in ((1, 0), (0, 0), (1, 200 / 6), (2, 50), (0, 50), (0, 200 / 6)):
+        machine.seconds += 0.02
         machine.work(1, user=user)
         assert sampler.sample() == (pytest.approx(expected),)
 

@@ -13,7 +13,12 @@ import pytest
 from lbbsp_core import (
     Collectives,
     DisagreementError,
+    Ema,
+    Even,
     FixedShares,
+    LoadBalanced,
+    Mixture,
+    Narx,
     SessionOptions,
     SingleWorker,
     WorkerSession,
@@ -21,6 +26,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime import pipelined, step_meter
+from lbbsp_core.runtime import session as session_module
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.pipelined import PipelinedSession
@@ -91,6 +97,39 @@ def step(session, collectives):
     session.after_allreduce(rows)
 
 
+class OwnThread:
+    """Stands for `BackgroundCall`: the workers here would wait for each other in one thread."""
+
+    def __init__(self, call):
+        self._future = Future()
+        name = threading.current_thread().name
+        threading.Thread(target=self._run, args=(call,), name=name, daemon=True).start()
+
+    def _run(self, call):
+        try:
+            self._future.set_result(call())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def result(self):
+        return self._future.result(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def own_threads(monkeypatch):
+    monkeypatch.setattr(pipelined, "BackgroundCall", OwnThread)
+
+
+def done() -> None:
+    """Nothing to wait for: gradients and sums are there."""
+
+
+def step_that_may_revise(session, collectives):
+    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+    if session.leave_barrier(rows):
+        session.end_exchange(collectives.all_gather([int(limb) for limb in session.revise()]))
+
+
 def fixed(rank):
     return SessionOptions(policy=FixedShares((2.0, 1.0)))
 
@@ -154,10 +193,7 @@ def test_another_lag_keeps_the_position_and_the_plan():
 
 
 def test_busy_seconds_are_those_of_included_steps(monkeypatch):
-    def ticking():
-        return BusyTimer(clock=count(0, 1_000_000_000).__next__)
-
-    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+    tick(monkeypatch, 1.0)
 
     def worker(session, collectives):
         session.start({})
@@ -381,6 +417,163 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     ]
 
 
+class Told:
+    """Predictor that forecasts the speed that is the only driving factor."""
+
+    def init(self):
+        return ()
+
+    def update(self, state, measurement):
+        return (*state, measurement.drivers)
+
+    def predict(self, state, drivers=(), horizon=1):
+        return drivers[0]
+
+
+class Denied(Told):
+    uses_drivers = False
+
+
+LEFT = ((20.0, 10.0), (10.0, 10.0), (10.0, 20.0))
+"""What `Changing` samples on each of two workers when the barriers of three steps are left."""
+
+
+class Changing:
+    """Sampler of a factor that is 1 whenever a barrier is reached."""
+
+    def __init__(self, names):
+        self.names, self.taken = names, 0
+
+    def sample(self):
+        self.taken += 1
+        rank = int(threading.current_thread().name[-1])
+        return (1.0 if self.taken % 2 else LEFT[self.taken // 2 - 1][rank],)
+
+    def close(self):
+        pass
+
+
+def end_pipelined_step(session, collectives):
+    session.end_step(done, done)
+    session.finish_barrier()
+
+
+def tick(monkeypatch, seconds):
+    """Lets each reading of a clock of busy time be `seconds` later than the last one."""
+
+    def ticking():
+        return BusyTimer(clock=count(0, round(seconds * 1e9)).__next__)
+
+    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+
+
+def train_with_changing_drivers(make, end, **options):
+    """Trains for three steps; returns the plans, and the drivers learned from, of each rank."""
+
+    def worker(session, collectives):
+        threading.current_thread().name = f"worker {session.rank}"
+        if make is WorkerSession:
+            session.start({})
+        sizes = []
+        for _ in range(3):
+            end(session, collectives)
+            sizes.append(session.sizes)
+        session.close()
+        return sizes, session.state().estimate.predictor
+
+    policy, predictor = LoadBalanced(min_gain=0), Told()
+    given = SessionOptions(policy=policy, predictor=predictor, drivers=["runnable"], **options)
+    return run(worker, make=make, options=lambda rank: given)
+
+
+KINDS = pytest.mark.parametrize(
+    ("make", "end"),
+    [(WorkerSession, step_that_may_revise), (PipelinedSession, end_pipelined_step)],
+)
+
+
+@KINDS
+def test_after_long_steps_plans_follow_from_what_is_known_when_the_barrier_is_left(
+    tmp_path, monkeypatch, own_threads, make, end
+):
+    monkeypatch.setattr(step_meter, "ResourceSampler", Changing)
+    tick(monkeypatch, session_module.LONG_STEP_SECONDS)
+    results = train_with_changing_drivers(make, end, record=tmp_path)
+    for rank, (sizes, learned) in enumerate(results):
+        assert sizes == [(8, 4), (6, 6), (4, 8)]
+        assert learned == tuple((left[rank],) for left in LEFT[:2])
+    known = [line.drivers for line in read_run(tmp_path).steps]
+    assert known == [{}, {"runnable": LEFT[0]}, {"runnable": LEFT[1]}]
+
+
+@KINDS
+@pytest.mark.parametrize(("seconds", "options"), [(0.03, {}), (0.1, {"fresh_drivers": False})])
+def test_after_short_steps_they_follow_from_what_is_known_when_it_is_reached(
+    monkeypatch, own_threads, make, end, seconds, options
+):
+    monkeypatch.setattr(step_meter, "ResourceSampler", Changing)
+    tick(monkeypatch, seconds)
+    results = train_with_changing_drivers(make, end, **options)
+    for rank, (sizes, learned) in enumerate(results):  # one sample a step: every other one is 1
+        assert sizes == [(6, 6), (8, 4), (6, 6)]
+        assert learned == ((1.0,), (LEFT[0][rank],))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fresh_drivers": False},
+        {"drivers": []},
+        {"policy": Even()},
+        {"predictor": Denied()},
+        {"predictor": Mixture((Ema(0.5), Narx(use_exogenous=False)))},
+    ],
+)
+def test_messages_are_exchanged_once_if_no_forecast_depends_on_drivers(monkeypatch, given):
+    tick(monkeypatch, 1.0)
+
+    def worker(session, collectives):
+        session.start({})
+        rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+        assert not session.leave_barrier(rows)
+        return session.uses_fresh_drivers
+
+    assert run(worker, options=lambda rank: SessionOptions(**given)) == [False, False]
+    assert run(worker, workers=1) == [False]
+
+
+def test_messages_are_exchanged_twice_by_all_if_one_worker_forecasts_from_drivers():
+    def worker(session, collectives):
+        session.start({})
+        found = session.uses_fresh_drivers
+        session.use_lag(2)  # what is known now says little about the step after the next one
+        return found, session.uses_fresh_drivers
+
+    options = [SessionOptions(drivers=()), SessionOptions()]
+    assert run(worker, options=options.__getitem__) == [(True, False), (True, False)]
+
+
+def test_the_wait_for_revised_messages_is_not_busy_time(monkeypatch):
+    """Of two workers one comes late to the second exchange of each step."""
+    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
+    never = threading.Event()
+
+    def worker(session, collectives):
+        session.start({})
+        for number in range(3):
+            rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+            assert session.leave_barrier(rows)
+            row = session.revise()
+            assert session.activity.read()[:2] == (Activity.WAITING, number + 1)
+            if session.rank:
+                never.wait(0.2)
+            session.end_exchange(collectives.all_gather([int(limb) for limb in row]))
+            assert session.activity.read()[:2] == (Activity.COMPUTING, number + 1)
+        return session.busy_seconds
+
+    assert max(run(worker)) < 0.2
+
+
 def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):
     def worker(session, collectives):
         session.start({})
@@ -478,32 +671,6 @@ def test_a_session_continues_where_another_has_stopped():
 
 
 # --- the pipelined mode ---------------------------------------------------------------------------
-
-
-def done() -> None:
-    """Nothing to wait for: gradients and sums are there."""
-
-
-class OwnThread:
-    """Stands for `BackgroundCall`: the workers here would wait for each other in one thread."""
-
-    def __init__(self, call):
-        self._future = Future()
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
-
-    def _run(self, call):
-        try:
-            self._future.set_result(call())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    def result(self):
-        return self._future.result(PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def own_threads(monkeypatch):
-    monkeypatch.setattr(pipelined, "BackgroundCall", OwnThread)
 
 
 def train(session, collectives, ahead=0, steps=6):

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from lbbsp_core.policy import FixedState
+from lbbsp_core.runtime import session
+
+session.LONG_STEP_SECONDS = 0.0  # messages are exchanged twice in every step
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """A policy whose plan changes every step, whatever is measured."""
+    """A policy whose plan changes every step, whatever is measured and forecast."""
 
     plans: tuple[tuple[int, ...], ...]
-    uses_costs = False
+    uses_costs = True
     is_static = False
     needs_common_steps = True
 

@@ -11,13 +11,18 @@ import tensorflow as tf
 
 import lbbsp_core
 import lbbsp_tf
+from lbbsp_core.runtime import session
 
 mode = sys.argv[1]
+if mode == "shapes":
+    session.LONG_STEP_SECONDS = 0.0  # messages are exchanged twice in every step
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Telling(lbbsp_core.LastValue):
-    """Prints the driving factors that it is told of."""
+    """Prints the driving factors that it is told of, which it claims to need."""
+
+    uses_drivers = True
 
     def update(self, state, measurement):
         print("DRIVERS", *measurement.drivers, flush=True)

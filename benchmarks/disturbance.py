@@ -1,0 +1,95 @@
+"""Compares policies on real workers with the disturbance of the DBS paper (arXiv 2007.11831).
+
+    python benchmarks/disturbance.py [--steps 400] [--contention dbs:1:8]
+
+Three Keras workers with equal CPU quotas train with X = 192 in epochs of 20 steps. In each period
+of 8 seconds, an epoch of the paper, a healthy worker becomes slow with probability 0.1, for 4 to 20
+periods: a process takes a quarter to a half of its quota (`lbbsp launch --contention dbs:1:8`).
+Each policy trains once, beside the same neighbours. Prints the steps that each job made while the
+fastest one ran, over those of plain BSP, and the balance efficiency: the time in which workers of
+the measured speeds would have finished together, over the busy time of the slowest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import contention
+import numpy as np
+
+if TYPE_CHECKING:
+    from lbbsp_core.runtime.record import Run
+
+EPOCH = 20
+POLICIES = ("bsp", "dbs", "proportional", "lbbsp")
+
+
+def train(options: argparse.Namespace) -> None:
+    """Trains as one of the workers."""
+    import tensorflow as tf
+    from networks import SAMPLES, convolutional, data
+
+    import lbbsp_tf
+    from lbbsp_core import registry
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    policy = registry.policy(options.policy)
+    balancer = lbbsp_tf.LoadBalancer(strategy, contention.X, policy=policy)
+    x, y = data()
+    order = np.arange(EPOCH * contention.X) % SAMPLES
+    convolutional(strategy, options.channels).fit(
+        balancer.dataset(x[order], y[order]),
+        epochs=options.steps // EPOCH,
+        steps_per_epoch=balancer.steps_per_epoch,
+        callbacks=[balancer],
+        verbose=0,
+    )
+
+
+def efficiency(run: Run) -> float:
+    """Returns the balance efficiency of all steps in which no measurement was excluded."""
+    lines = [line for line in run.steps if line.is_regular]
+    busy, sizes = (
+        np.array([getattr(line, name) for line in lines]) for name in ("busy_seconds", "sizes")
+    )
+    ideal = sizes.sum(axis=1) / (sizes / busy).sum(axis=1)
+    return float(ideal.sum() / busy.max(axis=1).sum())
+
+
+def main() -> None:
+    """Runs the jobs and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--channels", type=int, default=40)
+    parser.add_argument("--policy", choices=POLICIES, help="train with this one only")
+    parser.add_argument("--contention", default="dbs:1:8")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if options.worker:
+        train(options)
+        return
+    runs = {}
+    for name in [options.policy] if options.policy else POLICIES:
+        options.policy = name
+        with tempfile.TemporaryDirectory() as folder:
+            runs[name] = contention.run(options, Path(folder), __file__)
+    ends = {
+        name: np.cumsum([line.wall_seconds for line in run.steps]) for name, run in runs.items()
+    }
+    shortest = min(times[-1] for times in ends.values())
+    steps = {name: int((times <= shortest).sum()) for name, times in ends.items()}
+    print(f"{options.contention}, in the first {shortest:.0f} s:")
+    print("| policy | steps | over the first | efficiency |")
+    print("|---|---|---|---|")
+    for name, made in steps.items():
+        gain = made / next(iter(steps.values()))
+        print(f"| {name} | {made} | {gain:.2f} | {efficiency(runs[name]):.3f} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
