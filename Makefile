@@ -39,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead_drivers.py
 	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py
 	$(BIN)/python benchmarks/overhead_mx.py
@@ -46,6 +47,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/unequal_workers.py
 	$(BIN)/python benchmarks/unequal_mx.py
 	$(BIN)/python benchmarks/work.py
+	$(BIN)/python benchmarks/contention.py
+	$(BIN)/python benchmarks/driver_windows.py
+	$(BIN)/python benchmarks/driver_exchange.py
+	$(BIN)/python benchmarks/disturbance.py
 
 setup: $(READY)
 

@@ -14,13 +14,15 @@ neighbours. Prints for each predictor
   resampling its turns;
 - the mean time of its steps, which depends on the speeds in them.
 
-With `--policy bsp` the batches stay even, and only the errors are printed. `--trace FILE` writes
-the speeds and the driving factors of the job as a trace.
+With `--policy bsp` the batches stay even, and only the errors say something. `--fresh-drivers`
+samples the driving factors at the ends of the barriers. `--trace FILE` writes the speeds and
+the driving factors of the job as a trace.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -74,8 +76,10 @@ def turn_of(step: int) -> int:
     return step // TURN % len(NAMES)
 
 
-def train(options: argparse.Namespace) -> tf.distribute.Strategy:
-    """Trains as one of the workers, and returns its strategy."""
+def train(
+    options: argparse.Namespace, predictor: Predictor | None = None
+) -> tf.distribute.Strategy:
+    """Trains as one of the workers, and returns its strategy; predictors take turns by default."""
     import tensorflow as tf
     from networks import SAMPLES, convolutional, data
 
@@ -85,7 +89,7 @@ def train(options: argparse.Namespace) -> tf.distribute.Strategy:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     chosen = {
-        "bsp": lbbsp_core.Even(),
+        "bsp": lbbsp_core.LoadBalanced(interval=10**9),  # forecasts that no plan follows
         "lbbsp": lbbsp_core.LoadBalanced(min_gain=0),
     }[options.policy]
     predictors = registry.predictors(1)
@@ -93,7 +97,8 @@ def train(options: argparse.Namespace) -> tf.distribute.Strategy:
         strategy,
         X,
         policy=chosen,
-        predictor=TakingTurns(tuple(predictors[name] for name in NAMES)),
+        predictor=predictor or TakingTurns(tuple(predictors[name] for name in NAMES)),
+        fresh_drivers=getattr(options, "fresh_drivers", False),
     )
     x, y = data()
     order = np.arange(options.steps * X) % SAMPLES  # one long epoch
@@ -111,12 +116,15 @@ def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Ru
     from lbbsp_core.launch import launch
 
     quiet = options.contention == "quiet"
+    more = ["--fresh-drivers"] if getattr(options, "fresh_drivers", False) else []
+    workers = getattr(options, "workers", 3)
+    cores = len(os.sched_getaffinity(0))
     status = launch(
         [script, "--worker", "--policy", options.policy, "--steps", str(options.steps),
-         "--channels", str(options.channels)],
-        workers=3,
-        speeds=(1, 1, 1),
-        contention=None if quiet else parse_contention(options.contention, 3),
+         "--channels", str(options.channels), *more],
+        workers=workers,
+        speeds=(1,) * workers if workers > cores else None,
+        contention=None if quiet else parse_contention(options.contention, workers),
         run_dir=folder,
         timeout=1800,
         output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
@@ -157,6 +165,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=40)
     parser.add_argument("--policy", choices=("lbbsp", "bsp"), default="lbbsp")
     parser.add_argument("--contention", default="bursty:1")
+    parser.add_argument("--fresh-drivers", action="store_true")
     parser.add_argument("--trace", type=Path, help="write the job's speeds and drivers here")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

@@ -5,6 +5,7 @@
 NAME is one of
 
     predictors          docs/predictors.md, horizon 1; predictors-2, predictors-3: further horizons
+    jobs                docs/predictors.md, traces of jobs; jobs-efficiency: in step time
     drivers             docs/resources.md, choice of the default
     policies            docs/policies.md; policies-predictors: LB-BSP by predictor
     all                 each of them
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from lbbsp_core import Narx
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import Trace, read_trace
-from lbbsp_core.sim.backtest import contenders, evaluate
+from lbbsp_core.sim.backtest import Score, contenders, evaluate
 from lbbsp_core.sim.experiment import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,12 @@ FILES = {
     "replayed": "contention_replayed.csv",
 }
 ALL = tuple(FILES)
+JOBS = {
+    "job_bursty": "job_bursty.csv",
+    "job_replayed": "job_replayed.csv",
+    "job_coarse": "job_coarse.csv",
+}
+FORECASTS = ("last", "ema0.2", "ema0.5", "narx", "narx-without-drivers", "mixture")
 SHORT = tuple(name for name in FILES if name != "replayed")
 DRIVERS = {
     "none": (),
@@ -172,14 +179,24 @@ def _line(cells: Sequence[str]) -> str:
 @cache
 def load(name: str) -> Trace:
     """Reads a recorded trace."""
-    return read_trace(ROOT / "traces" / FILES[name])
+    return read_trace(ROOT / "traces" / {**FILES, **JOBS}[name])
 
 
 def predictor_rmse(horizon: int, row: str, name: str) -> float:
     """Returns the RMSE of a predictor on a trace."""
+    return _score(horizon, row, name).rmse
+
+
+def predictor_efficiency(row: str, name: str) -> float:
+    """Returns the efficiency that a predictor's forecasts give the workers of a trace."""
+    return _score(1, row, name).efficiency
+
+
+@cache
+def _score(horizon: int, row: str, name: str) -> Score:
     trace = load(name)
     result = evaluate([trace], predictors={row: contenders(horizon)[row]}, horizon=horizon)
-    return result.scores[trace.path.name][row].rmse
+    return result.scores[trace.path.name][row]
 
 
 def drivers_rmse(row: str, name: str) -> float:
@@ -223,6 +240,23 @@ TABLES = {
     "predictors": _predictors(1),
     "predictors-2": _predictors(2),
     "predictors-3": _predictors(3),
+    "jobs": Table(
+        ROOT / "docs" / "predictors.md",
+        "predictor, in jobs",
+        FORECASTS,
+        partial(predictor_rmse, 1),
+        traces=tuple(JOBS),
+        bold=tuple(JOBS),
+    ),
+    "jobs-efficiency": Table(
+        ROOT / "docs" / "predictors.md",
+        "predictor, efficiency in jobs",
+        FORECASTS,
+        predictor_efficiency,
+        traces=tuple(JOBS),
+        bold=tuple(JOBS),
+        lowest=False,
+    ),
     "drivers": Table(
         ROOT / "docs" / "resources.md",
         "drivers",

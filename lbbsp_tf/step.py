@@ -178,14 +178,14 @@ class ReplicaStep:
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, self._slots(row)])
-        left = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
+        again = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
         if session.uses_fresh_drivers:
-            self._exchange_again(left)
-        with tf.control_dependencies([left]):
+            self._exchange_again(again)
+        with tf.control_dependencies([again]):
             return [_identity(g) for g in grads]
 
     def _exchange_again(self, wanted: tf.Tensor) -> None:
-        """Exchanges revised messages if `wanted`, while the optimizer applies the gradients."""
+        """Exchanges revised messages if `wanted`; in a graph beside the optimizer's update."""
 
         def exchange() -> None:
             row = _call(self._session.revise, after=[wanted], returns=tf.float32)

@@ -79,7 +79,7 @@ class ResourceSampler:
     over the last 50 to 100 ms; ``runnable`` is the value at the time of sampling. All values
     are finite, >= 0 and bounded.
 
-    A sample takes 190 microseconds with cold caches, never blocks and never raises. A factor
+    A sample takes 100 to 200 microseconds with cold caches, never blocks and never raises. A factor
     that cannot be read keeps its last value, or 0, and this is logged once. A background thread
     reads totals every 50 ms, so that the window has a start. Slow sources (``/proc/stat`` of very
     many cores) and those that may block (the GPU driver takes locks) are read by it alone. A

@@ -243,8 +243,9 @@ class PipelinedSession(WorkerSession):
         flags = self._take_flags()
         if self._begin(computed):
             self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
-        tail = _tail(self._position(), weight)
-        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, tail))
+        # The position contains the lag, on which it depends whether messages are exchanged again.
+        tail, again = _tail(self._position(), weight), self._may_exchange_again()
+        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, tail, again))
 
     def pass_inner(
         self,
@@ -302,6 +303,7 @@ class PipelinedSession(WorkerSession):
         summed: Callable[[], None],
         flags: StepFlags,
         tail: Row,
+        again: bool,
     ) -> tuple[list[StepMessage], float]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
@@ -312,10 +314,14 @@ class PipelinedSession(WorkerSession):
             summed()
         wall_seconds = self._leave_barrier()
         messages = [decode(row[:WIDTH]) for row in received]
-        if self._revises(messages):
+        if self._exchanges_again(messages, again):
             row = encode(self._revised(messages[self.rank]))
-            with self.excluded_wait(), self.collectives.waiting("for messages of other workers"):
-                messages = [decode(row) for row in self._gather(row, _REVISED)()]
+            self._begin_exchange()
+            try:
+                with self.collectives.waiting("for messages of the other workers"):
+                    messages = [decode(row) for row in self._gather(row, _REVISED)()]
+            finally:
+                self._end_exchange()
         return messages, wall_seconds
 
     def _take_tails(self, received: Rows) -> None:

@@ -68,8 +68,8 @@ from lbbsp_core.runtime.step_meter import StepMeter
 logger = logging.getLogger("lbbsp.session")
 
 LONG_STEP_SECONDS: Final = 0.1
-"""Busy seconds of the slowest worker from which another exchange pays. It takes 3 ms between
-processes on two cores; and in shorter steps the last speed is about as new as driving factors.
+"""Busy seconds of the slowest worker from which messages are exchanged twice. In shorter steps the
+last speed is about as new as the driving factors.
 """
 
 
@@ -152,7 +152,8 @@ class WorkerSession:
         self._divergence: str | None = None
         self._settings = SharedSettings()
         self._fresh_drivers = False  # set by the handshake
-        self._unfinished: tuple[StepMessage, float]
+        # Message and wall seconds of a step, between leave_barrier and end_exchange.
+        self._unfinished: tuple[StepMessage, float] | None = None
 
     @property
     def rank(self) -> int:
@@ -187,11 +188,11 @@ class WorkerSession:
 
     @property
     def uses_fresh_drivers(self) -> bool:
-        """Whether messages are exchanged once more after long steps, see `leave_barrier`.
+        """Whether messages may be exchanged once more after long steps, see `leave_barrier`.
 
-        Known from `start` on, and the same on all workers.
+        Known from the first `start` on, the same on all workers, and for good.
         """
-        return self._fresh_drivers and self._balancer.lag == 1
+        return self._fresh_drivers
 
     # Data
 
@@ -403,16 +404,16 @@ class WorkerSession:
     def leave_barrier(self, rows: Iterable[Iterable[float]]) -> bool:
         """Decides the plan as `after_allreduce`, unless the messages are exchanged once more.
 
-        That is worth its time after steps of `LONG_STEP_SECONDS`, if forecasts depend on driving
-        factors: what slows a worker down when it leaves the barrier says more about its next step
-        than what did when it reached it.
+        That is done with the option `fresh_drivers` after steps of `LONG_STEP_SECONDS`, if
+        forecasts depend on driving factors, and plans apply to the next step: what slows a worker
+        down when it leaves the barrier says more about that step than what did when it reached it.
 
         Returns:
             Whether `revise` and `end_exchange` are to follow; the same on all workers.
         """
         wall_seconds = self._leave_barrier()
         messages = [decode(row) for row in rows]
-        if self._revises(messages):
+        if self._exchanges_again(messages, self._may_exchange_again()):
             self._unfinished = messages[self.rank], wall_seconds
             return True
         self._receive(messages, wall_seconds)
@@ -422,12 +423,13 @@ class WorkerSession:
         """Samples the driving factors again and predicts, after `leave_barrier`.
 
         Returns:
-            This worker's message for another exchange, shape ``(WIDTH,)``. The wait for the
-            others' messages is not busy time.
+            This worker's message for another exchange, shape ``(WIDTH,)``. Until `end_exchange`,
+            no time is busy time.
         """
+        assert self._unfinished is not None, "leave_barrier has asked for no further exchange"
         message, _ = self._unfinished
         row = encode(self._revised(message))
-        self.begin_wait()
+        self._begin_exchange()
         return row
 
     def end_exchange(self, rows: Iterable[Iterable[float]]) -> None:
@@ -436,8 +438,9 @@ class WorkerSession:
         Args:
             rows: Messages by rank, as for `after_allreduce`.
         """
-        self.end_wait()
-        _, wall_seconds = self._unfinished
+        assert self._unfinished is not None, "leave_barrier has asked for no further exchange"
+        (_, wall_seconds), self._unfinished = self._unfinished, None
+        self._end_exchange()
         self._receive([decode(row) for row in rows], wall_seconds)
 
     @contextmanager
@@ -613,10 +616,22 @@ class WorkerSession:
         message = replace(message, digest=flags.digest, settings=flags.settings)
         return replace(message, drivers=self._named(drivers))
 
-    def _revises(self, messages: Sequence[StepMessage]) -> bool:
+    def _may_exchange_again(self) -> bool:
+        """Returns whether messages are exchanged once more if the running step is long."""
+        return self.uses_fresh_drivers and self._balancer.lag == 1
+
+    def _exchanges_again(self, messages: Sequence[StepMessage], may: bool) -> bool:
         """Returns whether messages are exchanged once more; the same on all workers."""
-        longest = max(message.busy_nanoseconds for message in messages)
-        return self.uses_fresh_drivers and longest >= LONG_STEP_SECONDS * 1e9
+        return may and max(each.busy_nanoseconds for each in messages) >= LONG_STEP_SECONDS * 1e9
+
+    def _begin_exchange(self) -> None:
+        """Notes that this worker waits for revised messages; the barrier is left already."""
+        self._meter.begin_wait()
+        self.activity.enter(Activity.WAITING, self._balancer.step)
+
+    def _end_exchange(self) -> None:
+        self.activity.enter(Activity.COMPUTING, self._balancer.step + 1)
+        self._meter.end_wait()
 
     def _revised(self, message: StepMessage) -> StepMessage:
         """Returns the message with a forecast from the driving factors known now."""

@@ -18,6 +18,8 @@ LISTS = {"name"}
 FORECASTS = ("last", "ema0.2", "ema0.5")
 CHEAP = [
     *((name, row) for name in ("predictors", "predictors-2", "predictors-3") for row in FORECASTS),
+    *(("jobs", row) for row in FORECASTS),
+    ("jobs-efficiency", "last"),
     ("drivers", "none"),
     ("policies", "bsp: `Even`"),
     ("policies", "fixed: `FixedShares`, profiled"),

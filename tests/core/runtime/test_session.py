@@ -31,6 +31,7 @@ from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.protocol import WIDTH
+from lbbsp_core.runtime.step_meter import Reading
 
 X = 12
 PATIENCE_SECONDS = 30.0
@@ -498,7 +499,7 @@ def test_after_long_steps_plans_follow_from_what_is_known_when_the_barrier_is_le
 ):
     monkeypatch.setattr(step_meter, "ResourceSampler", Changing)
     tick(monkeypatch, session_module.LONG_STEP_SECONDS)
-    results = train_with_changing_drivers(make, end, record=tmp_path)
+    results = train_with_changing_drivers(make, end, record=tmp_path, fresh_drivers=True)
     for rank, (sizes, learned) in enumerate(results):
         assert sizes == [(8, 4), (6, 6), (4, 8)]
         assert learned == tuple((left[rank],) for left in LEFT[:2])
@@ -507,7 +508,7 @@ def test_after_long_steps_plans_follow_from_what_is_known_when_the_barrier_is_le
 
 
 @KINDS
-@pytest.mark.parametrize(("seconds", "options"), [(0.03, {}), (0.1, {"fresh_drivers": False})])
+@pytest.mark.parametrize(("seconds", "options"), [(0.03, {"fresh_drivers": True}), (1.0, {})])
 def test_after_short_steps_they_follow_from_what_is_known_when_it_is_reached(
     monkeypatch, own_threads, make, end, seconds, options
 ):
@@ -522,11 +523,11 @@ def test_after_short_steps_they_follow_from_what_is_known_when_it_is_reached(
 @pytest.mark.parametrize(
     "given",
     [
-        {"fresh_drivers": False},
-        {"drivers": []},
-        {"policy": Even()},
-        {"predictor": Denied()},
-        {"predictor": Mixture((Ema(0.5), Narx(use_exogenous=False)))},
+        {},
+        {"drivers": [], "fresh_drivers": True},
+        {"policy": Even(), "fresh_drivers": True},
+        {"predictor": Denied(), "fresh_drivers": True},
+        {"predictor": Mixture((Ema(0.5), Narx(use_exogenous=False))), "fresh_drivers": True},
     ],
 )
 def test_messages_are_exchanged_once_if_no_forecast_depends_on_drivers(monkeypatch, given):
@@ -539,18 +540,35 @@ def test_messages_are_exchanged_once_if_no_forecast_depends_on_drivers(monkeypat
         return session.uses_fresh_drivers
 
     assert run(worker, options=lambda rank: SessionOptions(**given)) == [False, False]
-    assert run(worker, workers=1) == [False]
+    fresh = SessionOptions(fresh_drivers=True)
+    assert run(worker, workers=1, options=lambda rank: fresh) == [False]
 
 
-def test_messages_are_exchanged_twice_by_all_if_one_worker_forecasts_from_drivers():
+def test_messages_are_exchanged_again_by_all_after_long_steps_if_one_forecasts_from_drivers(
+    monkeypatch,
+):
+    """With a lag of 2 never: what is known now says little about the step after the next one."""
+    busy = [1.0, 0.01, 1.0, 1.0, 0.01, 1.0]
+
     def worker(session, collectives):
         session.start({})
-        found = session.uses_fresh_drivers
-        session.use_lag(2)  # what is known now says little about the step after the next one
-        return found, session.uses_fresh_drivers
+        seen = []
+        for number, seconds in enumerate(busy):
+            if number == 4:
+                session.use_lag(2)
+            drivers = session._meter.sample()
+            reached = partial(Reading, seconds, drivers)
+            monkeypatch.setattr(session._meter, "reach", reached)
+            rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+            seen.append(session.leave_barrier(rows))
+            if seen[-1]:
+                rows = collectives.all_gather([int(limb) for limb in session.revise()])
+                session.end_exchange(rows)
+        return seen, session.step
 
-    options = [SessionOptions(drivers=()), SessionOptions()]
-    assert run(worker, options=options.__getitem__) == [(True, False), (True, False)]
+    options = [SessionOptions(drivers=()), SessionOptions(fresh_drivers=True)]
+    expected = [True, False, True, True, False, False]
+    assert run(worker, options=options.__getitem__) == [(expected, len(busy))] * 2
 
 
 def test_the_wait_for_revised_messages_is_not_busy_time(monkeypatch):
@@ -564,14 +582,15 @@ def test_the_wait_for_revised_messages_is_not_busy_time(monkeypatch):
             rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
             assert session.leave_barrier(rows)
             row = session.revise()
-            assert session.activity.read()[:2] == (Activity.WAITING, number + 1)
+            assert session.activity.read()[:2] == (Activity.WAITING, number)
             if session.rank:
                 never.wait(0.2)
             session.end_exchange(collectives.all_gather([int(limb) for limb in row]))
             assert session.activity.read()[:2] == (Activity.COMPUTING, number + 1)
         return session.busy_seconds
 
-    assert max(run(worker)) < 0.2
+    options = SessionOptions(fresh_drivers=True)
+    assert max(run(worker, options=lambda rank: options)) < 0.2
 
 
 def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):

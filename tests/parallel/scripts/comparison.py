@@ -12,7 +12,7 @@ import lbbsp_tf
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime import session
 
-session.LONG_STEP_SECONDS = 0.0  # messages are exchanged twice in every step
+session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 
 X = 64
 SAMPLES = 10 * X + 21  # a short last batch in every epoch
@@ -77,7 +77,9 @@ def balanced(strategy, case, policy=None, watch=None):
     """Returns the balancer, the model, its first weights and its history."""
     watch = watch or Watch(0.0)
     options = {"policy": policy or Cycle.over(strategy.num_replicas_in_sync), **case.balancer}
-    watch.balancer = balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
+    watch.balancer = balancer = lbbsp_tf.LoadBalancer(
+        strategy, X, **{"fresh_drivers": True, **options}
+    )
     with strategy.scope():
         keras.utils.set_random_seed(1)
         model = case.model(True)

@@ -8,7 +8,7 @@ import numpy as np
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime import session
 
-session.LONG_STEP_SECONDS = 0.0  # messages are exchanged twice in every step
+session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ OPTIONS = {
     "shapes": lambda rank: {
         "predictor": Telling(),
         "drivers": ("memory_percent", "runnable"),
+        "fresh_drivers": True,
         # Nobody's curve is like his peers'; the third is flat up to 24 samples.
         "cost": (
             lbbsp_core.Affine(0.002, 0.001),
@@ -67,6 +68,9 @@ with strategy.scope():
     model.compile(keras.optimizers.SGD(0.01), loss)
 images = np.random.default_rng(0).normal(size=(480, 32, 32, 1)).astype("f4")
 labels = (images.mean(axis=(1, 2, 3)) > 0).astype("i4")
+if mode == "shapes":  # a fit that draws ahead, and then one that does not
+    ahead = balancer.dataset(images, labels, prefetch=1)
+    model.fit(ahead, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0)
 model.fit(
     balancer.dataset(images, labels),
     steps_per_epoch=balancer.steps_per_epoch,
