@@ -50,7 +50,9 @@ def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
         assert len(told) > 30
         assert all(0 < float(memory) < 100 and float(tasks) >= 1 for memory, tasks in told)
         names = ("memory_percent", "runnable")
-        known = {tuple(line.drivers[name][rank] for name in names) for line in record.steps[1:]}
+        lines = [line.drivers for line in record.steps if line.drivers]
+        assert len(lines) >= len(record.steps) - 2, "the first step of each of two fits has none"
+        known = {tuple(drivers[name][rank] for name in names) for drivers in lines}
         assert {tuple(round(float(text), 2) for text in pair) for pair in told[1:]} <= known
     # Up to 24 samples the third worker says to take the same time for any batch.
     last = record.steps[-1]
