@@ -788,6 +788,53 @@ def test_an_inner_barrier_gathers_weights_and_leaves_the_step_as_it_is(own_threa
     assert run(worker, make=PipelinedSession) == [((5, 4), (2.0, 3.0), None, 2)] * 2
 
 
+def test_inner_barriers_and_second_exchanges_do_not_mix(monkeypatch, own_threads):
+    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
+    revised = []
+
+    def worker(session, collectives):
+        begin = collectives.begin_gather
+
+        def begin_gather(row, *, slot, priority=0):
+            revised.append(slot == pipelined._REVISED)
+            return begin(row, slot=slot, priority=priority)
+
+        collectives.begin_gather = begin_gather
+        inner = []
+        for number in range(4):
+            session.end_step(done, done)
+            inner.append(session.pass_inner(1, done, done, number + session.rank))
+        return inner, session.step
+
+    options = SessionOptions(fresh_drivers=True)
+    results = run(worker, make=PipelinedSession, options=lambda rank: options)
+    assert results == [([(number, number + 1) for number in range(4)], 4)] * 2
+    assert sum(revised) == 2 * (1 + 4)  # of two workers, at the start and in each step
+
+
+def test_an_error_in_the_second_exchange_ends_the_barrier(monkeypatch, own_threads):
+    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
+
+    def worker(session, collectives):
+        end_pipelined_step(session, collectives)
+        begin = collectives.begin_gather
+
+        def begin_gather(row, *, slot, priority=0):
+            if slot == pipelined._REVISED:
+                raise ConnectionError("worker 1 is lost")
+            return begin(row, slot=slot, priority=priority)
+
+        collectives.begin_gather = begin_gather
+        session.end_step(done, done)
+        with pytest.raises(ConnectionError, match="worker 1 is lost"):
+            session.finish_barrier()
+        return session.activity.read()[0]
+
+    options = SessionOptions(fresh_drivers=True)
+    results = run(worker, make=PipelinedSession, options=lambda rank: options)
+    assert results == [Activity.COMPUTING] * 2
+
+
 def test_batches_drawn_before_a_restore_belong_to_no_step():
     session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
     numbers = session.epoch_steps(session.make_order(4 * X))

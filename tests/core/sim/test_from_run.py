@@ -20,6 +20,7 @@ from lbbsp_core.cli.app import application
 from lbbsp_core.runtime.record import StepLine, open_record, read_run, run_header
 from lbbsp_core.sim import Series, Trace, read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import evaluate
+from lbbsp_core.sim.from_run import cluster_from_run
 
 NAMES = ("load", "gpu")
 Drivers = tuple[tuple[float | None, ...], ...]
@@ -69,6 +70,18 @@ def test_each_worker_has_its_own_speeds_and_drivers(tmp_path: Path) -> None:
         ]
     assert len(trace.notes) == 1
     assert "the batch sizes change" in trace.notes[0]
+
+
+def test_speeds_are_in_units_of_work_where_it_is_known(tmp_path: Path) -> None:
+    lines = [line_of(k, work=(40.0 + k, 50.0 - k)) for k in range(6)]
+    path = write(tmp_path / "plain", lines)
+    trace, run = trace_from_run(path), cluster_from_run(path)
+    for rank, series in enumerate(trace.series):
+        expected = [line.work[rank] / line.busy_seconds[rank] for line in lines]
+        assert [m.samples_per_second for m in series.measurements] == pytest.approx(expected)
+        assert run.cluster.speeds[:, rank] == pytest.approx(expected)
+    assert run.cluster.global_batch_size == 90
+    assert not any("batch sizes change" in note for note in trace.notes)
 
 
 def test_steps_that_show_no_speed_or_no_drivers_are_left_out(tmp_path: Path) -> None:
