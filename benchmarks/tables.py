@@ -7,7 +7,8 @@ NAME is one of
     predictors          docs/predictors.md, horizon 1; predictors-2, predictors-3: further horizons
     jobs                docs/predictors.md, traces of jobs; jobs-efficiency: in step time
     drivers             docs/resources.md, choice of the default
-    policies            docs/policies.md; policies-predictors: LB-BSP by predictor
+    policies            docs/policies.md; policies-predictors: LB-BSP by predictor;
+                        policies-jobs: traces of jobs with even batches
     all                 each of them
 
 The figures depend on the traces and on the code alone. --update writes them into the document; rows
@@ -40,10 +41,16 @@ FILES = {
     "replayed": "contention_replayed.csv",
 }
 ALL = tuple(FILES)
+EVEN_JOBS = {
+    "job_bursty_bsp": "job_bursty_bsp.csv",
+    "job_replayed_bsp": "job_replayed_bsp.csv",
+    "job_coarse_bsp": "job_coarse_bsp.csv",
+}
 JOBS = {
     "job_bursty": "job_bursty.csv",
     "job_replayed": "job_replayed.csv",
     "job_coarse": "job_coarse.csv",
+    **EVEN_JOBS,
 }
 FORECASTS = ("last", "ema0.2", "ema0.5", "narx", "narx-without-drivers", "mixture")
 SHORT = tuple(name for name in FILES if name != "replayed")
@@ -271,6 +278,16 @@ TABLES = {
         tuple(POLICIES),
         lambda row, name: efficiency(POLICIES[row], "mixture", name),
         bold=ALL,
+        lowest=False,
+        default="lbbsp: `LoadBalanced`, mixture",
+    ),
+    "policies-jobs": Table(
+        ROOT / "docs" / "policies.md",
+        "policy, in jobs",
+        tuple(POLICIES),
+        lambda row, name: efficiency(POLICIES[row], "mixture", name),
+        traces=tuple(EVEN_JOBS),
+        bold=tuple(EVEN_JOBS),
         lowest=False,
         default="lbbsp: `LoadBalanced`, mixture",
     ),
