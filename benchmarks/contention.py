@@ -10,9 +10,11 @@ neighbours. Prints for each predictor
 - its RMSE of speed / mean speed, one step ahead, on all steps of the job (`lbbsp evaluate
   --from-run`), of all workers together;
 - the balance efficiency in its own steps: the time in which workers of the measured speeds would
-  have finished together, over the busy time of the slowest one, and an interval of 90 % from
-  resampling its turns;
+  have finished together, over the busy time of the slowest one;
+- the time of its steps over that same time, with communication, at which speeds do not matter;
 - the mean time of its steps, which depends on the speeds in them.
+
+The intervals of 90 % are from resampling the turns.
 
 With `--policy bsp` the batches stay even, and only the errors say something. `--fresh-drivers`
 samples the driving factors at the ends of the barriers. `--trace FILE` writes the speeds and
@@ -27,7 +29,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -48,10 +50,15 @@ WARM_UP = 5
 
 @dataclass
 class TakingTurns:
-    """Predictor whose forecasts are those of another one in each turn; all of them learn."""
+    """Predictor whose forecasts are those of another one in each turn; all of them learn.
+
+    Args:
+        predictors: Predictors, in the order of `NAMES`.
+        step: Step that is running. Its forecasts, of which it may make several, are for the next.
+    """
 
     predictors: tuple[Predictor, ...]
-    forecasts: int = field(default=0, repr=False)
+    step: int = field(default=0, repr=False)
 
     def init(self) -> tuple[Any, ...]:
         """Returns the states of all predictors."""
@@ -65,9 +72,8 @@ class TakingTurns:
     def predict(
         self, state: tuple[Any, ...], drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> float:
-        """Returns the forecast of the predictor whose turn it is; called once in each step."""
-        turn = turn_of(self.forecasts + 1)
-        self.forecasts += 1
+        """Returns the forecast of the predictor that decides the plan of the next step."""
+        turn = turn_of(self.step + 1)
         return float(self.predictors[turn].predict(state[turn], drivers, horizon))
 
 
@@ -80,6 +86,7 @@ def train(
     options: argparse.Namespace, predictor: Predictor | None = None
 ) -> tf.distribute.Strategy:
     """Trains as one of the workers, and returns its strategy; predictors take turns by default."""
+    import keras
     import tensorflow as tf
     from networks import SAMPLES, convolutional, data
 
@@ -93,18 +100,22 @@ def train(
         "lbbsp": lbbsp_core.LoadBalanced(min_gain=0),
     }[options.policy]
     predictors = registry.predictors(1)
+    turns = TakingTurns(tuple(predictors[name] for name in NAMES))
     balancer = lbbsp_tf.LoadBalancer(
         strategy,
         X,
         policy=chosen,
-        predictor=predictor or TakingTurns(tuple(predictors[name] for name in NAMES)),
+        predictor=predictor or turns,
         fresh_drivers=getattr(options, "fresh_drivers", False),
     )
     x, y = data()
     order = np.arange(options.steps * X) % SAMPLES  # one long epoch
     feed = balancer.dataset(x[order], y[order])
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda step, logs: setattr(turns, "step", step)
+    )
     convolutional(strategy, options.channels).fit(
-        feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer], verbose=0
+        feed, steps_per_epoch=balancer.steps_per_epoch, callbacks=[balancer, count], verbose=0
     )
     return strategy
 
@@ -134,8 +145,19 @@ def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Ru
     return read_run(folder)
 
 
-def efficiencies(run: Run) -> dict[str, tuple[float, float, float, float]]:
-    """Returns efficiency, the ends of its interval and mean seconds of a step, by predictor."""
+class Figures(NamedTuple):
+    """What a predictor achieved in its own steps."""
+
+    efficiency: float
+    efficiency_interval: tuple[float, float]
+    ratio: float
+    """Time of a step, over the time in which the workers would have finished together."""
+    ratio_interval: tuple[float, float]
+    mean_seconds: float
+
+
+def figures(run: Run) -> dict[str, Figures]:
+    """Returns what each predictor achieved, by name."""
     turns: dict[int, list[tuple[float, float, float]]] = {}
     for line in run.steps[len(run.steps) // WARM_UP :]:
         if not line.is_regular:
@@ -146,14 +168,17 @@ def efficiencies(run: Run) -> dict[str, tuple[float, float, float, float]]:
     found = {}
     rng = np.random.default_rng(0)
     for number, name in enumerate(NAMES):
-        own = [np.sum(rows, axis=0) for turn, rows in turns.items()
-               if turn % len(NAMES) == number]  # fmt: skip
-        sums = np.array(own)
-        steps = sum(len(rows) for turn, rows in turns.items() if turn % len(NAMES) == number)
+        own = [rows for turn, rows in turns.items() if turn % len(NAMES) == number]
+        sums = np.array([np.sum(rows, axis=0) for rows in own])
         drawn = sums[rng.integers(len(sums), size=(2000, len(sums)))].sum(axis=1)
-        low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (5, 95))
-        total = sums.sum(axis=0)
-        found[name] = (total[0] / total[1], low, high, total[2] / steps)
+        ideal, slowest, wall = sums.sum(axis=0)
+        found[name] = Figures(
+            ideal / slowest,
+            tuple(np.percentile(drawn[:, 0] / drawn[:, 1], (5, 95))),
+            wall / ideal,
+            tuple(np.percentile(drawn[:, 2] / drawn[:, 0], (5, 95))),
+            wall / sum(map(len, own)),
+        )
     return found
 
 
@@ -192,13 +217,15 @@ def report(record: Run, folder: Path, options: argparse.Namespace) -> None:
     ).scores.values()
     walls = [line.wall_seconds for line in record.steps]
     print(f"{options.contention}, {options.policy}: {len(walls)} steps of {np.median(walls):.3f} s")
-    print("| predictor | RMSE | efficiency | 90 % interval | mean step |")
-    print("|---|---|---|---|---|")
-    own = efficiencies(record)
-    for name in NAMES:
-        efficiency, low, high, seconds = own[name]
-        cells = [f"{efficiency:.3f}", f"{low:.3f} to {high:.3f}", f"{seconds:.3f} s"]
-        print(f"| {name} | {scores[name].rmse:.4f} | {' | '.join(cells)} |")
+    print("| predictor | RMSE | efficiency | 90 % | step / ideal | 90 % | mean step |")
+    print("|---|---|---|---|---|---|---|")
+    for name, own in figures(record).items():
+        (low, high), (shortest, longest) = own.efficiency_interval, own.ratio_interval
+        cells = [
+            *(f"{scores[name].rmse:.4f}", f"{own.efficiency:.3f}", f"{low:.3f} to {high:.3f}"),
+            *(f"{own.ratio:.3f}", f"{shortest:.3f} to {longest:.3f}", f"{own.mean_seconds:.3f} s"),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
