@@ -27,6 +27,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from lbbsp_core.predict import Predictor
-    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.runtime.record import Run, StepLine
     from lbbsp_core.types import Measurement
 
 NAMES = ("last", "ema0.5", "narx-without-drivers", "narx", "mixture")
@@ -106,7 +107,7 @@ def train(
         X,
         policy=chosen,
         predictor=predictor or turns,
-        fresh_drivers=getattr(options, "fresh_drivers", False),
+        fresh_drivers=options.fresh_drivers,
     )
     x, y = data()
     order = np.arange(options.steps * X) % SAMPLES  # one long epoch
@@ -127,9 +128,8 @@ def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Ru
     from lbbsp_core.launch import launch
 
     quiet = options.contention == "quiet"
-    more = ["--fresh-drivers"] if getattr(options, "fresh_drivers", False) else []
-    workers = getattr(options, "workers", 3)
-    cores = len(os.sched_getaffinity(0))
+    more = ["--fresh-drivers"] if options.fresh_drivers else []
+    workers, cores = options.workers, len(os.sched_getaffinity(0))
     status = launch(
         [script, "--worker", "--policy", options.policy, "--steps", str(options.steps),
          "--channels", str(options.channels), *more],
@@ -143,6 +143,12 @@ def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Ru
     if status:
         sys.exit(f"the workers failed with status {status}: --verbose shows their output")
     return read_run(folder)
+
+
+def ideal_seconds(line: StepLine) -> float:
+    """Returns the seconds in which the workers of a step would have finished together."""
+    busy, sizes = np.array(line.busy_seconds), np.array(line.sizes)
+    return float(sizes.sum() / (sizes / busy).sum())
 
 
 class Figures(NamedTuple):
@@ -162,9 +168,8 @@ def figures(run: Run) -> dict[str, Figures]:
     for line in run.steps[len(run.steps) // WARM_UP :]:
         if not line.is_regular:
             continue
-        busy, sizes = np.array(line.busy_seconds), np.array(line.sizes)
-        ideal = sizes.sum() / (sizes / busy).sum()
-        turns.setdefault(line.step // TURN, []).append((ideal, busy.max(), line.wall_seconds))
+        seconds = ideal_seconds(line), max(line.busy_seconds), line.wall_seconds
+        turns.setdefault(line.step // TURN, []).append(seconds)
     found = {}
     rng = np.random.default_rng(0)
     for number, name in enumerate(NAMES):
@@ -182,17 +187,34 @@ def figures(run: Run) -> dict[str, Figures]:
     return found
 
 
+def job_parser(
+    description: str,
+    *,
+    steps: int,
+    policies: Sequence[str] = ("lbbsp", "bsp"),
+    policy: str | None = "lbbsp",
+    contention: str = "bursty:1",
+) -> argparse.ArgumentParser:
+    """Returns a parser of the options that `train` and `run` read; arguments are its defaults.
+
+    Only the first line of the description, a script's docstring, is shown.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.set_defaults(workers=3, fresh_drivers=False)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--channels", type=int, default=40)
+    parser.add_argument("--policy", choices=policies, default=policy)
+    parser.add_argument("--contention", default=contention)
+    parser.add_argument("--verbose", action="store_true")
+    return parser
+
+
 def main() -> None:
     """Runs the job and prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--channels", type=int, default=40)
-    parser.add_argument("--policy", choices=("lbbsp", "bsp"), default="lbbsp")
-    parser.add_argument("--contention", default="bursty:1")
+    parser = job_parser(__doc__, steps=1500)
     parser.add_argument("--fresh-drivers", action="store_true")
     parser.add_argument("--trace", type=Path, help="write the job's speeds and drivers here")
-    parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.worker:
         train(options)

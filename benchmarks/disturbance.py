@@ -1,13 +1,14 @@
 """Compares policies on real workers with the disturbance of the DBS paper (arXiv 2007.11831).
 
-    python benchmarks/disturbance.py [--steps 400] [--contention dbs:1:8]
+    python benchmarks/disturbance.py [--steps 400] [--contention dbs:1:8] [--policy NAME]
 
 Three Keras workers with equal CPU quotas train with X = 192 in epochs of 20 steps. In each period
 of 8 seconds, an epoch of the paper, a healthy worker becomes slow with probability 0.1, for 4 to 20
 periods: a process takes a quarter to a half of its quota (`lbbsp launch --contention dbs:1:8`).
-Each policy trains once, beside the same neighbours. Prints the steps that each job made while the
-fastest one ran, over those of plain BSP, and the balance efficiency: the time in which workers of
-the measured speeds would have finished together, over the busy time of the slowest one.
+Each policy, or the one that is named, trains once, beside the same neighbours. Prints the steps
+that each job made while the fastest one ran, over those of plain BSP, and the balance efficiency:
+the time in which workers of the measured speeds would have finished together, over the busy time of
+the slowest one.
 """
 
 from __future__ import annotations
@@ -53,22 +54,15 @@ def train(options: argparse.Namespace) -> None:
 def efficiency(run: Run) -> float:
     """Returns the balance efficiency of all steps in which no measurement was excluded."""
     lines = [line for line in run.steps if line.is_regular]
-    busy, sizes = (
-        np.array([getattr(line, name) for line in lines]) for name in ("busy_seconds", "sizes")
-    )
-    ideal = sizes.sum(axis=1) / (sizes / busy).sum(axis=1)
-    return float(ideal.sum() / busy.max(axis=1).sum())
+    slowest = sum(max(line.busy_seconds) for line in lines)
+    return sum(map(contention.ideal_seconds, lines)) / slowest
 
 
 def main() -> None:
     """Runs the jobs and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--channels", type=int, default=40)
-    parser.add_argument("--policy", choices=POLICIES, help="train with this one only")
-    parser.add_argument("--contention", default="dbs:1:8")
-    parser.add_argument("--verbose", action="store_true")
+    parser = contention.job_parser(
+        __doc__, steps=400, policies=POLICIES, policy=None, contention="dbs:1:8"
+    )
     options = parser.parse_args()
     if options.worker:
         train(options)

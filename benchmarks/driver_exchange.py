@@ -106,14 +106,8 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Runs the job and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=900)
+    parser = contention.job_parser(__doc__, steps=900)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--channels", type=int, default=40)
-    parser.add_argument("--policy", choices=("lbbsp", "bsp"), default="lbbsp")
-    parser.add_argument("--contention", default="bursty:1")
-    parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.worker:
         train(options)
@@ -129,11 +123,10 @@ def main() -> None:
             if line.is_regular and second == is_second(line.step) == is_second(line.step - 1)
         ]
         busy = np.array([line.busy_seconds for line in lines])
-        sizes = np.array([line.sizes for line in lines])
         walls = np.array([line.wall_seconds for line in lines])
         ratios = np.array([line.predicted_seconds for line in lines], float) / busy
         error = np.sqrt(np.nanmean((ratios - 1) ** 2))
-        ideal = (sizes.sum(axis=1) / (sizes / busy).sum(axis=1)).mean()
+        ideal = np.mean([contention.ideal_seconds(line) for line in lines])
         slowest, wall = busy.max(axis=1).mean(), walls.mean()
         cells = [f"{error:.3f}", f"{ideal / slowest:.3f}", f"{1000 * (wall - slowest):.0f} ms",
                  f"{wall:.3f} s", f"{wall / ideal:.3f}"]  # fmt: skip

@@ -168,13 +168,7 @@ def forecast(predictor: Predictor, measurements: Sequence[Measurement]) -> list[
 
 def main() -> None:
     """Runs the job and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--channels", type=int, default=40)
-    parser.add_argument("--policy", choices=("lbbsp", "bsp"), default="lbbsp")
-    parser.add_argument("--contention", default="bursty:1")
-    parser.add_argument("--verbose", action="store_true")
+    parser = contention.job_parser(__doc__, steps=320)
     options = parser.parse_args()
     if options.worker:
         record_worker(options)
