@@ -50,6 +50,9 @@ class RunHeader:
         servers: Number of parameter servers.
         batch_size: Samples of an iteration, where all iterations have the same number.
         drivers: Names of the sampled resources, the exogenous inputs of the predictor.
+        started: Unix time of the start, by the clock of rank 0.
+        hosts: Host name of each worker, by rank, if known.
+        devices: Device of each worker as a short text, by rank, if known.
         versions: Versions of lbbsp, Python and the framework's packages, by name.
     """
 
@@ -67,6 +70,9 @@ class RunHeader:
     servers: int | None = None
     batch_size: int | None = None
     drivers: tuple[str, ...] = ()
+    started: float | None = None
+    hosts: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     versions: Mapping[str, str]
 
 
@@ -85,6 +91,7 @@ class StepLine:
         drivers: Driving factors of each worker known before the step started, by name; None where
             a worker does not have one. Empty if none were known, as before the first step.
         work: Work of each worker in mean samples of the data set, if it was known.
+        time: Unix time at the end of the step, by the clock of rank 0, if known.
     """
 
     step: int
@@ -96,6 +103,7 @@ class StepLine:
     short: bool = False
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     work: tuple[float, ...] = ()
+    time: float | None = None
 
     @property
     def amounts(self) -> tuple[float, ...]:
@@ -300,12 +308,14 @@ class Run:
         steps: Steps in order. Of a step that was repeated after a restart, the last attempt.
         pushes: Pushes in order, of a run whose workers need not be in the same step; likewise.
         starts: Number of times that the run was started.
+        restarts: Steps with which the later starts continued, in order of the starts.
     """
 
     header: RunHeader
     steps: list[StepLine]
     pushes: list[PushLine] = field(default_factory=list)
     starts: int = 1
+    restarts: tuple[int, ...] = ()
 
     def with_same_workers(self) -> list[StepLine]:
         """Returns the steps since the number of workers last changed, in an elastic restart."""
@@ -415,6 +425,7 @@ def read_run(path: str | Path) -> Run:
     headers: list[RunHeader] = []
     steps: list[StepLine] = []
     pushes: list[PushLine] = []
+    restarts: dict[int, int] = {}  # step of the first line after a later header, by its number
     unfinished: ValueError | None = None
     for number, text in enumerate(texts, start=1):
         where = f"{path} line {number}"
@@ -434,6 +445,8 @@ def read_run(path: str | Path) -> Run:
             continue
         line = parse_line(values, where, headers[-1].workers)
         if isinstance(line, StepLine):
+            if len(headers) > 1:
+                restarts.setdefault(len(headers), line.step)
             while steps and steps[-1].step >= line.step:
                 steps.pop()
             steps.append(line)
@@ -444,7 +457,7 @@ def read_run(path: str | Path) -> Run:
     if not headers:
         assert unfinished is not None
         raise unfinished
-    return Run(headers[-1], steps, pushes, len(headers))
+    return Run(headers[-1], steps, pushes, len(headers), tuple(restarts.values()))
 
 
 def is_header(values: object) -> bool:
@@ -504,6 +517,7 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
             _check_range(where, name, given)
         _check_range(where, "step", [line.step])
         _check_range(where, "wall_seconds", [line.wall_seconds])
+        _check_range(where, "time", [line.time])
         return line
     if isinstance(values, dict) and "push" in values:
         return _from_json(PushLine, values, where)

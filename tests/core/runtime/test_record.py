@@ -21,6 +21,7 @@ from lbbsp_core.runtime.record import (
     PUSH_INTEGERS,
     PushLine,
     PushLog,
+    Run,
     RunHeader,
     StepLine,
     open_record,
@@ -125,6 +126,15 @@ def test_the_header_of_a_run(tmp_path: Path) -> None:
     assert read_run(tmp_path).header == header
 
 
+def test_times_hosts_and_devices_are_read_back(tmp_path: Path) -> None:
+    header = replace(HEADER, started=1.5e9, hosts=("a", "b"), devices=("cpu", "GPU:0"))
+    line = replace(STEP, time=1.5e9 + 0.25)
+    record = open_record(tmp_path, header)
+    record.write(line)
+    record.close()
+    assert read_run(tmp_path) == Run(header, [line])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     record = RunRecord(tmp_path / "run.jsonl", HEADER)
@@ -160,6 +170,7 @@ def test_after_a_restart_the_last_attempt_of_a_step_counts(tmp_path: Path) -> No
     assert [line.step for line in run.steps] == [0, 1, 2, 3, 4, 5]
     assert [line.wall_seconds for line in run.steps] == [0.3] * 3 + [9.0] * 3
     assert run.header.lag == 2
+    assert run.restarts == (3,)
 
 
 def test_repeated_pushes_count_once(tmp_path: Path) -> None:
