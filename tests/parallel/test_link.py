@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -11,37 +10,18 @@ from importlib.util import find_spec
 
 import pytest
 from jobs import SCRIPTS
+from namespaces import namespaces
 
-LINK = "lbbsp0"
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 20_000  # in a new namespace all ports are free
 SECONDS = 240  # the time on an idle machine is in docs/reliability.md
 
 
-def ip(*arguments: str, check: bool = True) -> bool:
-    done = subprocess.run(["ip", *arguments], check=check, capture_output=True)
-    return done.returncode == 0
-
-
 @pytest.fixture
 def machines():
     """Names of two namespaces that a link connects."""
-    names = [f"lbbsp-{os.getpid()}-{number}" for number in range(2)]
-    if shutil.which("ip") is None or not ip("netns", "add", names[0], check=False):
-        pytest.skip("this machine allows no network namespaces")
-    try:
-        ip("netns", "add", names[1])
-        other_end = f"lbbsp{os.getpid()}"
-        ip("link", "add", LINK, "netns", names[0], "type", "veth", "peer", "name", other_end)
-        ip("link", "set", other_end, "netns", names[1], "name", LINK)
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", LINK)
-            ip("-n", name, "link", "set", LINK, "up")
-            ip("-n", name, "link", "set", "lo", "up")
+    with namespaces(*ADDRESSES) as names:
         yield names
-    finally:
-        for name in names:
-            ip("netns", "delete", name, check=False)
 
 
 @pytest.fixture
