@@ -7,9 +7,8 @@ from jobs import check_unequal, run
 
 from lbbsp_core import read_run
 
-pytestmark = pytest.mark.alone
 
-
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("mode", "culprit"), [("kill", "SIGKILL"), ("raise", "RuntimeError: the data base is gone")]
 )
@@ -27,6 +26,7 @@ def test_a_worker_that_never_comes_back_is_ended_by_the_timeout():
     started = time.time()
     job = run("training", "freeze", workers=3, timeout=45)
     assert job.status == 124
+    assert any(line.startswith("FAILING") for line in job.lines[1])
     assert time.time() - started < 60
 
 
@@ -40,6 +40,7 @@ def runs(tmp_path_factory):
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}
 
 
+@pytest.mark.alone
 def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     job = run("training", "shapes", workers=3, run_dir=tmp_path)
     assert job.status == 0, job.text
@@ -59,10 +60,12 @@ def test_curves_of_every_form_and_driving_factors_cross_the_workers(tmp_path):
     assert last.sizes[2] >= 24 or last.predicted_seconds[2] >= max(last.predicted_seconds)
 
 
+@pytest.mark.alone
 def test_the_slow_worker_is_seen_and_gets_less(runs):
     check_unequal(runs, total=48)
 
 
+@pytest.mark.alone
 def test_the_header_tells_what_ran(runs):
     header = runs["balanced"].header
     assert (header.workers, header.global_batch_size, header.lag) == (3, 48, 1)
