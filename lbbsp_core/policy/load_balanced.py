@@ -80,5 +80,7 @@ class LoadBalanced:
         if costs is None or (observation.step + 1) % self.interval:
             return state
         sizes = constraints.plan(costs)
+        if not constraints.allow(state.sizes):  # limits have become narrower
+            return LoadBalancedState(sizes)
         now, then = slowest(costs, state.sizes), slowest(costs, sizes)
         return LoadBalancedState(sizes) if now - then > self.min_gain * now else state

@@ -30,6 +30,7 @@ from lbbsp_core.runtime.protocol import (
     quantise,
 )
 from lbbsp_core.runtime.record import RunRecord, StepLine
+from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible, training_limits
 from lbbsp_core.work import StepShares, Work, require_work
@@ -87,6 +88,9 @@ class Balancer:
             applies to step ``k + lag``.
         parts: Parts into which each worker cuts its batch, >= 1; a batch has samples for each.
         outlier_filter: Decides which measurements reach the predictor.
+        default_maximum: Largest batch of a worker without a maximum of its own and without a
+            `Profile` with a memory limit, in samples; None: no limit. See `default_cap`.
+        short_steps: Keeps batches near equal shares while steps are short; None: nothing does.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -116,6 +120,8 @@ class Balancer:
         lag: int = 1,
         parts: int = 1,
         outlier_filter: OutlierFilter | None = None,
+        default_maximum: int | None = None,
+        short_steps: ShortSteps | None = None,
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
@@ -124,10 +130,14 @@ class Balancer:
                 f"lag must be >= 1, got {lag}: a plan cannot apply to the step after which it is "
                 "decided"
             )
-        each = tuple(
+        self.known_limits = tuple(
             replace(bounds, minimum=max(bounds.minimum, parts))
             for bounds in training_limits(limits, workers)
         )
+        """Limits by rank that are given by the user, or by profiles."""
+        self.default_maximum = default_maximum
+        self.short_steps = short_steps or ShortSteps(0.0)
+        each = tuple(_capped(bounds, default_maximum) for bounds in self.known_limits)
         self.rank = rank
         self.lag = lag
         self.parts = parts
@@ -163,6 +173,11 @@ class Balancer:
     def estimator(self) -> SpeedEstimator:
         """Estimator of this worker's speed."""
         return self._estimator
+
+    @property
+    def latest_plan(self) -> tuple[Sizes, Sequence[Cost | None]]:
+        """Plan that was decided last, and the predicted costs for which it was."""
+        return self._plans[self.step + self.lag - 1]
 
     def make_order(
         self,
@@ -283,10 +298,11 @@ class Balancer:
         peers = tuple(map(PeerInfo.unpack, peer_info))
         self._peers = tuple(peer.segments for peer in peers)
         old = self.constraints
-        limits = tuple(
+        self.known_limits = tuple(
             _within(bounds, peer, self.parts)
-            for bounds, peer in zip(old.limits, peers, strict=True)
+            for bounds, peer in zip(self.known_limits, peers, strict=True)
         )
+        limits = tuple(_capped(bounds, self.default_maximum) for bounds in self.known_limits)
         if limits != old.limits:
             self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
             self._start_planning()
@@ -324,8 +340,11 @@ class Balancer:
         order = self._order
         assert order is not None
         assert order.work is not None
-        limits, granularity = constraints.limits, constraints.granularity
-        return order.work.cut(order.indices(in_order), plan, limits, granularity)
+        limits = [  # the default maximum holds for the work: many small samples may have it
+            replace(bounds, maximum=known.maximum)
+            for bounds, known in zip(constraints.limits, self.known_limits, strict=True)
+        ]
+        return order.work.cut(order.indices(in_order), plan, limits, constraints.granularity)
 
     def report(
         self,
@@ -405,7 +424,8 @@ class Balancer:
         if shares.work is not plan:
             busy = tuple(t * x / w for t, x, w in zip(busy, plan, shares.work, strict=True))
         observation = Observation(self.step, plan, busy, excluded, costs, ends)
-        self._policy_state = self.policy.update(self._policy_state, self.constraints, observation)
+        constraints = self._next_constraints(busy, excluded)
+        self._policy_state = self.policy.update(self._policy_state, constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
@@ -466,6 +486,18 @@ class Balancer:
     def _forecast(self) -> tuple[int, int]:
         """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
         return quantise(*self._estimator.predict(self._estimate, self._drivers, self.lag))
+
+    def _next_constraints(
+        self, busy_seconds: Sequence[float], excluded: Sequence[int]
+    ) -> BatchConstraints:
+        """Returns the constraints of the next plan, narrower after short steps.
+
+        Policies that plan without predictions average over steps, and are not restricted.
+        """
+        if not self.policy.uses_costs:
+            return self.constraints
+        self.short_steps.observe(busy_seconds, excluded)
+        return self.short_steps.narrow(self.constraints)
 
     def _start_planning(self) -> None:
         self._policy_state = self.policy.init(self.constraints)
@@ -550,6 +582,13 @@ def _by_name(drivers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | 
     """Returns driving factors, given by rank, as values by rank of each name."""
     names = [name for name in FACTORS if any(name in known for known in drivers)]
     return {name: tuple(known.get(name) for known in drivers) for name in names}
+
+
+def _capped(limits: Limits, default_maximum: int | None) -> Limits:
+    """Returns the limits of a worker, with a maximum if nothing else limits its batch."""
+    if limits.maximum is not None or default_maximum is None:
+        return limits
+    return replace(limits, maximum=default_maximum)
 
 
 def _within(limits: Limits, peer: PeerInfo, parts: int) -> Limits:

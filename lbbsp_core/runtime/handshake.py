@@ -51,7 +51,8 @@ def agree(
         **{name: value for name, value in facts.items() if isinstance(value, str)},
         "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
-            f"{constraints} {type(policy).__name__} {_options_of(policy)}"
+            f"{constraints} {type(policy).__name__} {_options_of(policy)}, short steps below "
+            f"{balancer.short_steps.threshold_seconds!r} s"
         ),
         "sample order": order.description if order else "none",
         "work of each sample (work=)": order.work_description if order else "none",

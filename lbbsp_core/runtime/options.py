@@ -14,6 +14,7 @@ from lbbsp_core.predict import Predictor
 from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
+from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer, require_known, require_positive
 
@@ -30,7 +31,9 @@ class SessionOptions:
         predictor: Forecasts this worker's speed. Defaults to `Mixture`.
         cost: Shape of this worker's batch-time curve. Defaults to `Proportional`.
         limits: Bounds of a batch: the same for all workers, or one entry per worker. Defaults to
-            ``Limits(1)``.
+            ``Limits(1)``, and a maximum of twice the even share for workers whose memory is
+            unknown: those without a `Profile` that has a memory limit. Fixed shares, and two
+            workers, have no such maximum.
         granularity: Batch sizes are multiples of it, in samples, >= 1 (8 suits GPUs and XLA).
         interval: Steps between decisions of the default policy, >= 1. Defaults to 1.
         min_gain: Minimum relative gain for which the default policy adopts a new plan, in
@@ -53,6 +56,9 @@ class SessionOptions:
         compare_weights: Steps between comparisons of the workers' weights, >= 1; None compares
             none. Weights may differ by 0.1 % of their norm, by which rounding never differs.
             Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
+        short_step_seconds: Busy seconds, >= 0, below which batches that follow predicted speeds
+            stay near even shares: within a fifth of them in steps of a fifth of this time, see
+            `lbbsp_core.runtime.short_steps`. Defaults to 0.05; 0 lets them follow any measurement.
 
     Raises:
         ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of
@@ -74,6 +80,7 @@ class SessionOptions:
     silence_seconds: float = SILENCE_SECONDS
     limit_seconds: float | None = None
     compare_weights: int | None = 50
+    short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("policy", "predictor"):

@@ -39,7 +39,9 @@ from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.default_cap import default_cap
 from lbbsp_core.runtime.digest import Array, Digest, different_row
 from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.options import SessionOptions
@@ -63,6 +65,7 @@ from lbbsp_core.runtime.session_state import (
     restored_state,
 )
 from lbbsp_core.runtime.settings import Settings, SharedSettings
+from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.runtime.step_meter import StepMeter
 
 logger = logging.getLogger("lbbsp.session")
@@ -142,6 +145,8 @@ class WorkerSession:
         self._framework = framework
         self._versions = dict(versions or {})
         self._record: RunRecord | None = None
+        self._short_steps = ShortSteps(options.short_step_seconds)
+        self._notice = BoundsNotice()
         self._balancer = self._make_balancer(lag=1)
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
@@ -572,6 +577,14 @@ class WorkerSession:
             granularity=options.granularity,
             lag=lag,
             parts=self._parts,
+            default_maximum=default_cap(
+                options.limits,
+                self._policy,
+                workers=self.workers,
+                global_batch_size=self._global_batch_size,
+                granularity=options.granularity,
+            ),
+            short_steps=self._short_steps,
         )
         balancer.record_to(self._record)
         return balancer
@@ -654,6 +667,8 @@ class WorkerSession:
         self._compare_weights([message.digest for message in messages])
         self._settings.compare(balancer.step, [message.settings for message in messages])
         balancer.receive(messages, wall_seconds)
+        if self.rank == 0 and self.workers > 1:
+            self._notice.check(balancer)
         if balancer.stopping:
             self._stop_requested = False  # has been exchanged
 

@@ -1,0 +1,104 @@
+"""Notices, each given once, that defaults bound the batches, and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from lbbsp_core.cost import Cost, slowest
+from lbbsp_core.policy import BatchConstraints, Sizes
+from lbbsp_core.runtime.balancer import Balancer
+
+logger = logging.getLogger("lbbsp.session")
+
+PATIENCE: Final = 20
+"""Consecutive plans at the default maximum after which it is reported."""
+
+SHORT_STEPS: Final = 50
+"""Measured steps after which it is reported that they are short."""
+
+
+class BoundsNotice:
+    """Warns once that the default maximum costs speed, and once that steps are too short.
+
+    Worker 0 calls `check` after each step.
+    """
+
+    def __init__(self) -> None:
+        self._plans_at_maximum = 0
+        self._maximum_reported = False
+        self._short_reported = False
+
+    def check(self, balancer: Balancer) -> None:
+        """Gives the notices that are due after a step."""
+        if not self._maximum_reported and balancer.default_maximum is not None:
+            self._check_maximum(balancer, balancer.default_maximum)
+        if not self._short_reported and balancer.short_steps.steps >= SHORT_STEPS:
+            self._check_short_steps(balancer)
+
+    def _check_maximum(self, balancer: Balancer, maximum: int) -> None:
+        sizes, costs = balancer.latest_plan
+        ranks = [
+            rank
+            for rank, limits in enumerate(balancer.known_limits)
+            if limits.maximum is None and sizes[rank] == maximum
+        ]
+        self._plans_at_maximum = self._plans_at_maximum + 1 if ranks else 0
+        if self._plans_at_maximum < PATIENCE:
+            return
+        self._plans_at_maximum = 0
+        known = [cost for cost in costs if cost is not None]
+        loss = ""
+        if len(known) == len(costs):
+            free = _free_plan(balancer, known)
+            ranks = [rank for rank in ranks if free[rank] > maximum]
+            loss = _describe_loss(known, sizes, free, ranks)
+        if ranks:
+            self._maximum_reported = True
+            self._report_maximum(balancer, ranks, maximum, loss)
+
+    def _report_maximum(
+        self, balancer: Balancer, ranks: Sequence[int], maximum: int, loss: str
+    ) -> None:
+        logger.warning(
+            "worker %s has had %d samples in each of %d steps, the largest batch by default (twice "
+            "an even share), because its memory is not known%s: if larger batches fit into the "
+            "memory of the workers, pass limits=lbbsp_core.Limits(1, %d), or the largest batch "
+            "that fits instead of %d",
+            ", ".join(map(str, ranks)),
+            maximum,
+            PATIENCE,
+            loss,
+            *(balancer.constraints.global_batch_size,) * 2,
+        )
+
+    def _check_short_steps(self, balancer: Balancer) -> None:
+        short = balancer.short_steps
+        if short.fraction >= 1 or short.seconds is None:
+            return
+        self._short_reported = True
+        logger.warning(
+            "steps take %.0f ms, too short to measure the speeds of workers by: batches stay "
+            "within %.0f %% of even shares until steps take %.0f ms; a larger global_batch_size "
+            "makes them longer, and short_step_seconds=0 lets batches follow any measurement",
+            short.seconds * 1e3,
+            short.fraction * 100,
+            short.threshold_seconds * 1e3,
+        )
+
+
+def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
+    """Returns the plan for predicted costs without the default maximum."""
+    old = balancer.constraints
+    limits = balancer.known_limits
+    return BatchConstraints(old.global_batch_size, limits, old.granularity).plan(costs)
+
+
+def _describe_loss(
+    costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]
+) -> str:
+    """Returns a phrase that says how much longer steps take than without the maximum."""
+    longer = slowest(costs, sizes) / slowest(costs, free) - 1
+    wanted = ", ".join(str(free[rank]) for rank in ranks)
+    return f"; its speed is that of {wanted} samples, and steps take {longer:.0%} longer"

@@ -1,0 +1,106 @@
+"""Bounds of a plan while steps are too short to measure speeds by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from lbbsp_core.policy import BatchConstraints, Even, Sizes
+from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_nonnegative
+
+SHORT_STEP_SECONDS: Final = 0.05
+"""Default threshold: a time slice of another process, of up to 10 ms, is a fifth of it."""
+
+_GROWTH = 2.0
+_WEIGHT = 0.1
+
+
+class ShortSteps:
+    r"""Keeps batches near the even plan while steps are short.
+
+    The busy time of a step has a part that does not depend on the batch: Python, the exchange, a
+    time slice of another process, 2 to 10 ms altogether. In a step of 10 ms it is most of the
+    time. A worker with a small batch then takes as long as one with a large batch, looks slow per
+    sample, and gets a smaller batch still: plans drift as far as limits allow, and every
+    disturbance moves them. Ours: with T the smoothed time of a step, e_i the even share of worker i
+    and D the threshold, each batch stays within
+
+    .. math:: |x_i - e_i| \le e_i T / D
+
+    so that it is wrong by less than a fraction T / D whatever is measured. Steps of at least D are
+    not restricted. T grows by at most a tenth per step, so that a pause of a process does not
+    widen the bounds, and starts at the time of the fastest worker.
+
+    Decisions are the same on all workers: scalar operations on exchanged integers (rule 3).
+
+    Args:
+        threshold_seconds: D, in seconds, >= 0; 0 never restricts.
+
+    Raises:
+        ValueError: `threshold_seconds` is negative or not finite.
+
+    Example:
+        >>> from lbbsp_core import Limits
+        >>> short = ShortSteps(0.05)
+        >>> constraints = BatchConstraints(256, (Limits(),) * 2)
+        >>> short.observe((0.010, 0.010), ())
+        >>> [(each.minimum, each.maximum) for each in short.narrow(constraints).limits]
+        [(103, 153), (103, 153)]
+    """
+
+    def __init__(self, threshold_seconds: float) -> None:
+        self.threshold_seconds = require_nonnegative("short_step_seconds", threshold_seconds)
+        self.seconds: float | None = None
+        """T, the smoothed busy time of the slowest worker; None before the first measurement."""
+        self.steps = 0
+        """Measured steps so far."""
+
+    @property
+    def fraction(self) -> float:
+        """T / D, by which a batch may differ from its even share; 1 or more: by any number."""
+        if self.seconds is None or self.seconds >= self.threshold_seconds:
+            return 1.0
+        return self.seconds / self.threshold_seconds
+
+    def observe(self, busy_seconds: Sequence[float], excluded: Collection[int]) -> None:
+        """Adds a step to T, if a worker was measured in it.
+
+        Args:
+            busy_seconds: Exchanged busy seconds by rank; 0 where the measurement is invalid.
+            excluded: Ranks whose measurement must not be learned from.
+        """
+        known = [busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded]
+        if not known:
+            return
+        self.steps += 1
+        if self.seconds is None:
+            self.seconds = min(known)
+        self.seconds += _WEIGHT * (min(max(known), _GROWTH * self.seconds) - self.seconds)
+
+    def narrow(self, constraints: BatchConstraints) -> BatchConstraints:
+        """Returns the constraints for the next plan; the even plan always satisfies them."""
+        fraction = self.fraction
+        if fraction >= 1:
+            return constraints
+        granularity = constraints.granularity
+        limits = [
+            _near(even, int(even * fraction) // granularity * granularity, bounds)
+            for even, bounds in zip(_even_plan(constraints), constraints.limits, strict=True)
+        ]
+        return replace(constraints, limits=tuple(limits))
+
+
+@lru_cache(maxsize=8)
+def _even_plan(constraints: BatchConstraints) -> Sizes:
+    return Even().init(constraints).sizes
+
+
+def _near(even: int, change: int, bounds: Limits) -> Limits:
+    """Returns the limits of a batch that may differ from its even share by `change` samples."""
+    highest = even + change
+    if bounds.maximum is not None:
+        highest = min(highest, bounds.maximum)
+    return replace(bounds, minimum=max(even - change, bounds.minimum), maximum=highest)
