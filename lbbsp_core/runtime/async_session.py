@@ -29,6 +29,7 @@ from lbbsp_core.runtime.coordination import (
     read_log,
 )
 from lbbsp_core.runtime.coordinator import Coordinator
+from lbbsp_core.runtime.default_cap import capped, default_cap
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     LINE,
@@ -124,7 +125,14 @@ class AsyncSession:
         self._estimator = SpeedEstimator(predictor, cost_shape)
         self._estimate = self._estimator.init()
         self._drivers: tuple[float, ...] = ()
-        limits = training_limits(options.limits, workers)
+        cap = default_cap(
+            options.limits,
+            self.policy,
+            workers=workers,
+            global_batch_size=global_batch_size,
+            granularity=options.granularity,
+        )
+        limits = tuple(capped(each, cap) for each in training_limits(options.limits, workers))
         require_work(None, limits, global_batch_size)
         self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
         self._framework, self._versions = framework, versions

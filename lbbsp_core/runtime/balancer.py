@@ -20,6 +20,7 @@ from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
+from lbbsp_core.runtime.default_cap import capped
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
@@ -137,7 +138,7 @@ class Balancer:
         """Limits by rank that are given by the user, or by profiles."""
         self.default_maximum = default_maximum
         self.short_steps = short_steps or ShortSteps(0.0)
-        each = tuple(_capped(bounds, default_maximum) for bounds in self.known_limits)
+        each = tuple(capped(bounds, default_maximum) for bounds in self.known_limits)
         self.rank = rank
         self.lag = lag
         self.parts = parts
@@ -302,7 +303,7 @@ class Balancer:
             _within(bounds, peer, self.parts)
             for bounds, peer in zip(self.known_limits, peers, strict=True)
         )
-        limits = tuple(_capped(bounds, self.default_maximum) for bounds in self.known_limits)
+        limits = tuple(capped(bounds, self.default_maximum) for bounds in self.known_limits)
         if limits != old.limits:
             self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
             self._start_planning()
@@ -582,13 +583,6 @@ def _by_name(drivers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | 
     """Returns driving factors, given by rank, as values by rank of each name."""
     names = [name for name in FACTORS if any(name in known for known in drivers)]
     return {name: tuple(known.get(name) for known in drivers) for name in names}
-
-
-def _capped(limits: Limits, default_maximum: int | None) -> Limits:
-    """Returns the limits of a worker, with a maximum if nothing else limits its batch."""
-    if limits.maximum is not None or default_maximum is None:
-        return limits
-    return replace(limits, maximum=default_maximum)
 
 
 def _within(limits: Limits, peer: PeerInfo, parts: int) -> Limits:

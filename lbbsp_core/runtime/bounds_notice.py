@@ -19,6 +19,9 @@ SHORT_STEPS: Final = 50
 """Measured steps after which it is reported that they are short."""
 
 
+_NOTABLE = 0.5
+
+
 class BoundsNotice:
     """Warns once that the default maximum costs speed, and once that steps are too short.
 
@@ -75,7 +78,7 @@ class BoundsNotice:
 
     def _check_short_steps(self, balancer: Balancer) -> None:
         short = balancer.short_steps
-        if short.fraction >= 1 or short.seconds is None:
+        if short.fraction > _NOTABLE or short.seconds is None:
             return
         self._short_reported = True
         logger.warning(
@@ -95,9 +98,7 @@ def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
     return BatchConstraints(old.global_batch_size, limits, old.granularity).plan(costs)
 
 
-def _describe_loss(
-    costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]
-) -> str:
+def _describe_loss(costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]) -> str:
     """Returns a phrase that says how much longer steps take than without the maximum."""
     longer = slowest(costs, sizes) / slowest(costs, free) - 1
     wanted = ", ".join(str(free[rank]) for rank in ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lbbsp_core.policy import Policy
 from lbbsp_core.types import Limits
@@ -45,3 +46,10 @@ def default_cap(
     samples = _TIMES * -(-global_batch_size // workers)
     cap = -(-samples // granularity) * granularity
     return cap if cap < global_batch_size - (workers - 1) else None
+
+
+def capped(limits: Limits, cap: int | None) -> Limits:
+    """Returns the limits of a worker, with the cap as maximum if there is no other one."""
+    if limits.maximum is not None or cap is None:
+        return limits
+    return replace(limits, maximum=max(cap, limits.minimum))

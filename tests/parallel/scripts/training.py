@@ -35,6 +35,7 @@ OPTIONS = {
         "predictor": Telling(),
         "drivers": ("memory_percent", "runnable"),
         "fresh_drivers": True,
+        "short_step_seconds": 0,  # plans by the curves, however short the steps are
         # Nobody's curve is like his peers'; the third is flat up to 24 samples.
         "cost": (
             lbbsp_core.Affine(0.002, 0.001),
