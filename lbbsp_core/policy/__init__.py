@@ -6,6 +6,7 @@ from lbbsp_core.policy.base import (
     Policy,
     PolicyState,
     Sizes,
+    accepts_narrower_limits,
     require_asynchronous,
 )
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
@@ -32,5 +33,6 @@ __all__ = [
     "ProportionalControl",
     "ProportionalControlState",
     "Sizes",
+    "accepts_narrower_limits",
     "require_asynchronous",
 ]

@@ -187,6 +187,16 @@ class Policy(Protocol[S]):
         ...
 
 
+def accepts_narrower_limits(policy: Policy) -> bool:
+    """Returns whether limits may be narrower in an update than in `init`: only if it says so.
+
+    Such a policy has a class attribute ``accepts_narrower_limits = True``, and makes a new plan if
+    that in force is not allowed any more. Its batches stay near even shares while steps are short,
+    see `lbbsp_core.runtime.short_steps`.
+    """
+    return bool(getattr(policy, "accepts_narrower_limits", False))
+
+
 def require_asynchronous(
     policy: Policy | type[Policy], name: str = "", sync: str = "this synchroniser"
 ) -> None:

@@ -58,6 +58,7 @@ class LoadBalanced:
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = True
 
     min_gain: float = 0.02
     interval: int = 1

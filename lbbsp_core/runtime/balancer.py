@@ -15,7 +15,14 @@ from lbbsp_core.cost import Cost, Profile, Proportional, Segment
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import GlobalOrder, Indices, Order, Snapshot
-from lbbsp_core.policy import BatchConstraints, LoadBalanced, Observation, Policy, Sizes
+from lbbsp_core.policy import (
+    BatchConstraints,
+    LoadBalanced,
+    Observation,
+    Policy,
+    Sizes,
+    accepts_narrower_limits,
+)
 from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
@@ -491,11 +498,8 @@ class Balancer:
     def _next_constraints(
         self, busy_seconds: Sequence[float], excluded: Sequence[int]
     ) -> BatchConstraints:
-        """Returns the constraints of the next plan, narrower after short steps.
-
-        Policies that plan without predictions average over steps, and are not restricted.
-        """
-        if not self.policy.uses_costs:
+        """Returns the constraints of the next plan, narrower after short steps."""
+        if not accepts_narrower_limits(self.policy):
             return self.constraints
         self.short_steps.observe(busy_seconds, excluded)
         return self.short_steps.narrow(self.constraints)

@@ -56,7 +56,7 @@ class SessionOptions:
         compare_weights: Steps between comparisons of the workers' weights, >= 1; None compares
             none. Weights may differ by 0.1 % of their norm, by which rounding never differs.
             Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
-        short_step_seconds: Busy seconds, >= 0, below which batches that follow predicted speeds
+        short_step_seconds: Busy seconds of a step, >= 0, below which the batches of `LoadBalanced`
             stay near even shares: within a fifth of them in steps of a fifth of this time, see
             `lbbsp_core.runtime.short_steps`. Defaults to 0.05; 0 lets them follow any measurement.
 
