@@ -70,3 +70,9 @@ def test_repeated_fits_go_on_where_the_last_one_ended(seen):
 
 def test_a_fit_that_failed_leaves_nothing_behind(seen):
     assert everywhere(seen, "after_a_failed_fit") == EPOCH
+
+
+def test_a_batch_is_at_most_twice_its_even_share_by_default(seen):
+    assert max(everywhere(seen, "sizes_by_default")) == 2 * 11
+    assert [len(rank["notices"]) for rank in seen] == [1, 0, 0]
+    assert "limits=lbbsp_core.Limits(1, 32)" in seen[0]["notices"][0]

@@ -1,6 +1,8 @@
 """One cluster, many fits: what callbacks, repetition and evaluation do to it."""
 
+import logging
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -142,3 +144,27 @@ try:
 except RuntimeError:
     fit(it, built, seen, x=FEATURES[::-1].copy(), epochs=1)
 result("after_a_failed_fit", seen.steps)
+
+
+# Workers 1 and 2 are slow: worker 0 gets twice an even share, and is said to be worth more.
+class Slow(Seen):
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.03 + (0.001 if it.rank == 0 else 0.025) * it.sizes[it.rank])
+
+
+class Kept(logging.Handler):
+    """Keeps warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+it, kept = balancer(), Kept()
+logging.getLogger("lbbsp.session").addHandler(kept)
+fit(it, model(), Slow(), epochs=5)
+result("sizes_by_default", it.sizes)
+result("notices", [text for text in kept.texts if "largest batch" in text])

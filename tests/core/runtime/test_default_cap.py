@@ -1,0 +1,231 @@
+"""The largest batch by default, who is exempt from it, and the notices about it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from lbbsp_core import (
+    Affine,
+    Balancer,
+    Even,
+    FixedShares,
+    LastValue,
+    Limits,
+    LoadBalanced,
+    Profile,
+    Proportional,
+    SessionOptions,
+    WorkerSession,
+)
+from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS
+from lbbsp_core.runtime.default_cap import default_cap
+from lbbsp_core.runtime.step_meter import Reading
+from lbbsp_core.testing import exchange_in_process
+
+FAST, SLOW = Proportional(400.0), Proportional(40.0)
+WORKERS, X = 3, 96
+
+
+class Same:
+    """Collectives of workers that all have the same facts."""
+
+    def __init__(self, rank: int, workers: int) -> None:
+        self.rank, self.workers = rank, workers
+
+    def all_gather(self, values):
+        return [list(values) for _ in range(self.workers)]
+
+
+def sessions(workers=WORKERS, total=X, **options):
+    """Started sessions of all workers."""
+    given = SessionOptions(predictor=LastValue(), drivers=(), **options)
+    made = [
+        WorkerSession(Same(rank, workers), total, given, framework="none")
+        for rank in range(workers)
+    ]
+    for each in made:
+        each.start({})
+    return made
+
+
+def train(workers, seconds, steps, monkeypatch):
+    """Runs steps in which worker i is busy for ``seconds[i](x_i)``; returns the last plan."""
+    for _ in range(steps):
+        sizes = workers[0].sizes
+        for each, cost, size in zip(workers, seconds, sizes, strict=True):
+            busy = float(cost(size))
+            monkeypatch.setattr(each._meter, "reach", lambda busy=busy: Reading(busy, ()))
+        rows = [each.before_allreduce() for each in workers]
+        for each in workers:
+            each.after_allreduce(rows)
+    return workers[0].sizes
+
+
+@pytest.fixture
+def said(caplog):
+    """Returns the warnings so far that contain a text."""
+    caplog.set_level(logging.WARNING, "lbbsp.session")
+    return lambda text: [r.getMessage() for r in caplog.records if text in r.getMessage()]
+
+
+@pytest.mark.parametrize("total", [3, 7, 96, 97, 1000])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("granularity", [1, 8])
+def test_the_cap_is_twice_the_even_share_and_leaves_a_plan(total, workers, granularity):
+    cap = default_cap(
+        None, LoadBalanced(), workers=workers, global_batch_size=total, granularity=granularity
+    )
+    if cap is None:
+        twice = 2 * -(-total // workers)
+        assert -(-twice // granularity) * granularity >= total - (workers - 1)
+    else:
+        assert cap % granularity == 0
+        assert 0 <= cap - 2 * total / workers < 2 + granularity
+        assert cap * workers >= total
+
+
+def test_a_single_worker_given_limits_and_fixed_shares_have_no_cap():
+    sizes = {"workers": 1, "global_batch_size": 96}
+    assert default_cap(None, LoadBalanced(), **sizes) is None
+    sizes["workers"] = 4
+    assert default_cap(None, LoadBalanced(), **sizes) == 48
+    assert default_cap(Limits(1), LoadBalanced(), **sizes) is None
+    assert default_cap([Limits(1)] * 4, LoadBalanced(), **sizes) is None
+    assert default_cap(None, FixedShares((9, 1, 1, 1)), **sizes) is None
+    assert default_cap(None, Even(), **sizes) is None
+
+
+def test_a_session_keeps_the_cap_and_says_once_what_it_costs(monkeypatch, said):
+    workers = sessions()
+    assert train(workers, [FAST, SLOW, SLOW], PATIENCE - 1, monkeypatch) == (64, 16, 16)
+    assert not said("largest batch")
+    train(workers, [FAST, SLOW, SLOW], 2 * PATIENCE, monkeypatch)
+    (text,) = said("largest batch")
+    assert "worker 0 has had 64 samples" in text
+    assert "speed is that of 80 samples" in text
+    assert "100% longer" in text  # 16 samples at 40 a second, instead of 8
+    assert "limits=lbbsp_core.Limits(1, 96)" in text
+
+
+def test_a_worker_that_is_twice_as_fast_gives_no_notice(monkeypatch, said):
+    workers = sessions(min_gain=0.0)
+    train(workers, [FAST, Proportional(100.0), Proportional(100.0)], 50, monkeypatch)
+    assert workers[0].sizes == (64, 16, 16)
+    assert not said("largest batch")
+
+
+def test_given_limits_lift_the_cap(monkeypatch, said):
+    workers = sessions(limits=Limits(1, 96))
+    assert train(workers, [FAST, SLOW, SLOW], 60, monkeypatch) == (80, 8, 8)
+    assert not said("largest batch")
+
+
+def test_a_profile_with_a_memory_limit_lifts_the_cap_of_its_worker_alone():
+    profile = Profile([8, 16], [0.008, 0.016], out_of_memory_at=81)
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=4,
+            global_batch_size=96,
+            default_maximum=48,
+            cost=profile if rank == 1 else None,
+        )
+        for rank in range(4)
+    ]
+    for _ in range(2):  # every fit begins with a handshake
+        for balancer in balancers:
+            balancer.set_peers([each.static_info() for each in balancers])
+    for balancer in balancers:
+        assert [each.maximum for each in balancer.constraints.limits] == [48, 80, 48, 48]
+
+
+def test_a_state_is_restored_by_another_number_of_workers_with_its_own_cap(monkeypatch):
+    workers = sessions(4)
+    train(workers, [FAST, SLOW, SLOW, SLOW], 5, monkeypatch)
+    assert workers[0].sizes == (48, 16, 16, 16)
+    resumed = sessions(3)
+    for each in resumed:
+        each.restore(workers[each.rank].state())
+        assert each.sizes == (32, 32, 32)
+        assert [limits.maximum for limits in each.balancer.constraints.limits] == [64] * 3
+    assert train(resumed, [FAST, SLOW, SLOW], 5, monkeypatch) == (64, 16, 16)
+    same = sessions(3)
+    for each in same:
+        each.restore(resumed[each.rank].state())
+        each.start({})
+        assert each.sizes == (64, 16, 16), "the handshake keeps a restored plan"
+
+
+def test_a_balancer_of_simulations_has_no_cap_and_no_bounds():
+    balancers = [Balancer(rank=rank, workers=3, global_batch_size=96) for rank in range(3)]
+    for _ in range(10):
+        busy = [1e-6 * x / speed for x, speed in zip(balancers[0].sizes(balancers[0].step),
+                                                     (10, 1, 1), strict=True)]  # fmt: skip
+        exchange_in_process(balancers, busy)
+    assert balancers[0].sizes(10) == (80, 8, 8)
+
+
+def test_many_small_samples_may_have_the_work_of_the_cap():
+    balancers = [
+        Balancer(rank=rank, workers=3, global_batch_size=12, default_maximum=8) for rank in range(3)
+    ]
+    work = np.ones(12)
+    work[10:] = 20.0  # nearly all of the work of a step is in two samples
+    for balancer in balancers:
+        order = balancer.make_order(12, 0, shuffle=False, steps_per_epoch=1, work=work)
+        balancer.use_order(order)
+        assert balancer.sizes(0) == (10, 1, 1)
+
+
+def test_workers_compare_the_threshold_of_short_steps(monkeypatch):
+    compared = []
+    monkeypatch.setattr(handshake, "compare", lambda collectives, facts: compared.append(facts))
+    for seconds in (0.05, 0.05, 0.02):
+        sessions(1, short_step_seconds=seconds)
+    first, same, other = compared
+    assert first == same
+    assert {name for name in first if first[name] != other[name]} == {
+        "limits, granularity and policy"
+    }
+
+
+# Short steps
+
+
+def test_short_steps_are_reported_once_and_bound_the_plan(monkeypatch, said):
+    workers = sessions()
+    costs = [Affine(0.008, 2e-5), Affine(0.004, 2e-5), Affine(0.001, 2e-5)]
+    train(workers, costs, SHORT_STEPS + 2, monkeypatch)
+    (text,) = said("too short")
+    assert "steps take 8 ms" in text or "steps take 9 ms" in text
+    assert "short_step_seconds=0" in text
+    assert max(workers[0].sizes) <= 32 * 1.2
+    train(workers, costs, SHORT_STEPS, monkeypatch)
+    assert len(said("too short")) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"short_step_seconds": 0.0}, {"policy": Even()}], ids=["off", "even"]
+)
+def test_no_bounds_are_reported_where_there_are_none(options, monkeypatch, said):
+    workers = sessions(**options)
+    costs = [Affine(0.0001, 1e-4), Affine(0.0001, 2e-4), Affine(0.0001, 2e-4)]
+    sizes = train(workers, costs, SHORT_STEPS + 2, monkeypatch)
+    assert not said("too short")
+    assert (sizes[0] > 44) == ("policy" not in options)
+
+
+def test_long_steps_are_neither_bounded_nor_reported(monkeypatch, said):
+    workers = sessions()
+    costs = [Affine(0.001, 2e-3), Affine(0.001, 4e-3), Affine(0.001, 4e-3)]
+    assert train(workers, costs, SHORT_STEPS + 2, monkeypatch)[0] in range(46, 51)
+    assert not said("too short")
+
+
+def test_a_negative_threshold_is_an_error():
+    with pytest.raises(ValueError, match="short_step_seconds must be"):
+        WorkerSession(Same(0, 2), 8, SessionOptions(short_step_seconds=-1), framework="none")
