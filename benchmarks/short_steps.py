@@ -1,0 +1,106 @@
+"""Measures how far batches of two equal workers swing if steps are short and the machine is busy.
+
+    python benchmarks/short_steps.py [--hogs 4] [--width 32] [--steps 600] [--repeats 3]
+
+Two Keras workers train a small network with X = 256, beside processes that only compute. In turns,
+batches are even; they follow every measurement (``short_step_seconds=0``); and they stay near even
+shares, as by default. Prints for each the smallest and largest batch of worker 0 after the first
+100 steps, the mean change from step to step, and the median time of a step, over all repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+X, SKIPPED = 256, 100
+MODES = ("even", "unbounded", "default")
+HOG = "import time\nend = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
+
+
+def train(options: argparse.Namespace) -> None:
+    """Trains as one of the workers."""
+    import keras
+    import tensorflow as tf
+
+    import lbbsp_core
+    import lbbsp_tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    chosen = {
+        "even": {"policy": lbbsp_core.Even()},
+        "unbounded": {"short_step_seconds": 0},
+        "default": {},
+    }[options.worker]
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, **chosen)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(options.steps * X, 20)).astype("float32")
+    y = random.integers(0, 10, len(x))
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(options.width, "relu"), keras.layers.Dense(10, "softmax")]
+        model = keras.Sequential([keras.layers.Input((20,)), *layers])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    feed = balancer.dataset(x, y)  # one long epoch
+    model.fit(feed, steps_per_epoch=options.steps, callbacks=[balancer], verbose=0)
+
+
+def run(mode: str, options: argparse.Namespace) -> tuple[list[int], list[float]]:
+    """Runs a job; returns the batches of worker 0 and the seconds of the steps."""
+    from lbbsp_core import read_run
+    from lbbsp_core.launch import launch
+
+    hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(options.hogs)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            status = launch(
+                [__file__, "--worker", mode, "--width", str(options.width),
+                 "--steps", str(options.steps)],
+                workers=2,
+                run_dir=Path(folder),
+                timeout=280,
+                output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
+            )  # fmt: skip
+            if status:
+                sys.exit(f"the workers failed with status {status}: --verbose shows their output")
+            steps = read_run(folder).steps[SKIPPED:]
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    return [step.sizes[0] for step in steps], [step.wall_seconds for step in steps]
+
+
+def main() -> None:
+    """Runs the jobs in turns and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (("hogs", 4), ("width", 32), ("steps", 600), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        train(options)
+        return
+    runs: dict[str, list[tuple[list[int], list[float]]]] = {mode: [] for mode in MODES}
+    for _ in range(options.repeats):
+        for mode in MODES:
+            runs[mode].append(run(mode, options))
+    print("| batches | smallest | largest | mean change | ms a step (each run) |")
+    print("|---|---|---|---|---|")
+    for mode, found in runs.items():
+        sizes = [size for batches, _ in found for size in batches]
+        change = np.mean([np.abs(np.diff(batches)).mean() for batches, _ in found])
+        times = ", ".join(f"{np.median(seconds) * 1e3:.1f}" for _, seconds in found)
+        print(f"| {mode} | {min(sizes)} | {max(sizes)} | {change:.1f} | {times} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
