@@ -85,9 +85,8 @@ class ShortSteps:
         fraction = self.fraction
         if fraction >= 1:
             return constraints
-        granularity = constraints.granularity
         limits = [
-            _near(even, int(even * fraction) // granularity * granularity, bounds)
+            _near(even, int(even * fraction), bounds)
             for even, bounds in zip(_even_plan(constraints), constraints.limits, strict=True)
         ]
         return replace(constraints, limits=tuple(limits))

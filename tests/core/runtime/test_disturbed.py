@@ -138,7 +138,8 @@ def test_one_disturbance_widens_the_bounds_by_a_tenth_at_most(
     times: list[float], usual: float
 ) -> None:
     short = ShortSteps(SHORT_STEP_SECONDS)
-    short.observe((usual, usual), ())
+    short.observe((1.0, usual), ())  # a pause in the first step counts as little
+    assert short.seconds <= 1.1 * usual * (1 + 1e-12)
     for seconds in times:
         before = short.seconds
         assert before is not None
@@ -194,7 +195,7 @@ CLUSTERS = st.tuples(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(CLUSTERS, st.integers(8, 200))
 def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
     cluster: tuple[list[float], float, int, int, int], share: int
@@ -203,7 +204,7 @@ def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
     workers, total = len(slopes), share * len(slopes)
     balancers = team(workers, total, granularity=granularity, lag=lag)
     costs = [Affine(overhead, slope) for slope in slopes]
-    for plan in play(balancers, costs, 60, Noise(seed)):
+    for plan in play(balancers, costs, 40, Noise(seed)):
         check_plan(plan, balancers[0].constraints)
         limits = balancers[0].constraints.limits
         assert workers <= 2 or all(
@@ -214,7 +215,7 @@ def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
             assert balancers[0].short_steps.narrow(balancers[0].constraints).allow(decided)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     st.lists(st.floats(1e-3, 4e-3), min_size=2, max_size=4),
     st.floats(0.0, 0.02),
@@ -233,7 +234,7 @@ def test_plans_return_to_the_optimum_within_sixty_steps(
     assert slowest(costs, last) <= 1.05 * best + max(slopes)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.floats(1e-5, 5e-3), st.integers(0, 2**32))
 def test_equal_workers_have_even_shares_in_the_long_run(slope: float, seed: int) -> None:
     costs = [Affine(0.005, slope)] * 3
