@@ -1,4 +1,4 @@
-"""Policies, predictors and synchronisers by name, for the command line, the simulator and tests.
+"""Policies, predictors, synchronisers and costs by name, for the command line and all options.
 
 A component is written as a name with options, by position or by field::
 
@@ -32,6 +32,7 @@ from typing import (
     get_type_hints,
 )
 
+from lbbsp_core.cost import Affine, Cost, Proportional, Saturating
 from lbbsp_core.policy import (
     EpochBalanced,
     Even,
@@ -43,7 +44,7 @@ from lbbsp_core.policy import (
 )
 from lbbsp_core.predict import Arima, Ema, LastValue, Mixture, Narx, Predictor, Recurrent
 from lbbsp_core.sync import ASP, BSP, DSSP, SSP, ElasticBSP, Synchroniser
-from lbbsp_core.validate import require_known
+from lbbsp_core.validate import require_known, shortened
 
 T = TypeVar("T")
 
@@ -154,13 +155,14 @@ class Registry(Mapping[str, Component[T]]):
     """Components of one kind by name.
 
     Args:
-        kind: Kind of the components, for error messages.
+        kind: Name of the option that takes a component, for error messages.
         protocol: Protocol that all of them satisfy.
         components: Components, in the order in which they are listed.
     """
 
     def __init__(self, kind: str, protocol: type, components: Sequence[Component[T]]) -> None:
         self.kind = kind
+        self.noun = protocol.__name__.lower()
         self._members = sorted(
             name for name in {*vars(protocol), *protocol.__annotations__} if name[0] != "_"
         )
@@ -190,7 +192,60 @@ class Registry(Mapping[str, Component[T]]):
             return self[name].with_options(text, options)
         if options and all(part.isidentifier() for part in [*name.split("."), options[0]]):
             return self._import(name, options[0]).with_options(text, options[1:])
+        for other in _registries():
+            if name in other:
+                raise ValueError(
+                    f"{name} is a {other.noun} and no {self.noun}: write {other.kind}={text!r}, "
+                    f"or choose a {self.noun} from {', '.join(self)}"
+                )
         return self[require_known(self.kind, name, self)]
+
+    def resolve(self, value: T | str, **context: object) -> T:
+        """Returns a component that is given by its text, or as an object.
+
+        Args:
+            value: Text, see `parse`, or an object that satisfies the protocol.
+            **context: As for `Component.build`; an object keeps its own values.
+
+        Raises:
+            TypeError: It is neither; the message says what to write.
+            ValueError: The text cannot be read, or a value is missing or out of range.
+        """
+        if isinstance(value, str):
+            return self.build(value, **context)
+        if isinstance(value, type) or self.lacking(value):
+            raise TypeError(f"{self.kind} must be a {self.noun} or its name, {self._remedy(value)}")
+        return value
+
+    def name_of(self, value: T | str) -> str:
+        """Returns the text itself, the name of an equal component, or else the object's repr."""
+        if isinstance(value, str):
+            return value
+        complete = (name for name, one in self.items() if one.is_available and not one.missing)
+        return next((name for name in complete if self.build(name) == value), repr(value))
+
+    def lacking(self, value: object) -> list[str]:
+        """Returns the members of the protocol that an object or a class lacks."""
+        return [member for member in self._members if not hasattr(value, member)]
+
+    def _remedy(self, value: object) -> str:
+        """Returns what a wrong value is, and what to write instead."""
+        owners = [one for one in _registries() if not one.lacking(value)]
+        if isinstance(value, type) and owners:
+            own = next((name for name in self if self[name].cls is value), "")
+            named = f", or {self.kind}={own!r}" if own else ""
+            arguments = "..." if own and self[own].missing else ""
+            return (
+                f"got the class {value.__name__}: create an object, as in "
+                f"{owners[0].kind}={value.__name__}({arguments}){named}"
+            )
+        if owners:
+            return (
+                f"got {shortened(value)}, which is a {owners[0].noun}: write {owners[0].kind}=..."
+            )
+        lacking = self.lacking(value)
+        partly = f", which lacks {', '.join(lacking)}" if len(lacking) < len(self._members) else ""
+        return f"got {shortened(value)}{partly}: choose from {', '.join(self)}, or pass an object"
 
     def build(self, text: str, **context: object) -> T:
         """Creates a component by its text, see `parse` and `Component.build`.
@@ -207,8 +262,7 @@ class Registry(Mapping[str, Component[T]]):
                 f"module {module_name} has no class {name!r}: name a class that satisfies the "
                 f"contract of a {self.kind}, see lbbsp_core.testing"
             )
-        lacking = [member for member in self._members if not hasattr(cls, member)]
-        if lacking:
+        if lacking := self.lacking(cls):
             raise ValueError(
                 f"{module_name}:{name} is not a {self.kind}, since it lacks {', '.join(lacking)}: "
                 "add them, and check the contract with lbbsp_core.testing"
@@ -326,6 +380,21 @@ SYNCHRONISERS: Final[Registry[Synchroniser]] = Registry(
     ],
 )
 """All synchronisers."""
+
+COSTS: Final[Registry[Cost]] = Registry(
+    "cost",
+    Cost,
+    [
+        Component("proportional", Proportional),
+        Component("affine", Affine),
+        Component("saturating", Saturating),
+    ],
+)
+"""All costs with a formula. A `Profile` is named by its file, see `lbbsp_core.runtime.naming`."""
+
+
+def _registries() -> tuple[Registry[Any], ...]:
+    return POLICIES, PREDICTORS, SYNCHRONISERS, COSTS
 
 
 def policy(text: str, **context: object) -> Policy:

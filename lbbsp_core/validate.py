@@ -7,7 +7,10 @@ import json
 import math
 import operator
 from collections.abc import Collection
-from typing import NoReturn
+from typing import Final, NoReturn
+
+_SIMILAR: Final = 0.6
+"""Similarity of names, in [0, 1], from which one is suggested for the other."""
 
 
 def require_positive(name: str, value: float) -> float:
@@ -79,21 +82,33 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
         known: Legal names, at least one.
 
     Raises:
-        ValueError: `name` is not one of `known`; the message suggests the most similar one.
+        ValueError: `name` is not one of `known`; the message suggests a similar one, if there is
+            one.
 
     Example:
         >>> require_known("policy", "lbsp", ["bsp", "lbbsp"])
         Traceback (most recent call last):
             ...
         ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? Known names: bsp, lbbsp
+        >>> require_known("policy", "foo", ["bsp", "lbbsp"])
+        Traceback (most recent call last):
+            ...
+        ValueError: there is no policy 'foo'. Known names: bsp, lbbsp
     """
     if name not in known:
-        (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        near = nearest(name, known)
         raise ValueError(
-            f"there is no {kind} {name!r}: did you mean {nearest!r}? "
+            f"there is no {kind} {name!r}{'.' if near is None else f': did you mean {near!r}?'} "
             f"Known names: {', '.join(known)}"
         )
     return name
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """Returns the most similar of some names, in letters of any case; None if none is similar."""
+    folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_SIMILAR)
+    return folded[found[0]] if found else None
 
 
 def parse_json(data: bytes, where: str) -> object:

@@ -44,7 +44,8 @@ class AsyncTrainer(gluon.Trainer):
             ``lr_scheduler``, which counts pushes.
         optimizer_params: Options of the optimizer.
         sync: Decides which workers wait for which: `SSP`, `ASP`, `DSSP`, `ElasticBSP`, `BSP`, or
-            a synchroniser of your own; the same on all workers.
+            a synchroniser of your own; the same on all workers. A name such as ``"ssp:3"`` will do,
+            see `lbbsp_core.registry`.
         global_batch_size: X, the samples in one batch of each of the N workers.
         wait_seconds: Maximum seconds that an iteration waits for other workers or for a server.
         **options: Options of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
@@ -75,7 +76,7 @@ class AsyncTrainer(gluon.Trainer):
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict[str, object] | None = None,
         *,
-        sync: Synchroniser,
+        sync: Synchroniser | str,
         global_batch_size: int,
         wait_seconds: float = 1800.0,
         **options: object,
@@ -103,12 +104,12 @@ class AsyncTrainer(gluon.Trainer):
         service = self._session.make_service() if self.rank == 0 else None
         servers.start(
             service and ServerOptimizer(self._optimizer, servers.keys, service),
-            keeps_pushes=sync.keeps_pushes,
+            keeps_pushes=self._session.sync.keeps_pushes,
         )
         self._session.start()
         self._read(range(len(params)))
         runtime().endings.add(self._session.depart)
-        self._warn_if_unfair(keeps_pushes=sync.keeps_pushes)
+        self._warn_if_unfair(keeps_pushes=self._session.sync.keeps_pushes)
 
     def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.

@@ -15,9 +15,9 @@ from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.naming import limits_by_rank
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import compare_facts
-from lbbsp_core.types import training_limits
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -159,7 +159,7 @@ def _divides(
     """Returns whether batches that are multiples of `granularity` can sum to `total`."""
     if total % granularity or total < granularity * workers:
         return False
-    each = training_limits(options.limits, workers)
+    each = limits_by_rank(options.limits, workers)
     limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
     try:
         allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)

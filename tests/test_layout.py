@@ -6,8 +6,8 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     foundation   types, validate
     stages       measure, resources, order, sampled_order, work, cost, predict, allocation, policy,
                                                                         sync
-    registry     names -> policies, predictors, synchronisers        <- stages
-    runtime      what a plugin runs during training                  <- stages
+    registry     names -> policies, predictors, synchronisers, costs <- stages
+    runtime      what a plugin runs during training                  <- stages, registry
     sim          virtual time                                        <- stages, registry, runtime
     processes    child processes                                     <- foundation
     launch       worker processes                                    <- processes, stages,
@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "policy": FOUNDATION | {"cost", "allocation"},
     "sync": FOUNDATION | {"cost", "policy"},
     "registry": STAGES,
-    "runtime": STAGES,
+    "runtime": STAGES | {"registry"},
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
     "launch": STAGES | {"processes", "runtime.marks"},

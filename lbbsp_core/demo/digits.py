@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core import registry
-
 GLOBAL_BATCH_SIZE: Final = 288
 TRAINED_ON: Final = 1536  # of 1,797 digits; the others are held out
 SEED: Final = 0
@@ -27,7 +25,7 @@ class Digits(NamedTuple):
 def parse(description: str | None) -> argparse.Namespace:
     """Parses the options that ``lbbsp demo`` gives to its workers."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--policy", type=registry.policy, required=True)
+    parser.add_argument("--policy", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     return parser.parse_args()

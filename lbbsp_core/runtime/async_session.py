@@ -16,7 +16,6 @@ from typing import Protocol
 
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even
-from lbbsp_core.predict import Mixture
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.runtime.coordination import (
     Answer,
@@ -30,6 +29,7 @@ from lbbsp_core.runtime.coordination import (
 )
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.default_cap import capped, default_cap
+from lbbsp_core.runtime.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     LINE,
@@ -46,7 +46,6 @@ from lbbsp_core.runtime.record import (
 )
 from lbbsp_core.runtime.step_meter import StepMeter
 from lbbsp_core.sync import Synchroniser
-from lbbsp_core.types import training_limits
 from lbbsp_core.work import require_work
 
 logger = logging.getLogger("lbbsp.session")
@@ -88,7 +87,7 @@ class AsyncSession:
 
     Args:
         servers: Parameter servers of the framework.
-        sync: Decides which workers wait for which.
+        sync: Decides which workers wait for which; an object or its name.
         global_batch_size: X, the samples in one batch of each of the N workers.
         options: Options of the user; the policy defaults to `Even`.
         framework: Name of the framework, for the run record.
@@ -102,7 +101,7 @@ class AsyncSession:
     def __init__(
         self,
         servers: Servers,
-        sync: Synchroniser,
+        sync: Synchroniser | str,
         global_batch_size: int,
         options: SessionOptions,
         *,
@@ -111,7 +110,7 @@ class AsyncSession:
         facts: str,
     ) -> None:
         self.servers = servers
-        self.sync = sync
+        self.sync = read_synchroniser(sync)
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
@@ -121,7 +120,7 @@ class AsyncSession:
                 f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
                 "the coordinator plans by an overhead and a slope"
             )
-        predictor = (options.predictor or Mixture()) if self.policy.uses_costs else None
+        predictor = options.choose_predictor(1) if self.policy.uses_costs else None
         self._estimator = SpeedEstimator(predictor, cost_shape)
         self._estimate = self._estimator.init()
         self._drivers: tuple[float, ...] = ()
@@ -132,11 +131,12 @@ class AsyncSession:
             global_batch_size=global_batch_size,
             granularity=options.granularity,
         )
-        limits = tuple(capped(each, cap) for each in training_limits(options.limits, workers))
+        limits = tuple(capped(each, cap) for each in limits_by_rank(options.limits, workers))
         require_work(None, limits, global_batch_size)
         self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
         self._framework, self._versions = framework, versions
-        self._facts = [f"{lbbsp_version()} {sync} {self.constraints} {self.policy}, {facts}"]
+        chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
+        self._facts = [f"{lbbsp_version()} {chosen}, {facts}"]
         self._answer = Answer()
         self._asked = 0
         self._claims: list[int] = []

@@ -28,6 +28,14 @@ from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
 from lbbsp_core.runtime.default_cap import capped
+from lbbsp_core.runtime.naming import (
+    AnyCost,
+    LimitsOrMaximum,
+    limits_by_rank,
+    read_cost,
+    read_policy,
+    read_predictor,
+)
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
@@ -40,7 +48,7 @@ from lbbsp_core.runtime.protocol import (
 from lbbsp_core.runtime.record import RunRecord, StepLine
 from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.sampled_order import order_of
-from lbbsp_core.types import Limits, is_plausible, training_limits
+from lbbsp_core.types import Limits, is_plausible
 from lbbsp_core.work import StepShares, Work, require_work
 
 logger = logging.getLogger("lbbsp.balancer")
@@ -86,7 +94,8 @@ class Balancer:
         rank: Number of this worker, in [0, workers).
         workers: Number of workers, N.
         global_batch_size: X, samples per step over all workers.
-        policy: Decides batch sizes. Defaults to `LoadBalanced`.
+        policy: Decides batch sizes; an object or a name, as in `SessionOptions`, where predictor,
+            cost and limits are read in the same way. Defaults to `LoadBalanced`.
         predictor: Forecasts *this* worker's speed. Defaults to a `Mixture` for this lag.
         cost: Prior for the shape of this worker's cost; its speed is ignored. Pass a `CostShape`
             to control what is learned of the overhead. Defaults to `Proportional`.
@@ -102,6 +111,7 @@ class Balancer:
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
+        TypeError: An option is of the wrong type.
 
     Example:
         >>> fast, slow = (Balancer(rank=i, workers=2, global_batch_size=12) for i in (0, 1))
@@ -120,10 +130,10 @@ class Balancer:
         rank: int,
         workers: int,
         global_batch_size: int,
-        policy: Policy | None = None,
-        predictor: Predictor | None = None,
-        cost: Cost | CostShape | None = None,
-        limits: Limits | Sequence[Limits] | None = None,
+        policy: Policy | str | None = None,
+        predictor: Predictor | str | None = None,
+        cost: AnyCost | None = None,
+        limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None,
         granularity: int = 1,
         lag: int = 1,
         parts: int = 1,
@@ -140,7 +150,7 @@ class Balancer:
             )
         self.known_limits = tuple(
             replace(bounds, minimum=max(bounds.minimum, parts))
-            for bounds in training_limits(limits, workers)
+            for bounds in limits_by_rank(limits, workers)
         )
         """Limits by rank that are given by the user, or by profiles."""
         self.default_maximum = default_maximum
@@ -149,13 +159,16 @@ class Balancer:
         self.rank = rank
         self.lag = lag
         self.parts = parts
-        self.policy: Policy = policy or LoadBalanced()
-        self.predictor = predictor or Mixture(horizon=lag)
+        self.policy: Policy = LoadBalanced() if policy is None else read_policy(policy)
+        self.predictor: Predictor = (
+            Mixture(horizon=lag) if predictor is None else read_predictor(predictor, lag)
+        )
         self.constraints = BatchConstraints(global_batch_size, each, granularity)
         self.step = 0
         self.stopping = False
         self.preempted = False
-        self.cost_shape = CostShape.from_cost(cost or Proportional(), global_batch_size, workers)
+        prior = Proportional() if cost is None else read_cost(cost)
+        self.cost_shape = CostShape.from_cost(prior, global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
         self._estimator = SpeedEstimator(used, self.cost_shape, outlier_filter or OutlierFilter())
         self._estimate = self._estimator.init()

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lbbsp_core.policy import Policy
+from lbbsp_core.runtime.naming import LimitsOrMaximum
 from lbbsp_core.types import Limits
 
 _TIMES = 2
 
 
 def default_cap(
-    limits: Limits | Sequence[Limits] | None,
+    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None,
     policy: Policy,
     *,
     workers: int,

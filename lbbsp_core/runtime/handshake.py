@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import Order
-from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
+from lbbsp_core.runtime.naming import described
 from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.record import lbbsp_version
 from lbbsp_core.work import require_work
@@ -51,7 +50,7 @@ def agree(
         **{name: value for name, value in facts.items() if isinstance(value, str)},
         "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
-            f"{constraints} {type(policy).__name__} {_options_of(policy)}, short steps below "
+            f"{constraints} {described(policy)}, short steps below "
             f"{balancer.short_steps.threshold_seconds!r} s"
         ),
         "sample order": order.description if order else "none",
@@ -122,8 +121,3 @@ def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[li
     mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])
-
-
-def _options_of(policy: Policy) -> str:
-    """Returns the repr of a dataclass; other reprs contain an address, which differs by worker."""
-    return repr(policy) if dataclasses.is_dataclass(policy) else ""

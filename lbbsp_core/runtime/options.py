@@ -10,12 +10,13 @@ from typing import Any
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced, Policy
-from lbbsp_core.predict import Predictor
+from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.base import uses_drivers
+from lbbsp_core.runtime import naming
 from lbbsp_core.runtime.env import run_dir
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
+from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
-from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer, require_known, require_positive
 
 _SHORTEST_SILENCE_SECONDS = 2.0
@@ -26,18 +27,23 @@ class SessionOptions:
     """Options that the plugins of all frameworks share.
 
     Args:
-        policy: Decides batch sizes. Defaults to ``LoadBalanced(min_gain, interval)``, and to
-            `Even` in asynchronous training.
-        predictor: Forecasts this worker's speed. Defaults to `Mixture`.
-        cost: Shape of this worker's batch-time curve. Defaults to `Proportional`.
-        limits: Bounds of a batch: the same for all workers, or one entry per worker. Defaults to
-            ``Limits(1)``, and a maximum of twice the even share for workers whose memory is
-            unknown: those without a `Profile` that has a memory limit. Fixed shares, and two
-            workers, have no such maximum.
+        policy: Decides batch sizes: an object, or a name as on the command line, such as
+            ``"lbbsp"``, ``"lbbsp:min_gain=0"`` or ``"fixed:9/12/18"``, see `lbbsp_core.registry`.
+            Defaults to ``LoadBalanced(min_gain, interval)``, and to `Even` in asynchronous
+            training.
+        predictor: Forecasts this worker's speed: an object, or a name such as ``"ema0.5"`` or
+            ``"narx"``, which is then trained for the lag of the plans. Defaults to `Mixture`.
+        cost: Shape of this worker's batch-time curve: an object, the file of a profile such as
+            ``"gpu.json"``, or a name such as ``"affine:0.010:0.001"``. Defaults to `Proportional`.
+        limits: Bounds of a batch: `Limits`, or a number, the largest batch in samples; the same
+            for all workers, or a sequence with one entry per worker. Defaults to ``Limits(1)``, and
+            a maximum of twice the even share for workers whose memory is unknown: those without a
+            `Profile` that has a memory limit. Fixed shares, and two workers, have no such maximum.
         granularity: Batch sizes are multiples of it, in samples, >= 1 (8 suits GPUs and XLA).
-        interval: Steps between decisions of the default policy, >= 1. Defaults to 1.
-        min_gain: Minimum relative gain for which the default policy adopts a new plan, in
-            [0, 1). Defaults to 0.02; 0 is the paper's mode (Chen et al., arXiv 1806.02508).
+        interval: Steps between decisions, >= 1, of the default policy or of one that is given by
+            its name and leaves it open. Defaults to 1.
+        min_gain: Minimum relative gain for which that policy adopts a new plan, in [0, 1).
+            Defaults to 0.02; 0 is the paper's mode (Chen et al., arXiv 1806.02508).
         record: File for the run record, or its folder; written by rank 0. Defaults to none, or
             to ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
         seed: Seed of the sample order, >= 0, unless the data set is given its own.
@@ -61,15 +67,15 @@ class SessionOptions:
             `lbbsp_core.runtime.short_steps`. Defaults to 0.05; 0 lets them follow any measurement.
 
     Raises:
-        ValueError: `interval` or `min_gain` is given together with a policy, or a time is out of
-            range.
-        TypeError: A policy or predictor is given by its name.
+        ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given
+            together with a policy that has no such open option, or a time is out of range.
+        TypeError: A policy, predictor, cost or limit is of the wrong type.
     """
 
-    policy: Policy | None = None
-    predictor: Predictor | None = None
-    cost: Cost | CostShape | None = None
-    limits: Limits | Sequence[Limits] | None = None
+    policy: Policy | str | None = None
+    predictor: Predictor | str | None = None
+    cost: AnyCost | None = None
+    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
     granularity: int = 1
     interval: int | None = None
     min_gain: float | None = None
@@ -83,12 +89,7 @@ class SessionOptions:
     short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
-        for name in ("policy", "predictor"):
-            if isinstance(getattr(self, name), str):
-                raise TypeError(
-                    f"{name} must be an object, got {getattr(self, name)!r}: pass one, or "
-                    f"lbbsp_core.registry.{name}({getattr(self, name)!r})"
-                )
+        self._resolve()
         if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
             raise ValueError(
                 f"silence_seconds must be >= {_SHORTEST_SILENCE_SECONDS:g}, got "
@@ -98,11 +99,21 @@ class SessionOptions:
             require_positive("limit_seconds", self.limit_seconds)
         if self.compare_weights is not None:
             require_integer("compare_weights", self.compare_weights, 1)
-        if self.policy is not None and self._policy_options:
-            raise ValueError(
-                f"{sorted(self._policy_options)} are options of the default policy and cannot be "
-                f"combined with policy={self.policy!r}: set them on the policy itself"
-            )
+
+    def _resolve(self) -> None:
+        """Replaces names by objects, but for the predictor, which depends on the session's lag."""
+        read: dict[str, object] = {}
+        if self.policy is not None:
+            policy = naming.read_policy(self.policy, **self._policy_options)
+            read.update(policy=policy, interval=None, min_gain=None)
+        if self.cost is not None:
+            read["cost"] = naming.read_cost(self.cost)
+        if self.limits is not None:
+            read["limits"] = naming.read_limits(self.limits)
+        if self.predictor is not None:
+            naming.read_predictor(self.predictor)
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionOptions:
@@ -111,6 +122,11 @@ class SessionOptions:
         Raises:
             TypeError: An option is unknown; names the nearest known one.
         """
+        if "sync" in options:
+            raise TypeError(
+                "sync is an option of asynchronous training, where workers run ahead of others: "
+                "leave it out here, or use the trainer for asynchronous training"
+            )
         known = [field.name for field in fields(cls)]
         try:
             for name in options:
@@ -126,14 +142,20 @@ class SessionOptions:
             default: Default if neither `interval` nor `min_gain` is given. None: LB-BSP.
         """
         if self.policy is not None:
-            return self.policy
+            return naming.read_policy(self.policy)
         if default is not None and not self._policy_options:
             return default
         return LoadBalanced(**self._policy_options)
 
+    def choose_predictor(self, horizon: int) -> Predictor:
+        """Returns the given predictor, or a `Mixture`; one made here forecasts `horizon` steps."""
+        if self.predictor is None:
+            return Mixture(horizon=horizon)
+        return naming.read_predictor(self.predictor, horizon)
+
     def choose_cost(self) -> Cost | CostShape:
         """Returns the given cost, or `Proportional`."""
-        return self.cost or Proportional()
+        return Proportional() if self.cost is None else naming.read_cost(self.cost)
 
     def choose_drivers(self, policy: Policy) -> Sequence[str] | None:
         """Returns the driving factors to sample: none if `policy` uses no predictions."""

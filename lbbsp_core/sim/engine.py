@@ -15,10 +15,10 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
-from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_nonnegative
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +35,8 @@ class SimConfig:
         steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
         communication_seconds: Seconds of communication per step, after the last worker has
             arrived, >= 0.
-        limits: Bounds of a batch: the same for all workers, or one entry per worker.
+        limits: Bounds of a batch: the same for all workers, or one entry per worker; as in
+            `lbbsp_core.SessionOptions`, and `cost` likewise.
         granularity: Batch sizes are multiples of it, in samples.
         cost: Cost that the balancers assume before they have learned: the same for all workers,
             or one entry per worker. Default: as in training.
@@ -52,9 +53,9 @@ class SimConfig:
     lag: int = 1
     steps_per_epoch: int = 50
     communication_seconds: float = 0.0
-    limits: Limits | Sequence[Limits] | None = None
+    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
     granularity: int = 1
-    cost: Cost | CostShape | Sequence[Cost | CostShape] | None = None
+    cost: AnyCost | Sequence[AnyCost] | None = None
     links: ServerLinks | None = None
     work: LognormalWork | None = None
 
@@ -75,9 +76,11 @@ class SimConfig:
 
     def prior(self, rank: int) -> Cost | CostShape:
         """Returns the cost that worker `rank` assumes before it has learned."""
-        if isinstance(self.cost, Sequence):
-            return self.cost[rank]
-        return self.cost or Proportional()
+        if self.cost is None:
+            return Proportional()
+        if isinstance(self.cost, Sequence) and not isinstance(self.cost, str):
+            return read_cost(self.cost[rank])
+        return read_cost(self.cost)
 
     def shape(self, rank: int, workers: int) -> CostShape:
         """Returns that cost as a `CostShape`, made as `lbbsp_core.Balancer` makes it."""

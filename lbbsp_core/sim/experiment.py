@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lbbsp_core.policy import FixedShares, Policy, require_asynchronous
 from lbbsp_core.predict import Predictor
-from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Component, Registry
+from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS, Registry
 from lbbsp_core.sim import (
     AsyncRun,
     Communication,
@@ -36,6 +36,7 @@ from lbbsp_core.sim import (
     run_vectorised,
 )
 from lbbsp_core.sim.backtest import DEFAULT
+from lbbsp_core.sync import Synchroniser
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
@@ -192,9 +193,9 @@ class LearningTarget(NamedTuple):
 def simulate(
     traces: Sequence[Trace],
     *,
-    policies: Sequence[str] | None = None,
-    predictors: Sequence[str] = (DEFAULT,),
-    syncs: Sequence[str] = (_LOCKSTEP,),
+    policies: Sequence[Policy | str] | None = None,
+    predictors: Sequence[Predictor | str] = (DEFAULT,),
+    syncs: Sequence[Synchroniser | str] = (_LOCKSTEP,),
     global_batch_size: int | None = None,
     lag: int = 1,
     steps_per_epoch: int = STEPS_PER_EPOCH,
@@ -207,10 +208,10 @@ def simulate(
 
     Args:
         traces: From `lbbsp_core.sim.read_trace`, of two workers or more each.
-        policies: Policies by name, see `lbbsp_core.registry`; None: all that each synchroniser
-            allows.
-        predictors: Predictors by name, each trained for `lag`.
-        syncs: Synchronisers by name.
+        policies: Policies by name, see `lbbsp_core.registry`, or as objects; None: all that each
+            synchroniser allows.
+        predictors: Predictors by name, each trained for `lag`, or as objects.
+        syncs: Synchronisers by name or as objects.
         global_batch_size: X; by default that of each recording.
         lag: Steps from a plan's decision to its use: decided after step k, it applies to step
             ``k + lag``.
@@ -311,7 +312,7 @@ def _play(
     experiment: Experiment, run: Run, advance: Callable[[int], None] | None
 ) -> Timeline | AsyncRun:
     cluster, x = experiment.cluster, experiment.config.global_batch_size
-    policy = build_policy(run.policy, cluster, x // cluster.workers)
+    policy = run.own_policy or build_policy(run.policy, cluster, x // cluster.workers)
     if run.has_common_steps and experiment.preemption is None:
         config = experiment.together
         play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
@@ -325,7 +326,7 @@ def _play(
     return run_async(
         cluster,
         experiment.together if run.has_common_steps else experiment.alone,
-        SYNCHRONISERS.build(run.sync),
+        run.own_synchroniser or SYNCHRONISERS.build(run.sync),
         policy,
         run.predictor,
         preemption=experiment.preemption,
@@ -349,16 +350,20 @@ class Run(NamedTuple):
     """A policy with its predictor under a synchroniser.
 
     Args:
-        policy: Policy by name.
-        predictor_name: Predictor by name; None where the policy uses none.
+        policy: Name of the policy; the repr of an object that has none.
+        predictor_name: Name of the predictor, likewise; None where the policy uses none.
         predictor: The predictor itself.
-        sync: Synchroniser by name.
+        sync: Name of the synchroniser, likewise.
+        own_policy: Policy that was given as an object.
+        own_synchroniser: Synchroniser that was given as an object.
     """
 
     policy: str
     predictor_name: str | None = None
     predictor: Predictor | None = None
     sync: str = _LOCKSTEP
+    own_policy: Policy | None = None
+    own_synchroniser: Synchroniser | None = None
 
     @property
     def has_common_steps(self) -> bool:
@@ -376,19 +381,19 @@ def _title(sync: str, policy: str, predictor: str | None) -> str:
 
 
 def chosen_runs(
-    policies: Sequence[str] | None,
-    predictors: Sequence[str],
+    policies: Sequence[Policy | str] | None,
+    predictors: Sequence[Predictor | str],
     lag: int = 1,
-    syncs: Sequence[str] = (_LOCKSTEP,),
+    syncs: Sequence[Synchroniser | str] = (_LOCKSTEP,),
 ) -> list[Run]:
     """Combines every synchroniser with every policy, and every predictor where one is used.
 
     Args:
-        policies: Policies by name, see `lbbsp_core.registry`; None: all that a synchroniser
-            allows.
-        predictors: Predictors by name.
-        lag: Horizon for which predictors are trained, in steps.
-        syncs: Synchronisers by name.
+        policies: Policies by name, see `lbbsp_core.registry`, or as objects; None: all that a
+            synchroniser allows.
+        predictors: Predictors by name or as objects.
+        lag: Horizon for which predictors given by name are trained, in steps.
+        syncs: Synchronisers by name or as objects.
 
     Returns:
         The combinations, each once, ordered by synchroniser.
@@ -402,43 +407,58 @@ def chosen_runs(
         ['bsp', 'lbbsp last', 'lbbsp ema0.2']
         >>> [run.title for run in chosen_runs(["lbbsp"], ["last"], syncs=["bsp", "ssp:3"])]
         ['lbbsp last', 'ssp:3 lbbsp last']
+        >>> from lbbsp_core import Ema, LoadBalanced
+        >>> [run.title for run in chosen_runs([LoadBalanced()], [Ema(0.5), Ema(0.1)])]
+        ['lbbsp ema0.5', 'lbbsp Ema(alpha=0.1)']
     """
-    named = list(POLICIES) if policies is None else policies
-    _require_names(POLICIES, named)
-    _require_names(PREDICTORS, predictors)
-    _require_names(SYNCHRONISERS, syncs)
-    chosen = {text: _parse_policy(text) for text in named}
-    built = {text: PREDICTORS.build(text, horizon=max(lag, 1)) for text in predictors}
+    chosen = _named(POLICIES, list(POLICIES) if policies is None else policies)
+    kinds = {name: _kind_of(policy) for name, policy in chosen.items()}
+    built = {
+        name: PREDICTORS.resolve(predictor, horizon=max(lag, 1))
+        for name, predictor in _named(PREDICTORS, predictors).items()
+    }
     runs = []
-    for sync in dict.fromkeys(syncs):
-        SYNCHRONISERS.build(sync)
-        for text, policy in chosen.items():
-            if sync != _LOCKSTEP and policy.cls.needs_common_steps:
+    for sync, synchroniser in _named(SYNCHRONISERS, syncs).items():
+        SYNCHRONISERS.resolve(synchroniser)
+        for name, kind in kinds.items():
+            if sync != _LOCKSTEP and kind.needs_common_steps:
                 if policies is None:
                     continue
-                require_asynchronous(policy.cls, text, f"sync {sync}")
-            if policy.cls.uses_costs:
-                runs += [Run(text, name, predictor, sync) for name, predictor in built.items()]
+                require_asynchronous(kind, name, f"sync {sync}")
+            run = Run(
+                name, None, None, sync, _unless_text(chosen[name]), _unless_text(synchroniser)
+            )
+            if kind.uses_costs:
+                runs += [run._replace(predictor_name=n, predictor=p) for n, p in built.items()]
             else:
-                runs.append(Run(text, sync=sync))
+                runs.append(run)
     return runs
 
 
-def _require_names(registry: Registry[T], names: Sequence[str]) -> None:
-    if not names:
+def _named(registry: Registry[T], given: Sequence[T | str]) -> dict[str, T | str]:
+    """Returns components by the names that tables show, each once."""
+    if not given:
         raise ValueError(f"no {registry.kind} is named: choose from {', '.join(registry)}")
+    return {registry.name_of(one): one for one in given}
 
 
-def _parse_policy(text: str) -> Component[Policy]:
+def _unless_text(given: T | str) -> T | None:
+    return None if isinstance(given, str) else given
+
+
+def _kind_of(given: Policy | str) -> Policy | type[Policy]:
     """Reads a policy and checks its options, but for those that depend on the cluster.
 
     Raises:
         ValueError: The text cannot be read, or a value is out of range.
+        TypeError: It is neither a policy nor a text.
     """
-    component = POLICIES.parse(text)
+    if not isinstance(given, str):
+        return POLICIES.resolve(given)
+    component = POLICIES.parse(given)
     if not component.accepts("shares"):
         component.build()
-    return component
+    return component.cls
 
 
 def figures(rows: Sequence[Row]) -> dict[str, list[dict[str, object]]]:

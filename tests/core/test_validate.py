@@ -45,7 +45,9 @@ def test_require_known_suggests_the_most_similar_name() -> None:
     assert require_known("policy", "bsp", known) == "bsp"
     with pytest.raises(ValueError, match=r"no policy 'lbsp': did you mean 'lbbsp'\? Known names:"):
         require_known("policy", "lbsp", known)
-    with pytest.raises(ValueError, match=r"no policy 'zzz': did you mean"):
+    with pytest.raises(ValueError, match=r"did you mean 'lbbsp'"):
+        require_known("policy", "LBBSP", known)
+    with pytest.raises(ValueError, match=r"no policy 'zzz'\. Known names: bsp, lbbsp$"):
         require_known("policy", "zzz", known)
 
 

@@ -1,10 +1,20 @@
 """Options that the plugins of all frameworks share."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lbbsp_core import Affine, Even, LoadBalanced, Proportional, SessionOptions, registry
+from lbbsp_core import (
+    Affine,
+    Even,
+    Limits,
+    LoadBalanced,
+    Mixture,
+    Narx,
+    Proportional,
+    SessionOptions,
+)
 
 
 def test_a_policy_of_the_users_own_or_lb_bsp_with_options():
@@ -48,11 +58,19 @@ def test_the_record_is_where_the_user_or_the_launcher_says(monkeypatch):
     assert SessionOptions(record="mine.jsonl").record_path() == Path("mine.jsonl")
 
 
-@pytest.mark.parametrize(("name", "value"), [("policy", "bsp"), ("predictor", "ema0.5")])
-def test_names_of_policies_and_predictors_are_no_objects(name, value):
-    with pytest.raises(TypeError, match=rf"{name} must be .* or lbbsp_core.registry.{name}\('"):
-        SessionOptions(**{name: value})
-    SessionOptions(**{name: getattr(registry, name)(value)})
+def test_names_are_read_once_and_the_options_can_be_copied():
+    options = SessionOptions(policy="lbbsp", min_gain=0.1, predictor="narx", limits=64)
+    assert options.policy == LoadBalanced(min_gain=0.1)
+    copy = replace(options, granularity=8)
+    assert copy.choose_policy() == LoadBalanced(min_gain=0.1)
+    assert copy.limits == Limits(maximum=64)
+    assert copy.choose_predictor(3) == Narx(horizon=3)
+    assert SessionOptions().choose_predictor(3) == Mixture(horizon=3)
+
+
+def test_a_synchroniser_is_no_option_of_a_session():
+    with pytest.raises(TypeError, match="sync is an option of asynchronous training"):
+        SessionOptions.of({"sync": "ssp:3"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""Options by name or as objects: the one place where plugins and the simulator read them.
+
+Names are those of the command line, see `lbbsp_core.registry`; a cost may also be the file of a
+profile, and limits a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from lbbsp_core.cost import Cost, Profile
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.policy import Policy
+from lbbsp_core.predict import Predictor
+from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS, SYNCHRONISERS
+from lbbsp_core.sync import Synchroniser
+from lbbsp_core.types import Limits, training_limits
+from lbbsp_core.validate import nearest, shortened
+
+LimitsOrMaximum = Limits | int
+"""Bounds of a batch, or its maximum alone, in samples."""
+
+AnyCost = Cost | CostShape | str | Path
+"""A cost, its name, or the file of a profile."""
+
+
+def read_policy(value: Policy | str, **options: object) -> Policy:
+    """Returns a policy that is given as an object or by its name.
+
+    Args:
+        value: Policy, or a text such as ``lbbsp`` or ``fixed:9/12/18``.
+        **options: Values of fields that the text leaves open, such as ``min_gain``.
+
+    Raises:
+        TypeError: It is neither a policy nor a text.
+        ValueError: The text cannot be read, or an option is set twice or belongs to no such policy.
+
+    Example:
+        >>> read_policy("lbbsp", interval=5)
+        LoadBalanced(min_gain=0.02, interval=5)
+    """
+    if not options:
+        return POLICIES.resolve(value)
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{sorted(options)} are options of the default policy and cannot be combined with "
+            f"policy={value!r}: set them on the policy itself"
+        )
+    component = POLICIES.parse(value)
+    if refused := sorted(name for name in options if not component.accepts(name)):
+        raise ValueError(
+            f"{refused} cannot be combined with policy={value!r}, which sets them already or has "
+            "no such options: leave them out, or write policy='lbbsp'"
+        )
+    return component.build(**options)
+
+
+def read_predictor(value: Predictor | str, horizon: int = 1) -> Predictor:
+    """Returns a predictor that is given as an object or by its name.
+
+    Args:
+        value: Predictor, or a text such as ``ema0.5`` or ``narx:hidden=4``.
+        horizon: Steps ahead for which a predictor given by its name is trained, if it has a field
+            ``horizon``; >= 1.
+
+    Raises:
+        TypeError: It is neither a predictor nor a text.
+        ValueError: The text cannot be read, or a module that it needs is not installed.
+    """
+    return PREDICTORS.resolve(value, horizon=horizon)
+
+
+def read_synchroniser(value: Synchroniser | str) -> Synchroniser:
+    """Returns a synchroniser that is given as an object or by its name, such as ``ssp:3``.
+
+    Raises:
+        TypeError: It is neither a synchroniser nor a text.
+        ValueError: The text cannot be read.
+    """
+    return SYNCHRONISERS.resolve(value)
+
+
+def read_cost(value: AnyCost) -> Cost | CostShape:
+    """Returns a cost that is given as an object, by its name, or by the file of its profile.
+
+    Args:
+        value: Cost, or a text such as ``affine:0.010:0.001``, or the path of a file that ``lbbsp
+            profile`` has written.
+
+    Raises:
+        TypeError: It is neither a cost nor a text or path.
+        ValueError: The text cannot be read, or there is no profile at the path.
+    """
+    if isinstance(value, CostShape):
+        return value
+    if isinstance(value, str) and (":" in value or value in COSTS) and not os.path.exists(value):
+        return COSTS.build(value)
+    if isinstance(value, str | Path):
+        return _load_profile(Path(value))
+    return COSTS.resolve(value)
+
+
+def _load_profile(path: Path) -> Profile:
+    try:
+        return Profile.load(path)
+    except (OSError, ValueError) as error:
+        if not isinstance(error, OSError) and path.exists():
+            raise  # the message names the file and what is wrong in it
+        near = nearest(str(path), COSTS)
+        raise ValueError(
+            f"cost={str(path)!r} names no profile that can be read, at {path.absolute()} "
+            f"({getattr(error, 'strerror', error)}): "
+            f"{'' if near is None else f'did you mean {near!r}? '}"
+            f"Measure one with lbbsp profile SCRIPT.py -o {path}, or choose from {', '.join(COSTS)}"
+        ) from None
+
+
+def read_limits(
+    value: LimitsOrMaximum | Sequence[LimitsOrMaximum],
+) -> Limits | tuple[Limits, ...]:
+    """Returns limits in which a number stands for a maximum.
+
+    Args:
+        value: The same limits for all workers, or a sequence with one entry per worker.
+
+    Raises:
+        TypeError: An entry is neither a `Limits` nor a whole number.
+        ValueError: A number is below 1, or two numbers could be a minimum and a maximum.
+
+    Example:
+        >>> read_limits(64) == Limits(maximum=64)
+        True
+        >>> read_limits([Limits(8), 64, 32]) == (Limits(8), Limits(maximum=64), Limits(maximum=32))
+        True
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return _one_limit(value)
+    if len(value) == 2 and all(isinstance(one, Integral) for one in value):
+        low, high = value
+        raise ValueError(
+            f"limits={shortened(value)} may mean a minimum and a maximum, or a maximum for each of "
+            f"two workers: write Limits({low}, {high}) or [Limits(1, {low}), Limits(1, {high})]"
+        )
+    return tuple(map(_one_limit, value))
+
+
+def limits_by_rank(
+    value: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None, workers: int
+) -> tuple[Limits, ...]:
+    """Returns one `Limits` per worker; see `read_limits` and `lbbsp_core.types.training_limits`.
+
+    Raises:
+        TypeError: An entry is neither a `Limits` nor a whole number.
+        ValueError: The number of limits is not `workers`, or no worker could train within them.
+    """
+    return training_limits(None if value is None else read_limits(value), workers)
+
+
+def described(value: object) -> str:
+    """Returns the repr of options that workers compare; 0 and 0.0 are written alike.
+
+    A name and an object thus give the same text. The repr of a class that is no dataclass contains
+    an address, which differs by worker, so that only its name is compared.
+    """
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return type(value).__name__
+    return f"{type(value).__name__}({', '.join(_fields_of(value))})"
+
+
+def _fields_of(value: Any) -> Iterator[str]:
+    for field in dataclasses.fields(value):
+        if field.repr:
+            yield f"{field.name}={_plain(getattr(value, field.name))!r}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
+
+
+def _one_limit(value: object) -> Limits:
+    if isinstance(value, Limits):
+        return value
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(
+            "limits must be the largest batch, as a whole number of samples, or an "
+            "lbbsp_core.Limits, or a list with one of these per worker, got "
+            f"{shortened(value)}: write limits=64 or limits=Limits(8, 64)"
+        )
+    if value < 1:
+        raise ValueError(
+            f"limits must be >= 1, the largest batch in samples, got {value}: raise it, or leave "
+            "limits out"
+        )
+    return Limits(maximum=int(value))

@@ -1,0 +1,269 @@
+"""Options by name, by file and as objects."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lbbsp_core import (
+    SSP,
+    Affine,
+    Balancer,
+    CostShape,
+    Ema,
+    Even,
+    FixedShares,
+    Limits,
+    LoadBalanced,
+    Mixture,
+    Narx,
+    Policy,
+    Profile,
+    Proportional,
+    SessionOptions,
+    SingleWorker,
+    WorkerSession,
+    read_run,
+)
+from lbbsp_core.runtime.handshake import agree
+from lbbsp_core.runtime.naming import (
+    described,
+    limits_by_rank,
+    read_cost,
+    read_limits,
+    read_policy,
+    read_predictor,
+    read_synchroniser,
+)
+
+READERS = {
+    "policy": read_policy,
+    "predictor": read_predictor,
+    "sync": read_synchroniser,
+    "cost": read_cost,
+    "limits": read_limits,
+}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "gpu.json"
+    Profile([8, 16], [0.1, 0.2], out_of_memory_at=20).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("policy", "lbbsp", LoadBalanced()),
+        ("policy", "lbbsp:min_gain=0:interval=5", LoadBalanced(0.0, 5)),
+        ("policy", "bsp", Even()),
+        ("policy", "fixed:9/12/18", FixedShares((9.0, 12.0, 18.0))),
+        ("policy", "lbbsp_core:LoadBalanced:interval=2", LoadBalanced(interval=2)),
+        ("predictor", "ema0.5", Ema(0.5)),
+        ("predictor", "narx:hidden=4", Narx(hidden=4)),
+        ("sync", "ssp:3", SSP(3)),
+        ("cost", "proportional", Proportional()),
+        ("cost", "affine:0.01:0.001", Affine(0.01, 0.001)),
+        ("limits", 64, Limits(maximum=64)),
+        ("limits", np.int64(64), Limits(maximum=64)),
+        ("limits", (Limits(8, 16), 64, 32), (Limits(8, 16), Limits(1, 64), Limits(1, 32))),
+    ],
+)
+def test_a_name_stands_for_its_object(kind: str, name: object, value: object) -> None:
+    read = READERS[kind]
+    assert read(name) == value
+    assert read(value) is value or read(value) == value  # an object stays as it is
+
+
+def test_a_predictor_by_name_is_trained_for_the_lag_and_an_object_keeps_its_horizon() -> None:
+    assert read_predictor("narx", 3) == Narx(horizon=3)
+    assert read_predictor(Narx(), 3) == Narx()
+    assert read_predictor("ema0.5", 3) == Ema(0.5)  # has no horizon
+    balancer = Balancer(rank=0, workers=2, global_batch_size=8, predictor="mixture", lag=3)
+    assert balancer.predictor == Mixture(horizon=3)
+
+
+def test_options_fill_what_a_name_leaves_open() -> None:
+    assert read_policy("lbbsp", min_gain=0.1, interval=3) == LoadBalanced(0.1, 3)
+    assert read_policy("lbbsp:interval=2", min_gain=0.1) == LoadBalanced(0.1, 2)
+    for name, option in [
+        ("lbbsp:min_gain=0", "min_gain"),
+        ("lbbsp-every", "min_gain"),
+        ("bsp", "interval"),
+    ]:
+        with pytest.raises(ValueError, match=rf"\['{option}'\] cannot be combined with policy="):
+            read_policy(name, **{option: 1})
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_cost_may_be_the_file_of_a_profile(profile: Path, kind: type) -> None:
+    assert read_cost(kind(profile)) == Profile.load(profile)
+    shape = CostShape(Affine(0.1, 0.1), 8)
+    assert read_cost(shape) is shape
+
+
+def test_a_file_in_the_current_directory_may_have_any_name(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    profile.rename("gpu:0.json")
+    assert read_cost("gpu:0.json") == Profile.load("gpu:0.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        # names: all choices, and the nearest one only if it is near
+        ("policy", "lbsp", r"no policy 'lbsp': did you mean 'lbbsp'\? Known names: bsp, fixed"),
+        ("policy", "foo", r"no policy 'foo'\. Known names: bsp, fixed, .*, lbbsp-every$"),
+        ("policy", "", r"no policy ''\. Known names"),
+        ("predictor", "ema", r"did you mean 'ema0\.\d'\? Known names: last, "),
+        ("predictor", "foo", r"no predictor 'foo'\. Known names: last, .*, mixture$"),
+        ("sync", "sspp:3", r"no sync 'sspp': did you mean 'ssp'\? Known names: bsp, ssp"),
+        ("cost", "afine:1:2", r"no cost 'afine': did you mean 'affine'\? Known names: prop"),
+        ("policy", "lbbsp:mingain=0", "no option of lbbsp 'mingain': did you mean 'min_gain'"),
+        ("policy", "lbbsp:foo=0", r"no option of lbbsp 'foo'\. Known names: min_gain, interval"),
+        ("policy", "fixed", "fixed needs shares: write fixed:SHARES"),
+        ("policy", "nowhere_to_be_found:Mine", "no policy 'nowhere_to_be_found', and no module"),
+        # names of another kind
+        ("policy", "ssp:3", "ssp is a synchroniser and no policy: write sync='ssp:3', or choose"),
+        ("predictor", "lbbsp", "lbbsp is a policy and no predictor: write policy='lbbsp', or"),
+        ("policy", "narx", "narx is a predictor and no policy: write predictor='narx'"),
+        ("sync", "lbbsp", "lbbsp is a policy and no synchroniser: write policy='lbbsp'"),
+        # files
+        ("cost", "nowhere.json", r"cost='nowhere.json' names no profile .*No such file.* Measure"),
+        ("cost", "nowhere.json", "with lbbsp profile SCRIPT.py -o nowhere.json, or choose from pr"),
+        ("cost", "propotional", "did you mean 'proportional'"),
+        ("cost", ".", r"cost='\.' names no profile that can be read.*Is a directory"),
+        # limits
+        ("limits", 0, "limits must be >= 1, the largest batch in samples, got 0"),
+        ("limits", (8, 64), r"limits=\(8, 64\) may mean .* write Limits\(8, 64\) or \[Limits\(1, "),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        READERS[kind](value)
+    option = {"sync": None}.get(kind, kind)
+    if option:
+        with pytest.raises(ValueError, match=problem):
+            SessionOptions(**{option: value})
+        with pytest.raises(ValueError, match=problem):
+            Balancer(rank=0, workers=2, global_batch_size=8, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        ("policy", LoadBalanced, r"got the class LoadBalanced: create an object, as in policy=Loa"),
+        ("policy", LoadBalanced, r"policy=LoadBalanced\(\), or policy='lbbsp'"),
+        ("policy", Ema, r"the class Ema: create an object, as in predictor=Ema\(\)"),
+        ("policy", Ema(0.5), r"got Ema\(alpha=0.5\), which is a predictor: write predictor="),
+        ("policy", 3, r"policy must be a policy or its name, got 3: choose from bsp, .*-every, or"),
+        ("policy", ["lbbsp"], r"got \['lbbsp'\]: choose from"),
+        ("predictor", Even(), r"got Even\(\), which is a policy: write policy="),
+        ("predictor", int, "predictor must be a predictor or its name, got <class 'int'>: choose"),
+        ("predictor", b"last", "predictor must be a predictor or its name, got b'last'"),
+        ("sync", LoadBalanced(), "which is a policy: write policy="),
+        ("sync", 3, "sync must be a synchroniser or its name, got 3: choose from bsp, ssp"),
+        ("cost", 0.1, "cost must be a cost or its name, got 0.1: choose from proportional"),
+        (
+            "cost",
+            Affine,
+            r"got the class Affine: create an object, as in cost=Affine\(\.\.\.\), or cost=",
+        ),
+        ("limits", "64", "a whole number of samples, .* got '64': write limits=64 or limits=L"),
+        ("limits", 64.0, "a whole number of samples, .* got 64.0"),
+        ("limits", True, "a whole number of samples, .* got True"),
+        ("limits", (Limits(), None), "a list with one of these per worker, got None"),
+        ("limits", Limits, "got <class 'lbbsp_core.types.Limits'>"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_what_to_write(
+    kind: str, value: object, problem: str
+) -> None:
+    with pytest.raises(TypeError, match=problem):
+        READERS[kind](value)
+
+
+def test_a_policy_that_lacks_a_part_of_the_contract_is_refused_with_its_name() -> None:
+    class Half:
+        uses_costs = is_static = False
+
+        def init(self, constraints: object) -> None: ...
+
+    with pytest.raises(TypeError, match=r"got <.*, which lacks needs_common_steps, update: choose"):
+        read_policy(Half())
+    assert isinstance(LoadBalanced(), Policy)
+
+
+def test_limits_are_one_for_each_worker() -> None:
+    assert limits_by_rank(64, 2) == (Limits(1, 64),) * 2
+    assert limits_by_rank(None, 2) == (Limits(),) * 2
+    with pytest.raises(ValueError, match="one for each of the 2 workers, got 3"):
+        limits_by_rank([64, 64, 32], 2)
+
+
+def test_workers_with_names_and_with_objects_agree_and_plan_alike() -> None:
+    named = Balancer(
+        rank=0,
+        workers=2,
+        global_batch_size=64,
+        policy="lbbsp:min_gain=0",
+        predictor="ema0.2",
+        cost="affine:0.1:0.01",
+        limits=60,
+    )
+    objects = Balancer(
+        rank=1,
+        workers=2,
+        global_batch_size=64,
+        policy=LoadBalanced(min_gain=0.0),
+        predictor=Ema(0.2),
+        cost=Affine(0.1, 0.01),
+        limits=Limits(1, 60),
+    )
+    for _ in range(3):
+        messages = [named.report(0.4), objects.report(0.1)]
+        for balancer in (named, objects):
+            balancer.receive(messages, 0.4)
+    assert named.sizes(named.step) == objects.sizes(objects.step) != (32, 32)
+    assert described(named.policy) == described(objects.policy)  # 0 and 0.0
+    facts: list[object] = []
+
+    class Recording(SingleWorker):
+        def all_gather(self, values: object) -> list[list[int]]:
+            facts.append(list(values))  # type: ignore[call-overload]
+            return [list(values)]  # type: ignore[call-overload]
+
+    for balancer in (named, objects):
+        agree(
+            Balancer(rank=0, workers=1, global_batch_size=64, policy=balancer.policy),
+            None,
+            Recording(),
+            {},
+        )
+    half = len(facts) // 2
+    assert facts[:half] == facts[half:]
+
+
+def test_the_header_of_a_run_is_that_of_the_objects(tmp_path: Path, profile: Path) -> None:
+    def header(name: str, **options: object) -> object:
+        record = tmp_path / name
+        options = {"record": record, **options}
+        session = WorkerSession(SingleWorker(), 8, SessionOptions(**options), framework="none")
+        session.use_order(session.make_order(16))
+        session.start({})
+        session.after_allreduce([session.before_allreduce()])
+        session.close()
+        return read_run(record).header
+
+    named = header("named", policy="lbbsp", predictor="ema0.5", cost=str(profile), limits=8)
+    objects = header(
+        "objects",
+        policy=LoadBalanced(),
+        predictor=Ema(0.5),
+        cost=Profile.load(profile),
+        limits=Limits(maximum=8),
+    )
+    assert named == objects
