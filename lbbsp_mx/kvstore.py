@@ -260,7 +260,7 @@ class KVStore(mx.kv.KVStore):
         Raises:
             ValueError: No plan can satisfy the options, or updates would not be exact, as with
                 ``dist_async``, compression, or the optimizer in the workers; or the ``NDArrayIter``
-                keeps samples for its next epoch.
+                keeps samples for its next epoch, or has the batch size 1 that is its default.
             TypeError: An argument would have no effect, or the data cannot be read by index.
             DisagreementError: Workers have other data or options.
 

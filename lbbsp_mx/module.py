@@ -192,6 +192,12 @@ def _check_devices(devices: int, mean_loss: bool) -> None:
 def _total(data: object, given: int | None, workers: int) -> int:
     """Returns the global batch size: the given one, or an even batch for each worker."""
     if given is None and isinstance(data, mx.io.NDArrayIter):
+        if data.batch_size == 1:
+            raise ValueError(
+                "batch_size of the NDArrayIter is 1, its default, so that each worker would train "
+                "on single samples: pass batch_size= to the NDArrayIter, or global_batch_size= if "
+                "that is meant"
+            )
         return int(data.batch_size) * workers
     if given is None:
         raise ValueError(

@@ -93,6 +93,7 @@ class LoadBalancer(keras.callbacks.Callback):
         **options: object,
     ) -> None:
         super().__init__()
+        checks.require_strategy(strategy)
         check_tf_config()
         checks.check_keras()
         self.strategy = strategy
@@ -318,8 +319,10 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
-        elif self._checkpoints:
-            compat.build(self.model, self._input.example())
+        else:
+            compat.require_targets(self.model, self._input.structure)
+            if self._checkpoints:
+                compat.build(self.model, self._input.example())
         if self.active or self._checkpoints:
             self._run_after_history()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import keras
 import tensorflow as tf
 
+from lbbsp_core.validate import shortened
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import cluster_size
 
@@ -29,6 +30,20 @@ def check_keras() -> None:
         raise RuntimeError(
             f"LoadBalancer needs Keras {oldest} or later, got {keras.__version__}: install it by "
             f"pip install 'keras>={oldest}'"
+        )
+
+
+def require_strategy(strategy: object) -> None:
+    """Raises an error unless `strategy` is a strategy of TensorFlow.
+
+    Raises:
+        TypeError: It is something else, such as the global batch size.
+    """
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise TypeError(
+            f"strategy must be a tf.distribute.Strategy, got {shortened(strategy)}: write "
+            "LoadBalancer(strategy, global_batch_size=256), where strategy = "
+            "tf.distribute.MultiWorkerMirroredStrategy()"
         )
 
 

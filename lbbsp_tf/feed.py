@@ -71,6 +71,11 @@ class TrainingInput:
         """Iterators from which the replicas draw; the same for data sets of one structure."""
         return self._iterators
 
+    @property
+    def structure(self) -> Nest:
+        """Shapes and types of the batches of the latest data set, from which nothing is drawn."""
+        return self._latest.batches.element_spec
+
     def example(self) -> Nest:
         """Returns a batch of one sample of the latest data set."""
         return self._latest.example

@@ -43,9 +43,11 @@ class BalancedLoop:
         self._run: Callable[..., Nest] | None = None
         self._active = self._leader.workers > 1
         if not self._active:
+            if not isinstance(data, tf.data.Dataset):  # rows of an array would be single samples
+                raise _not_of_balancer()
             return
         if not isinstance(data, PlaceholderDataset):
-            raise ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")
+            raise _not_of_balancer()
         data.example()  # as Keras does, to announce the data set
         training.begin({})
         iter(data)
@@ -97,3 +99,7 @@ class BalancedLoop:
         for batch in self._data:
             yield self._run(batch)
             self._training.sessions.skip_step()
+
+
+def _not_of_balancer() -> ValueError:
+    return ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")

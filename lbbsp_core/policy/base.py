@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import AffineArray, Cost
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_integer
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -30,7 +31,7 @@ class BatchConstraints:
         granularity: Sizes are multiples of it, except that one worker may take the remainder.
 
     Raises:
-        ValueError: The minima exceed X, so that no plan exists.
+        ValueError: X is no integer, or the minima exceed X, so that no plan exists.
 
     Example:
         >>> BatchConstraints(64, (Limits(), Limits(8))).workers
@@ -42,6 +43,7 @@ class BatchConstraints:
     granularity: int = 1
 
     def __post_init__(self) -> None:
+        require_integer("global_batch_size", self.global_batch_size, 0)
         min_total = sum(bounds.minimum for bounds in self.limits)
         if self.global_batch_size < min_total:
             raise ValueError(

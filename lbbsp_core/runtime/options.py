@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
@@ -20,6 +20,14 @@ from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
 from lbbsp_core.validate import require_integer, require_known, require_positive
 
 _SHORTEST_SILENCE_SECONDS = 2.0
+
+_ELSEWHERE: Final = {
+    "sync": "sync is an option of asynchronous training, where workers run ahead of others: leave "
+    "it out here, or use the trainer for asynchronous training",
+    "batch_size": "batch_size is no option: pass global_batch_size, the samples of a step over all "
+    "workers",
+}
+"""What to write instead of options that a session does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +130,8 @@ class SessionOptions:
         Raises:
             TypeError: An option is unknown; names the nearest known one.
         """
-        if "sync" in options:
-            raise TypeError(
-                "sync is an option of asynchronous training, where workers run ahead of others: "
-                "leave it out here, or use the trainer for asynchronous training"
-            )
+        for name in _ELSEWHERE.keys() & options.keys():
+            raise TypeError(_ELSEWHERE[name])
         known = [field.name for field in fields(cls)]
         try:
             for name in options:

@@ -17,7 +17,7 @@ from lbbsp_tf.compat.evaluation import (
     patch_evaluation,
     set_last_rows,
 )
-from lbbsp_tf.compat.fitting import build, patch_keras
+from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import intercepted_scalars
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
@@ -90,6 +90,7 @@ __all__ = [
     "patch_keras",
     "plain_variable",
     "replaced",
+    "require_targets",
     "restore_callbacks",
     "running_callbacks",
     "scaled_gradients",

@@ -55,12 +55,36 @@ def _build_from_local_batch(
         _build(self, data_batch)
 
 
+def require_targets(model: keras.Model, batch: Nest) -> None:
+    """Raises an error if Keras would compute the loss of a model without targets.
+
+    Args:
+        model: Compiled model.
+        batch: Batch, or its structure, as `fit` passes it to the train step.
+
+    Raises:
+        ValueError: The data have no targets; names the remedy.
+    """
+    trainer = keras_trainer.TensorFlowTrainer
+    is_stock = all(
+        getattr(type(model), name) is getattr(trainer, name)
+        for name in ("train_step", "compute_loss")
+    )
+    targets = keras.utils.unpack_x_y_sample_weight(batch)[1]
+    if is_stock and targets is None and getattr(model, "_compile_loss", None) is not None:
+        raise ValueError(
+            "the model was compiled with a loss, and the data have no targets y: pass them, as in "
+            "balancer.dataset(x, y), or let the elements of the data set be (x, y)"
+        )
+
+
 def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
     """Builds the model symbolically, or leaves it to a custom `train_step`.
 
     The step of a VAE, a GAN or a distillation trains layers that the model holds, and the model
     itself cannot be called. What is not built yet is then created when the step is traced.
     """
+    require_targets(model, data_batch)
     has_step = type(model).train_step is not keras_trainer.TensorFlowTrainer.train_step
     if not has_step or type(model).call is not keras.Model.call:
         try:

@@ -1,0 +1,111 @@
+"""Arguments of the trainers and of `balance` that are left out, exchanged, or given by name."""
+
+import pytest
+
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network  # noqa: E402
+from mxnet import gluon  # noqa: E402
+
+from lbbsp_core import DSSP, Ema, Limits, LoadBalanced  # noqa: E402
+
+
+def trainer(net=None, **options):
+    params = (net or network()).collect_params()
+    return lbbsp_mx.Trainer(params, "sgd", **{"global_batch_size": X, **options})
+
+
+def sizes(loader, step=len, **options):
+    """Trains an epoch on what `loader` makes of the trainer, and returns the batch sizes."""
+    net = network()
+    it, seen = trainer(net, **options), []
+    for x, y in loader(it):
+        backward(net, x, y)
+        it.step(step(x))
+        seen.append(len(x))
+    return seen
+
+
+WHOLE = [X] * (SAMPLES // X) + [SAMPLES % X]
+
+
+@pytest.mark.parametrize("data", [SAMPLES, DATA])
+def test_a_number_of_samples_or_the_data_set_will_do_and_a_seed_can_be_left_out(data):
+    assert sizes(lambda it: gluon.data.DataLoader(DATA, batch_sampler=it.batch_sampler(data))) == (
+        WHOLE
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (
+            lambda it: {"batch_size": it.batch_sampler(SAMPLES)},
+            f"the {X} samples .*, got {SAMPLES}",
+        ),
+        (lambda it: {"sampler": it.batch_sampler(SAMPLES)}, "batch_size must be specified unless"),
+        (lambda it: {}, "batch_size must be specified unless batch_sampler is specified"),
+    ],
+)
+def test_a_loader_without_batch_sampler_is_refused(wrong, problem):
+    with pytest.raises(ValueError, match=problem):
+        sizes(lambda it: gluon.data.DataLoader(DATA, **wrong(it)))
+
+
+def test_a_step_of_another_number_of_samples_is_refused():
+    with pytest.raises(ValueError, match=f"the {X} samples that the plan gives .*, got 1"):
+        sizes(
+            lambda it: gluon.data.DataLoader(DATA, batch_sampler=it.batch_sampler(DATA)),
+            step=lambda x: 1,
+        )
+
+
+@pytest.mark.parametrize("wrong", [16.0, "16"])
+def test_a_global_batch_size_must_be_an_integer(wrong):
+    with pytest.raises(
+        ValueError, match=f"global_batch_size must be an integer >= 0, got {wrong!r}"
+    ):
+        trainer(global_batch_size=wrong)
+
+
+def test_an_ndarrayiter_without_batch_size_would_train_on_single_samples():
+    store = lbbsp_mx.KVStore("local")
+    forgotten = mx.io.NDArrayIter(FEATURES, LABELS)
+    with pytest.raises(ValueError, match=r"batch_size of the NDArrayIter is 1, its default, so"):
+        store.balance(forgotten)
+    assert store.balance(forgotten, global_batch_size=X).batch_size == X
+    assert store.balance(forgotten, global_batch_size=1).batch_size == 1  # meant so
+
+
+def test_arrays_need_a_global_batch_size():
+    store = lbbsp_mx.KVStore("local")
+    with pytest.raises(ValueError, match="global_batch_size must be given, because only an NDA"):
+        store.balance(FEATURES, LABELS)
+    with pytest.raises(TypeError, match="batch_size is no option: pass global_batch_size"):
+        store.balance(FEATURES, LABELS, batch_size=X)
+
+
+def test_options_are_taken_by_name():
+    made = trainer(policy="lbbsp:min_gain=0", predictor="ema0.5", limits=X)
+    used = made._session.balancer
+    assert (used.policy, used.predictor) == (LoadBalanced(min_gain=0), Ema(0.5))
+    assert used.constraints.limits == (Limits(maximum=X),)
+    with pytest.raises(TypeError, match="sync is an option of asynchronous training"):
+        trainer(sync="ssp:3")
+
+
+def test_a_synchroniser_is_taken_by_name():
+    def asynchronous(sync):
+        return lbbsp_mx.AsyncTrainer(
+            network().collect_params(), "sgd", sync=sync, global_batch_size=X, policy="lbbsp"
+        )
+
+    made = asynchronous("dssp:3:15")
+    assert made._session.sync == DSSP(3, 15)
+    assert made._session.policy == LoadBalanced()
+    made.finish()
+    with pytest.raises(ValueError, match="no sync 'sspp': did you mean 'ssp'"):
+        asynchronous("sspp:3")
+    with pytest.raises(TypeError, match=r"got the class DSSP: create an object, as in sync=DSSP\("):
+        asynchronous(DSSP)
