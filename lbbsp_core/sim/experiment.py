@@ -399,8 +399,9 @@ def chosen_runs(
         The combinations, each once, ordered by synchroniser.
 
     Raises:
-        ValueError: A name is unknown (names the nearest one), or a named policy needs common
+        ValueError: A name is unknown (names the nearest one), or a given policy needs common
             steps and the synchroniser has none.
+        TypeError: An object is of another kind, or one name is given in place of a list.
 
     Example:
         >>> [run.title for run in chosen_runs(["bsp", "lbbsp"], ["last", "ema0.2"])]
@@ -439,6 +440,8 @@ def _named(registry: Registry[T], given: Sequence[T | str]) -> dict[str, T | str
     """Returns components by the names that tables show, each once."""
     if not given:
         raise ValueError(f"no {registry.kind} is named: choose from {', '.join(registry)}")
+    if isinstance(given, str):
+        raise TypeError(f"give a list of {registry.kind} names, got {given!r}: write [{given!r}]")
     return {registry.name_of(one): one for one in given}
 
 

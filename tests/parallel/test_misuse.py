@@ -11,6 +11,9 @@ from jobs import SCRIPTS, run
 from lbbsp_core.launch.cluster import cluster_variables
 
 EXPECTED = {
+    "no_callbacks": "can only be trained on by fit(..., callbacks=[balancer])",
+    "no_targets": "the data have no targets y: pass them, as in balancer.dataset(x, y)",
+    "strategy_left_out": "strategy must be a tf.distribute.Strategy, got 16",
     "no_data_of_ours": "fit needs the data of the balancer",
     "arrays": "fit needs the data of the balancer",
     "batch_size": "without batch_size and validation_split",
@@ -46,11 +49,13 @@ EXPECTED = {
     "3 steps",
 }
 
+RIGHT = ("equal_but_rounded", "names_for_objects")
+
 
 @pytest.fixture(scope="module")
 def said():
     """What each rank answered to each misuse."""
-    job = run("misuse", *EXPECTED, "equal_but_rounded", workers=2, timeout=300)
+    job = run("misuse", *EXPECTED, *RIGHT, workers=2, timeout=300)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -68,8 +73,9 @@ def test_tensorflow_listens_on_all_interfaces_and_nothing_else_does(said):
         assert set(each["addresses"]) == {"::"}, each["addresses"]
 
 
-def test_data_that_differ_in_the_last_bits_are_the_same(said):
-    assert [each["equal_but_rounded"] for each in said] == ["no error"] * 2
+@pytest.mark.parametrize("right", RIGHT)
+def test_data_that_differ_in_the_last_bits_and_names_for_objects_are_the_same(said, right):
+    assert [each[right] for each in said] == ["no error"] * 2
 
 
 @pytest.mark.parametrize(

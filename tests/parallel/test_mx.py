@@ -86,6 +86,7 @@ def test_when_somebody_fails_all_are_gone_within_ten_seconds(mode, status, culpr
 # --- misuse ---------------------------------------------------------------------------------------
 
 EXPECTED = {
+    "no_batch_size": "batch_size of the NDArrayIter is 1, its default",
     "size": "must be called with the 8 samples that the plan gives to worker",
     "no_sampler": "must be called with the 8 samples",
     "update_alone": "update must follow allreduce_grads",
@@ -124,7 +125,7 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def said():
     """What each rank answered to each misuse."""
-    answers = job("mx_misuse", *EXPECTED, workers=2)
+    answers = job("mx_misuse", *EXPECTED, "names_for_objects", workers=2)
     assert answers.status == 0
     return [answers.results(rank) for rank in range(2)]
 
@@ -134,6 +135,10 @@ def test_both_workers_name_the_value_and_the_cure(said, misuse):
     for rank in range(2):
         assert EXPECTED[misuse] in said[rank][misuse]
         assert "Error: " in said[rank][misuse]
+
+
+def test_a_name_stands_for_its_object_on_another_worker(said):
+    assert [each["names_for_objects"] for each in said] == ["no error"] * 2
 
 
 def test_mxnet_listens_on_the_loopback_interface_under_the_launcher(said):

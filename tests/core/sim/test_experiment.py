@@ -19,9 +19,13 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from lbbsp_core import (
+    ASP,
+    BSP,
+    SSP,
     Affine,
     Balancer,
     CostShape,
+    Ema,
     Even,
     GlobalOrder,
     LastValue,
@@ -375,6 +379,44 @@ def test_policies_may_have_options() -> None:
     assert [(row.policy, row.total_seconds) for row in rows] == [("lbbsp:min_gain=0.4", 15)]
     with pytest.raises(ValueError, match=r"min_gain must be in \[0, 1\), got 2"):
         chosen_runs(["lbbsp:min_gain=2"], ["last"])
+
+
+def test_objects_give_the_rows_of_their_names() -> None:
+    def rows(policies: Any, predictors: Any, syncs: Any) -> list[Any]:
+        return simulate(
+            [trace_of(*SPEEDS)], policies=policies, predictors=predictors, syncs=syncs
+        )  # fmt: skip
+
+    named = rows(["bsp", "lbbsp", "fixed"], ["last", "ema0.5"], ["bsp", "ssp:2", "asp"])
+    objects = rows(
+        [Even(), LoadBalanced(), "fixed"], [LastValue(), Ema(0.5)], [BSP(), SSP(2), ASP()]
+    )
+    assert len(named) == 12
+    for row, other in zip(named, objects, strict=True):
+        assert other == replace(row, sync=other.sync)
+    assert [row.sync for row in objects] == ["bsp"] * 4 + ["SSP(staleness=2)"] * 4 + ["asp"] * 4
+    (own,) = simulate([trace_of(*SPEEDS)], policies=[LoadBalanced(0.4)], predictors=["last"])
+    assert (own.policy, own.total_seconds) == ("LoadBalanced(min_gain=0.4, interval=1)", 15)
+
+
+@pytest.mark.parametrize(
+    ("policies", "problem"),
+    [
+        ("lbbsp", r"give a list of policy names, got 'lbbsp': write \['lbbsp'\]"),
+        ([LoadBalanced], r"got the class LoadBalanced: create an object, as in policy=LoadB"),
+        ([LastValue()], "which is a predictor: write predictor="),
+    ],
+)
+def test_wrong_policies_are_answered_with_what_to_write(policies: Any, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        chosen_runs(policies, ["last"])
+
+
+def test_limits_and_costs_may_be_given_as_in_training() -> None:
+    config = SimConfig(12, limits=7, cost="affine:0.1:0.2")
+    assert config.prior(1) == Affine(0.1, 0.2)
+    cluster = cluster_of(*SPEEDS)
+    assert run_bsp(cluster, config, LoadBalanced(), LastValue()).sizes.max() == 7
 
 
 def test_the_costs_that_balancers_assume_may_be_given() -> None:

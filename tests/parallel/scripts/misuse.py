@@ -6,7 +6,7 @@ import tensorflow as tf
 from report import answer_all, listening, result
 
 import lbbsp_tf
-from lbbsp_core import Limits
+from lbbsp_core import Ema, Limits, LoadBalanced
 
 x, y = np.zeros((64, 4), "f4"), np.zeros(64, "i4")
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -92,7 +92,30 @@ def metric_outside_scope():
     fit(built=model(metrics=[metric]))
 
 
+def no_targets():
+    it = lbbsp_tf.LoadBalancer(strategy, 16)
+    fit(it.dataset(x), balancer=it)
+
+
+def names_for_objects():
+    """One worker is given names, the other one the objects that they stand for."""
+    objects = {
+        "policy": LoadBalanced(min_gain=0.0),
+        "predictor": Ema(0.5),
+        "limits": Limits(1, 12),
+    }
+    names = {"policy": "lbbsp:min_gain=0", "predictor": "ema0.5", "limits": 12}
+    it = lbbsp_tf.LoadBalancer(strategy, 16, **(names if rank else objects))
+    fit(it.dataset(x, y), balancer=it)
+
+
 CASES = {
+    "names_for_objects": names_for_objects,
+    "no_callbacks": lambda: model().fit(
+        lbbsp_tf.LoadBalancer(strategy, 16).dataset(x, y), steps_per_epoch=4, verbose=0
+    ),
+    "no_targets": no_targets,
+    "strategy_left_out": lambda: lbbsp_tf.LoadBalancer(16, strategy),
     "metric_outside_scope": metric_outside_scope,
     "no_data_of_ours": lambda: model().fit(
         x, y, callbacks=[lbbsp_tf.LoadBalancer(strategy, 16)], verbose=0

@@ -8,7 +8,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon.contrib.estimator import Estimator
 from report import answer_all, listening, result
 
-from lbbsp_core import Limits, LoadBalanced
+from lbbsp_core import Ema, Limits, LoadBalanced
 
 X = 16
 store = lbbsp_mx.KVStore("dist_sync")
@@ -90,7 +90,19 @@ def diverge():
 
 
 rank = store.rank
+
+
+def names_for_objects():
+    """One worker is given names, the other one the objects that they stand for."""
+    policy, predictor = LoadBalanced(min_gain=0.0), Ema(0.5)
+    objects = {"policy": policy, "predictor": predictor, "limits": Limits(1, 12)}
+    names = {"policy": "lbbsp:min_gain=0", "predictor": "ema0.5", "limits": 12}
+    train(**(names if rank else objects))
+
+
 CASES = {
+    "names_for_objects": names_for_objects,
+    "no_batch_size": lambda: store.balance(mx.io.NDArrayIter(np.ones((64, 4)), np.zeros(64))),
     "size": lambda: train(size=7),
     "no_sampler": lambda: trainer().step(5),
     "update_alone": lambda: trainer().update(8),
