@@ -47,6 +47,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         options: Options of the user.
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what the process does, as its leader notes it.
+        devices: Device of each replica of this process, as a short text.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         options: SessionOptions,
         versions: Mapping[str, str],
         activity: CurrentActivity | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self._recording = _Recording(collectives)
         self._repeating = [
@@ -70,6 +72,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
                 framework="tensorflow",
                 versions=versions,
                 activity=activity if each is self._recording else None,
+                devices=devices,
             )
             for each in (self._recording, *self._repeating)
         ]

@@ -66,6 +66,12 @@ class Gpu:
             return False
         return True
 
+    @property
+    def name(self) -> str:
+        """Name of the product, such as "NVIDIA H100 80GB HBM3"."""
+        name = self._nvml.nvmlDeviceGetName(self._device)
+        return name.decode() if isinstance(name, bytes) else str(name)
+
     def read(self) -> tuple[float, ...]:
         """Returns percent of time that the GPU computed, and percent of its memory in use."""
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._device)

@@ -36,6 +36,7 @@ from lbbsp_core.runtime.naming import (
     read_policy,
     read_predictor,
 )
+from lbbsp_core.runtime.observers import Observers
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
@@ -182,7 +183,7 @@ class Balancer:
         self._order: Order | None = None
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
-        self._record: RunRecord | None = None
+        self._record: RunRecord | Observers | None = None
         self._known: dict[str, tuple[float | None, ...]] = {}
 
     @property
@@ -328,8 +329,8 @@ class Balancer:
             self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
             self._start_planning()
 
-    def record_to(self, record: RunRecord | None) -> None:
-        """Sets the record to which every step is written; only rank 0 has one."""
+    def record_to(self, record: RunRecord | Observers | None) -> None:
+        """Sets the record or the observers to which every step is written; None writes none."""
         self._record = record
 
     def sizes(self, step: int) -> Sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from lbbsp_core.runtime.protocol import DisagreementError
@@ -52,15 +52,21 @@ class SingleWorker:
 def gather_bytes(collectives: Collectives, data: bytes) -> list[bytes]:
     """Returns the bytes of all workers by rank, of any length; a collective."""
     lengths = [row[0] for row in collectives.all_gather([len(data)])]
-    padded = data.ljust(-(-max(lengths) // _INTEGER) * _INTEGER, b"\0")
-    integers = [
+    rows = collectives.all_gather(to_integers(data.ljust(max(lengths), b"\0")))
+    return [from_integers(row)[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def to_integers(data: bytes) -> list[int]:
+    """Returns bytes as integers in [0, 2^48); zeros fill the last one."""
+    padded = data.ljust(-(-len(data) // _INTEGER) * _INTEGER, b"\0")
+    return [
         int.from_bytes(padded[i : i + _INTEGER], "big") for i in range(0, len(padded), _INTEGER)
     ]
-    rows = collectives.all_gather(integers)
-    return [
-        b"".join(integer.to_bytes(_INTEGER, "big") for integer in row)[:length]
-        for row, length in zip(rows, lengths, strict=True)
-    ]
+
+
+def from_integers(integers: Iterable[int]) -> bytes:
+    """Returns the bytes of `to_integers`, with the zeros that have filled the last integer."""
+    return b"".join(integer.to_bytes(_INTEGER, "big") for integer in integers)
 
 
 def _gather_floats(collectives: Collectives, values: Sequence[float]) -> list[tuple[float, ...]]:

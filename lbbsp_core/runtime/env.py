@@ -47,6 +47,11 @@ def workers_at_first(workers: int) -> int:
     return workers * int(before) // int(now)
 
 
+def host() -> str:
+    """Returns ``LBBSP_HOST``, the name of this machine for users; empty if it is unset."""
+    return os.environ.get("LBBSP_HOST", "").strip()
+
+
 def marks() -> Path | None:
     """Returns ``LBBSP_MARKS``, the folder of this worker's marks for `lbbsp launch`."""
     folder = os.environ.get(MARKS, "")

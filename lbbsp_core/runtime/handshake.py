@@ -25,6 +25,7 @@ def agree(
     order: Order | None,
     collectives: Collectives,
     facts: Facts,
+    names: Sequence[int] = (),
 ) -> list[list[int]]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
@@ -35,9 +36,12 @@ def agree(
         order: Samples of each step, if known.
         collectives: Collectives of the framework.
         facts: Further facts of the plugin, by name.
+        names: Names of this worker, as `Identity.pack` returns them; on all workers or on
+            none.
 
     Returns:
-        `Balancer.static_info` of each worker, by rank, for another balancer of the same cost.
+        `Balancer.static_info` of each worker, by rank, for another balancer of the same cost; then
+        its names.
 
     Raises:
         DisagreementError: A fact differs; names the fact, the ranks and their values.
@@ -68,7 +72,7 @@ def agree(
         **texts,
     }
     compare(collectives, compared)
-    peers = _gather_static_info(balancer, collectives)
+    peers = _gather_rows(collectives, [*balancer.static_info(), *names])
     balancer.set_peers(peers)
     return peers
 
@@ -116,8 +120,7 @@ def _excerpts(texts: Sequence[bytes], rank: int) -> list[str]:
     ]
 
 
-def _gather_static_info(balancer: Balancer, collectives: Collectives) -> list[list[int]]:
+def _gather_rows(collectives: Collectives, mine: Sequence[int]) -> list[list[int]]:
     """Gathers rows of different lengths, padded to the longest."""
-    mine = balancer.static_info()
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])

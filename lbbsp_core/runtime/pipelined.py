@@ -88,6 +88,7 @@ class PipelinedSession(WorkerSession):
         facts: Further facts of the plugin, by name, that must be the same on all workers;
             compared in the first step.
         parts: Parts into which each worker cuts its batch, >= 1.
+        devices: As for `WorkerSession`.
     """
 
     collectives: PipelinedCollectives
@@ -103,6 +104,7 @@ class PipelinedSession(WorkerSession):
         activity: CurrentActivity | None = None,
         facts: Facts | None = None,
         parts: int = 1,
+        devices: Sequence[str] = (),
     ) -> None:
         super().__init__(
             collectives,
@@ -112,6 +114,7 @@ class PipelinedSession(WorkerSession):
             versions=versions,
             activity=activity,
             parts=parts,
+            devices=devices,
         )
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})

@@ -170,6 +170,11 @@ class PeerInfo:
         return [self.max_batch or 0, len(self.segments), *body]
 
     @staticmethod
+    def length(row: Sequence[int]) -> int:
+        """Returns the number of integers at the start of a row that `unpack` reads."""
+        return 2 + 3 * row[1]
+
+    @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
         max_batch, count, *body = row

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import platform
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -349,8 +350,10 @@ def run_header(
     servers: int | None = None,
     batch_size: int | None = None,
     drivers: Iterable[str] = (),
+    hosts: Iterable[str] = (),
+    devices: Iterable[str] = (),
 ) -> RunHeader:
-    """Builds the header of a run; see `RunHeader` for what is not described here.
+    """Builds the header of a run that starts now; see `RunHeader` for what is not described here.
 
     Args:
         framework: Name of the training framework.
@@ -367,6 +370,8 @@ def run_header(
         servers: Number of parameter servers.
         batch_size: Samples of an iteration, where all iterations have the same number.
         drivers: Names of the sampled resources.
+        hosts: Host name of each worker, by rank.
+        devices: Device of each worker, by rank.
     """
     return RunHeader(
         framework=framework,
@@ -382,6 +387,9 @@ def run_header(
         servers=servers,
         batch_size=batch_size,
         drivers=tuple(drivers),
+        started=time.time(),
+        hosts=tuple(hosts),
+        devices=tuple(devices),
         versions=all_versions(versions),
     )
 

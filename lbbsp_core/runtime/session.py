@@ -44,6 +44,8 @@ from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.default_cap import default_cap
 from lbbsp_core.runtime.digest import Array, Digest, different_row
 from lbbsp_core.runtime.handshake import Facts
+from lbbsp_core.runtime.identity import Identity, hosts_and_devices
+from lbbsp_core.runtime.observers import Observer, Observers
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     DisagreementError,
@@ -108,6 +110,8 @@ class WorkerSession:
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what this worker does, for its heartbeat.
         parts: Parts into which each worker cuts its batch, >= 1.
+        devices: Devices of this process as short texts: of its only worker, or of each of its
+            replicas. Defaults to its cores.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -134,6 +138,7 @@ class WorkerSession:
         versions: Mapping[str, str] | None = None,
         activity: CurrentActivity | None = None,
         parts: int = 1,
+        devices: Sequence[str] = (),
     ) -> None:
         self.collectives = collectives
         self.activity = activity or CurrentActivity()
@@ -144,9 +149,11 @@ class WorkerSession:
         self._policy = options.choose_policy()
         self._framework = framework
         self._versions = dict(versions or {})
+        self._identity = Identity.here(devices)
         self._record: RunRecord | None = None
         self._short_steps = ShortSteps(options.short_step_seconds)
         self._notice = BoundsNotice()
+        self._observers = Observers()
         self._balancer = self._make_balancer(lag=1)
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
@@ -278,7 +285,8 @@ class WorkerSession:
         Raises:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
-        peers = handshake.agree(self._balancer, self.order, self.collectives, facts)
+        names = self._identity.pack()
+        peers = handshake.agree(self._balancer, self.order, self.collectives, facts, names)
         predictor = self._balancer.predictor
         wants = self.options.wants_fresh_drivers(self._policy, predictor)
         self._fresh_drivers = self.workers > 1 and self.any_worker(wants)
@@ -286,8 +294,8 @@ class WorkerSession:
         self._busy_seconds = 0.0
         path = self.options.record_path()
         if self.rank == 0 and path is not None and self._record is None:
-            self._record = open_record(path, self._header())
-            self._balancer.record_to(self._record)
+            self._record = open_record(path, self._header(peers))
+            self.observe(self._record.write)
         self.exclude_step()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
         self._peers = peers  # last: what failed before has not started
@@ -327,6 +335,11 @@ class WorkerSession:
         return any(row[0] for row in self.collectives.all_gather([int(flag)]))
 
     # Steps
+
+    def observe(self, observer: Observer) -> None:
+        """Passes each step that follows to `observer`, with the values of all workers."""
+        self._observers.add(observer)
+        self._balancer.record_to(self._observers)
 
     def begin_step(self) -> None:
         """Restarts the timer if the step is excluded; optional, at the start of a step."""
@@ -586,7 +599,7 @@ class WorkerSession:
             ),
             short_steps=self._short_steps,
         )
-        balancer.record_to(self._record)
+        balancer.record_to(self._observers or None)
         return balancer
 
     def _replace_balancer(self, state: BalancerState, lag: int) -> None:
@@ -658,6 +671,7 @@ class WorkerSession:
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""
         self.activity.enter(Activity.COMPUTING, self._balancer.step + 1)
+        self._observers.end_step()
         return self._meter.leave()
 
     def _receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
@@ -687,8 +701,9 @@ class WorkerSession:
                     "one worker only: do the same on all workers"
                 )
 
-    def _header(self) -> RunHeader:
+    def _header(self, peers: Sequence[Sequence[int]]) -> RunHeader:
         balancer, order = self._balancer, self.order
+        hosts, devices = hosts_and_devices(peers)
         return run_header(
             self._framework,
             workers=self.workers,
@@ -701,6 +716,8 @@ class WorkerSession:
             predictor=balancer.predictor,
             cost=balancer.cost_shape.prior,
             drivers=self._meter.names,
+            hosts=hosts,
+            devices=devices,
         )
 
 

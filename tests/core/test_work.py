@@ -416,7 +416,7 @@ class Told:
 def test_other_work_on_a_worker_is_noticed_in_the_handshake(monkeypatch):
     seen = {}
     monkeypatch.setattr(handshake, "compare", lambda collectives, facts: seen.update(facts))
-    monkeypatch.setattr(handshake, "_gather_static_info", lambda balancer, _: [[0, 1, 0, 0, 1]] * 2)
+    monkeypatch.setattr(handshake, "_gather_rows", lambda *_: [[0, 1, 0, 0, 1]] * 2)
     facts = []
     for values in (LENGTHS, LENGTHS[::-1], None):
         one = Balancer(rank=0, workers=2, global_batch_size=64)

@@ -1,0 +1,101 @@
+"""Host name and devices of each worker, which workers tell each other in the handshake.
+
+They are shown to users only: no decision depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lbbsp_core.resources.gpu import Gpu
+from lbbsp_core.resources.host import Host
+from lbbsp_core.runtime import env
+from lbbsp_core.runtime.collectives import from_integers, to_integers
+from lbbsp_core.runtime.protocol import PeerInfo
+
+_LONGEST: Final = 80
+"""Characters of a name that are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Names by which users know a process.
+
+    Args:
+        host: Name of its machine.
+        devices: Device of each worker in the process: one, or one for each replica.
+    """
+
+    host: str = ""
+    devices: tuple[str, ...] = ()
+
+    @classmethod
+    def here(cls, devices: Sequence[str] = ()) -> Identity:
+        """Returns the identity of this process.
+
+        Args:
+            devices: Devices of its workers; the cores of the process if there are none.
+        """
+        return cls(
+            _clean(env.host() or socket.gethostname()), tuple(map(_clean, devices or [cpu()]))
+        )
+
+    def pack(self) -> list[int]:
+        """Packs the names into integers, to which padding may be appended."""
+        data = json.dumps([self.host, *self.devices], ensure_ascii=False).encode()
+        return [len(data), *to_integers(data)]
+
+    @classmethod
+    def unpack(cls, row: Sequence[int]) -> Identity:
+        """Unpacks a row; the inverse of `pack`. An empty row is unknown."""
+        if not row or not row[0]:
+            return cls()
+        length, *integers = row
+        host, *devices = json.loads(from_integers(integers)[:length])
+        return cls(host, tuple(devices))
+
+    def device(self, rank: int) -> str:
+        """Returns the device of a worker of this process; all processes have as many."""
+        return self.devices[rank % len(self.devices)] if self.devices else ""
+
+
+def hosts_and_devices(rows: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the host and the device of each worker.
+
+    Args:
+        rows: Rows of the handshake by rank: `PeerInfo.pack`, then `Identity.pack`.
+    """
+    known = [Identity.unpack(row[PeerInfo.length(row) :]) for row in rows]
+    devices = tuple(identity.device(rank) for rank, identity in enumerate(known))
+    return tuple(identity.host for identity in known), devices
+
+
+def cpu() -> str:
+    """Returns the cores on which this process may run, as "cpu, 2 cores"."""
+    cores = len(Host().cores)
+    return f"cpu, {cores} core{'s' * (cores != 1)}"
+
+
+def gpu(index: int) -> str:
+    """Returns the name of a visible NVIDIA GPU; "gpu 0" if it cannot be read.
+
+    Args:
+        index: Index among the visible GPUs, as frameworks count them.
+    """
+    try:
+        device = Gpu(Host(), index)
+    except OSError:
+        return f"gpu {index}"
+    try:
+        return device.name
+    finally:
+        device.close()
+
+
+def _clean(name: str) -> str:
+    """Returns a name on one line, without characters that a terminal interprets."""
+    return "".join(each if each.isprintable() else "?" for each in name)[:_LONGEST]
