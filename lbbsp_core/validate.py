@@ -127,6 +127,16 @@ def parse_json(data: bytes, where: str) -> object:
         raise ValueError(f"{where} is not JSON: {error}") from None
 
 
+def one_line(text: str, longest: int = 80) -> str:
+    r"""Returns a text for a terminal: on one line, cut off, without what a terminal interprets.
+
+    Example:
+        >>> one_line("a\x1b[31m\nb")
+        'a?[31m?b'
+    """
+    return "".join(each if each.isprintable() else "?" for each in text[:longest])
+
+
 def shortened(value: object) -> str:
     """Returns the repr of a value, for an error message; a long one is cut off."""
     try:

@@ -13,7 +13,8 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     launch       worker processes                                    <- processes, stages,
                                                                         runtime.marks
     profiler     seconds by batch size                               <- processes, stages
-    report       figures and pictures                                <- stages, runtime.record, sim,
+    report       figures and pictures                                <- stages, runtime.record,
+                                                                        runtime.figures, sim,
                                                                         profiler
     demo         the comparison that `lbbsp demo` runs               <- stages, registry, runtime,
                                                                         launch, report
@@ -71,7 +72,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "processes": FOUNDATION,
     "launch": STAGES | {"processes", "runtime.marks"},
     "profiler": STAGES | {"processes"},
-    "report": STAGES | {"runtime.record", "sim", "profiler"},
+    "report": STAGES | {"runtime.record", "runtime.figures", "sim", "profiler"},
     "demo": STAGES | {"registry", "runtime", "launch", "report"},
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES

@@ -9,6 +9,7 @@ from lbbsp_core.cli.evaluate import evaluate
 from lbbsp_core.cli.launch import launch
 from lbbsp_core.cli.profile import profile
 from lbbsp_core.cli.simulate import simulate
+from lbbsp_core.cli.watch import watch
 
 # All arguments after the script belong to the script, options included.
 _STOP_AT_SCRIPT = {"allow_interspersed_args": False}
@@ -25,7 +26,7 @@ def application() -> typer.Typer:
     )
     app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
-    for command in (demo, evaluate, simulate, profile):
+    for command in (demo, evaluate, simulate, profile, watch):
         app.command()(command)
     return app
 

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lbbsp_core.report.tail import Tail
 from lbbsp_core.runtime.record import PushLine, StepLine, is_header, parse_line
 from lbbsp_core.validate import parse_json
 
@@ -33,24 +34,15 @@ class RecordTail:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._lines = 0
+        self._tail = Tail(path)
 
     def read(self) -> list[StepLine | PushLine]:
         """Returns the steps or pushes that have been completed since the last call."""
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._position)
-                text = stream.read()
-        except FileNotFoundError:
-            return []
-        complete = text[: text.rfind(b"\n") + 1]
-        self._position += len(complete)
+        tail = self._tail
+        texts = tail.read()
         lines: list[StepLine | PushLine] = []
-        for line in complete.splitlines():
-            self._lines += 1
-            where = f"{self._path} line {self._lines}"
+        for number, line in enumerate(texts, start=1 + tail.lines - len(texts)):
+            where = f"{tail.path} line {number}"
             values = parse_json(line, where)
             if not is_header(values):
                 lines.append(parse_line(values, where))

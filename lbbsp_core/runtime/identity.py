@@ -9,16 +9,13 @@ import json
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime import env
 from lbbsp_core.runtime.collectives import from_integers, to_integers
 from lbbsp_core.runtime.protocol import PeerInfo
-
-_LONGEST: Final = 80
-"""Characters of a name that are sent."""
+from lbbsp_core.validate import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,8 @@ class Identity:
         Args:
             devices: Devices of its workers; the cores of the process if there are none.
         """
-        return cls(
-            _clean(env.host() or socket.gethostname()), tuple(map(_clean, devices or [cpu()]))
-        )
+        host = env.host() or socket.gethostname()
+        return cls(one_line(host), tuple(map(one_line, devices or [cpu()])))
 
     def pack(self) -> list[int]:
         """Packs the names into integers, to which padding may be appended."""
@@ -94,8 +90,3 @@ def gpu(index: int) -> str:
         return device.name
     finally:
         device.close()
-
-
-def _clean(name: str) -> str:
-    """Returns a name on one line, without characters that a terminal interprets."""
-    return "".join(each if each.isprintable() else "?" for each in name)[:_LONGEST]

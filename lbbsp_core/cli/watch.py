@@ -1,0 +1,232 @@
+"""Command ``lbbsp watch``: a view of a run while it goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lbbsp_core.cli.options import one_line_errors, require_writable_file, write_figures
+from lbbsp_core.report.live import LiveRun, View, WorkerView
+
+_BAR: Final = 8
+"""Width of a full bar, in characters."""
+
+_LATE_SECONDS: Final = 10.0
+"""Time without a step after which the view says so in colour."""
+
+_BALANCED: Final = 0.02
+"""Share of waiting up to which workers count as balanced."""
+
+STANDARD_OUTPUT: Final = Path("-")
+
+
+@one_line_errors
+def watch(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."),
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one view and end, as without a terminal.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write the figures to this JSON file at the end; with - print them instead of "
+            "the view.",
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two views.")
+    ] = 1.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="End if the run has not started after this time. By default, wait for it, but "
+            "not with --once.",
+        ),
+    ] = None,
+) -> None:
+    """Show a run while it goes on: how busy each worker is, and who waits for whom.
+
+    It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
+    that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
+    """
+    to_stdout = json_file == STANDARD_OUTPUT
+    if json_file is not None and not to_stdout:
+        require_writable_file("--json", json_file)
+    out, err = Console(), Console(stderr=True)
+    once = once or to_stdout or not out.is_terminal
+    run = LiveRun(run_dir)
+    limit = 0.0 if once and timeout is None else timeout
+    try:
+        _await_start(run, err, limit, interval)
+        if once:
+            if not to_stdout:
+                out.print(render(run.view(), ascii_only=out.options.ascii_only))
+        else:
+            follow(run, out, interval)
+    except KeyboardInterrupt:
+        pass
+    if run.header is not None and json_file is not None:
+        _write(run.view(), json_file)
+
+
+def follow(
+    run: LiveRun, console: Console, interval: float, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Shows a run that has started until KeyboardInterrupt, which it raises.
+
+    Args:
+        run: Run.
+        console: Terminal.
+        interval: Seconds between two views.
+        sleep: Waits for some seconds.
+    """
+    ascii_only = console.options.ascii_only
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            if run.read():  # not while a record is being replaced
+                live.update(render(run.view(), ascii_only=ascii_only), refresh=True)
+            sleep(interval)
+
+
+def render(view: View, *, ascii_only: bool = False) -> Group:
+    """Returns a view for the terminal."""
+    table = Table(box=SIMPLE_HEAD)
+    asynchronous = any(worker.pushes is not None for worker in view.workers)
+    last = "pushes" if asynchronous else "forecast"
+    for name in ("#", "host", "device"):
+        table.add_column(name, overflow="fold")
+    for name in ("batch", "busy", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column(last, justify="right")
+    for worker in view.workers:
+        style = "bold" if worker.rank == view.slowest else ""
+        table.add_row(*map(Text, _cells(worker, ascii_only=ascii_only)), style=style)
+    return Group(_state(view), table, Text(_who_waits(view)), Text(_gain(view)))
+
+
+def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
+    """Waits until the run has started.
+
+    Raises:
+        ValueError: It has not started after `limit` seconds.
+    """
+    if run.read():
+        return
+    started = time.monotonic()
+    if limit != 0:
+        err.print(Text(f"waiting for the run to start: {run.path} has no header yet"))
+    while not run.read():
+        waited = time.monotonic() - started
+        if limit is not None and waited >= limit:
+            raise ValueError(
+                f"{run.path} must be the record of a run that has started, got none in {limit:g} "
+                "s: pass the folder given to lbbsp launch --run-dir or to record="
+            )
+        time.sleep(interval if limit is None else min(interval, limit - waited))
+
+
+def _cells(worker: WorkerView, *, ascii_only: bool) -> tuple[str, ...]:
+    last = worker.pushes if worker.prediction is None else f"{worker.prediction:.2f}"
+    return (
+        str(worker.rank),
+        worker.host,
+        worker.device,
+        "-" if worker.batch_size is None else str(worker.batch_size),
+        _duration(worker.busy_seconds),
+        _duration(worker.waiting_seconds),
+        "" if worker.waiting is None else _bar(worker.waiting, ascii_only=ascii_only),
+        "-" if last is None else str(last),
+    )
+
+
+def _bar(share: float, *, ascii_only: bool) -> str:
+    full, empty = "#." if ascii_only else "█░"
+    count = round(share * _BAR)
+    return f"{full * count}{empty * (_BAR - count)} {share:4.0%}"
+
+
+def _state(view: View) -> Text:
+    """Returns the line about the run as a whole."""
+    parts = [view.framework, "no step yet" if view.step is None else f"step {view.step}"]
+    if view.steps_per_second is not None and view.samples_per_second is not None:
+        parts += [
+            f"{view.steps_per_second:.3g} steps/s",
+            f"{view.samples_per_second:.4g} samples/s",
+        ]
+    if view.elapsed_seconds is not None:
+        parts.append(f"{_clock(view.elapsed_seconds)} since the start")
+    if view.restarts:
+        parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
+    if view.unreadable:
+        parts.append(f"{view.unreadable} unreadable line{'s' * (view.unreadable > 1)}")
+    text = Text(" · ".join(parts))
+    if view.age_seconds is not None:
+        late = view.age_seconds >= _LATE_SECONDS
+        age = f"no step for {_clock(view.age_seconds)}" if late else "running"
+        text.append(f"   {age}", style="bold red" if late else "green")
+    return text
+
+
+def _who_waits(view: View) -> str:
+    """Returns a sentence about who waits for whom."""
+    if view.slowest is None or view.recent is None:
+        return "Nothing is known about waiting yet."
+    slowest = view.workers[view.slowest]
+    name = f"worker {slowest.rank}" + (f" ({slowest.host})" if slowest.host else "")
+    longest = max(worker.waiting or 0.0 for worker in view.workers)
+    if longest <= _BALANCED:
+        return f"Balanced: no worker waits for more than {_BALANCED:.0%} of a step."
+    return (
+        f"The others wait for {name}: {view.recent.waiting:.0%} of all workers' time, up to "
+        f"{longest:.0%} of one worker's."
+    )
+
+
+def _gain(view: View) -> str:
+    """Returns a sentence about the estimated speed-up."""
+    if view.so_far is None or view.recent is None:
+        return ""
+    return (
+        f"Estimated speed-up over even batches: {view.so_far.speedup:.2f}x so far, "
+        f"{view.recent.speedup:.2f}x now (without communication)."
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _clock(seconds: float) -> str:
+    """Returns a time as "12 s", "3 min 5 s" or "2 h 3 min"."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _write(view: View, file: Path) -> None:
+    if file == STANDARD_OUTPUT:
+        typer.echo(json.dumps(view.to_json(), indent=1))
+    else:
+        write_figures(file, view.to_json())

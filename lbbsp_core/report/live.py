@@ -1,0 +1,296 @@
+"""View of a run while it goes on: its record is read as it grows."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lbbsp_core.report.tail import Tail
+from lbbsp_core.runtime.figures import RECENT, Figures, StepTimes, figures_of, total
+from lbbsp_core.runtime.record import (
+    PushLine,
+    RunHeader,
+    StepLine,
+    is_header,
+    parse_header,
+    parse_line,
+)
+from lbbsp_core.validate import one_line, parse_json
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """Worker over the recent steps, or over its recent pushes.
+
+    Args:
+        rank: Number of the worker.
+        host: Name of its machine; empty if unknown.
+        device: Its device as a short text; empty if unknown.
+        batch_size: Samples of its last batch; None before the first step.
+        busy_seconds: Mean busy time of a step.
+        waiting_seconds: Mean time of a step until the slowest worker was done; None where workers
+            need not be in the same step.
+        waiting: Share of the slowest worker's busy time for which it waited, in [0, 1].
+        prediction: Predicted over measured busy time; None without predictions.
+        pushes: Pushes of this worker so far, where workers need not be in the same step.
+    """
+
+    rank: int
+    host: str
+    device: str
+    batch_size: int | None = None
+    busy_seconds: float | None = None
+    waiting_seconds: float | None = None
+    waiting: float | None = None
+    prediction: float | None = None
+    pushes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """State of a run at one moment; *recent* is over the last `RECENT` steps.
+
+    Args:
+        framework: Name of the training framework.
+        workers: Workers by rank.
+        global_batch_size: Samples of a full step, X.
+        step: Last global step, or number of pushes; None before the first.
+        steps_per_second: Steps, or pushes, per second, recent.
+        samples_per_second: Samples per second, recent.
+        slowest: Rank of the worker that the others wait for, recent; None if unknown.
+        recent: Waiting and speed-up, see `lbbsp_core.runtime.figures`; None before the first step.
+        so_far: The same over all regular steps.
+        age_seconds: Time since the last step, or else since the start; None if unknown.
+        elapsed_seconds: Time from the last start to the last step; None if unknown.
+        restarts: Number of times that the run was started again.
+        unreadable: Number of lines that could not be read.
+    """
+
+    framework: str
+    workers: tuple[WorkerView, ...]
+    global_batch_size: int
+    step: int | None
+    steps_per_second: float | None
+    samples_per_second: float | None
+    slowest: int | None
+    recent: Figures | None
+    so_far: Figures | None
+    age_seconds: float | None
+    elapsed_seconds: float | None
+    restarts: int
+    unreadable: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the figures as JSON values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("recent", "so_far"):
+            values[name] = values[name] and values[name]._asdict()
+        each = [{name: getattr(one, name) for name in one.__slots__} for one in self.workers]
+        return {**values, "workers": each}
+
+
+class LiveRun:
+    """Run whose record grows. After a restart, and if the record is replaced, it goes on.
+
+    Args:
+        path: Record, or the folder that holds ``run.jsonl``; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path if path.suffix == ".jsonl" else path / "run.jsonl"
+        self._tail = Tail(self.path)
+        self._forget()
+
+    def read(self) -> bool:
+        """Reads what was appended since the last call; returns whether the run has started.
+
+        Raises:
+            OSError: The file exists, but cannot be read.
+            ValueError: The run was recorded by another version.
+        """
+        texts = self._tail.read()
+        if self._tail.lines == len(texts):  # nothing was read before, or of another file
+            self._forget()
+        first = 1 + self._tail.lines - len(texts)
+        for number, text in enumerate(texts, start=first):
+            shown = number > self._tail.lines - RECENT
+            try:
+                values = json.loads(text)
+            except (ValueError, RecursionError):
+                self.unreadable += 1  # a line that a killed run has not finished
+                continue
+            if is_header(values):
+                self._start(parse_header(values, f"{self.path} line {number}"))
+            elif self.header is None or not self._add(values, text, shown=shown):
+                self.unreadable += 1
+        return self.header is not None
+
+    def view(self, now: float | None = None) -> View:
+        """Returns the state of the run.
+
+        Args:
+            now: Unix time; that of this machine's clock by default.
+        """
+        header, now = self.header, time.time() if now is None else now
+        assert header is not None, "read() has found no header"
+        last = self._last_time
+        since = header.started if last is None else last
+        return View(
+            framework=one_line(header.framework),
+            workers=self._workers(header),
+            global_batch_size=header.global_batch_size,
+            step=self._step,
+            **self._rates(),
+            slowest=self._slowest(),
+            recent=figures_of(self._steps) if self._steps else None,
+            so_far=self._sums.figures or (figures_of(self._steps) if self._steps else None),
+            age_seconds=None if since is None else max(0.0, now - since),
+            elapsed_seconds=None if last is None else _difference(last, header.started),
+            restarts=self._starts - 1,
+            unreadable=self.unreadable,
+        )
+
+    def _forget(self) -> None:
+        self.header: RunHeader | None = None
+        self.unreadable = self._starts = 0
+        self._sums = StepTimes(0.0, 0.0, 0.0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: deque[StepLine] = deque(maxlen=RECENT)
+        self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._step: int | None = None
+        self._last_time: float | None = None
+
+    def _start(self, header: RunHeader) -> None:
+        self._starts += 1
+        self.header = header
+        self._clear()
+
+    def _add(self, values: object, text: bytes, *, shown: bool) -> bool:
+        """Adds a step or push; returns whether it could be read.
+
+        Steps that are no longer recent when they are read only count in sums, and are not checked
+        further: a record of many thousand steps is read in a moment.
+        """
+        assert self.header is not None
+        try:
+            if not shown and isinstance(values, dict) and "step" in values:
+                line = _unchecked(values)
+                self._sum(line)
+                return True
+            where = str(self.path)
+            checked = parse_line(parse_json(text, where), where, self.header.workers)
+        except (ValueError, TypeError, KeyError, ArithmeticError):
+            return False
+        if isinstance(checked, StepLine):
+            self._sum(checked)
+            self._steps.append(checked)
+            self._step, self._last_time = checked.step, checked.time
+        else:
+            self._pushes[checked.worker].append(checked)
+            self._step = checked.push
+            self._last_time = _sum(self.header.started, checked.seconds)
+        return True
+
+    def _sum(self, line: StepLine) -> None:
+        if line.is_regular:
+            sums = total((self._sums, StepTimes.of(line)))
+            if not all(map(math.isfinite, sums)):
+                raise ValueError("the times of a step must be finite")
+            self._sums = sums
+
+    def _rates(self) -> dict[str, float | None]:
+        """Returns steps and samples per second."""
+        if self._pushes:
+            return _push_rates([push for own in self._pushes.values() for push in own])
+        steps = [line for line in self._steps if line.is_regular] or self._steps
+        seconds = sum(line.wall_seconds for line in steps)
+        if not seconds > 0:
+            return {"steps_per_second": None, "samples_per_second": None}
+        samples = sum(sum(line.sizes) for line in steps)
+        return {"steps_per_second": len(steps) / seconds, "samples_per_second": samples / seconds}
+
+    def _workers(self, header: RunHeader) -> tuple[WorkerView, ...]:
+        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
+        return tuple(self._worker(header, steps, rank) for rank in range(header.workers))
+
+    def _worker(self, header: RunHeader, steps: Sequence[StepLine], rank: int) -> WorkerView:
+        worker = WorkerView(rank, _name(header.hosts, rank), _name(header.devices, rank))
+        if pushes := self._pushes.get(rank):
+            return replace(
+                worker,
+                batch_size=pushes[-1].samples,
+                busy_seconds=fmean(push.busy_seconds for push in pushes),
+                pushes=pushes[-1].iteration + 1,
+            )
+        if not steps:
+            return worker
+        busy = fmean(line.busy_seconds[rank] for line in steps)
+        slowest = fmean(max(line.busy_seconds) for line in steps)
+        return replace(
+            worker,
+            batch_size=self._steps[-1].sizes[rank],
+            busy_seconds=busy,
+            waiting_seconds=slowest - busy,
+            waiting=(slowest - busy) / slowest if slowest > 0 else 0.0,
+            prediction=_prediction(steps, rank),
+        )
+
+    def _slowest(self) -> int | None:
+        """Returns the worker with the longest busy time over the recent steps."""
+        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
+        if not steps:
+            return None
+        busy = [sum(own) for own in zip(*(line.busy_seconds for line in steps), strict=True)]
+        return max(range(len(busy)), key=busy.__getitem__)
+
+
+def _unchecked(values: Mapping[str, Any]) -> StepLine:
+    """Returns a step with what sums need."""
+    return StepLine(
+        step=0,
+        sizes=tuple(values["sizes"]),
+        busy_seconds=tuple(values["busy_seconds"]),
+        predicted_seconds=(),
+        wall_seconds=0.0,
+        excluded=tuple(values["excluded"]),
+        short=bool(values.get("short")),
+        work=tuple(values.get("work", ())),
+    )
+
+
+def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
+    """Returns predicted over measured busy time of a worker in the steps with a prediction."""
+    pairs = [(line.predicted_seconds[rank], line.busy_seconds[rank]) for line in steps]
+    known = [(predicted, busy) for predicted, busy in pairs if predicted is not None]
+    measured = sum(busy for _, busy in known)
+    return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
+
+
+def _push_rates(pushes: Sequence[PushLine]) -> dict[str, float | None]:
+    seconds = max(p.seconds for p in pushes) - min(p.seconds for p in pushes)
+    if not seconds > 0:
+        return {"steps_per_second": None, "samples_per_second": None}
+    later = len(pushes) - 1
+    samples = fmean(push.samples for push in pushes)
+    return {"steps_per_second": later / seconds, "samples_per_second": later * samples / seconds}
+
+
+def _name(names: Sequence[str], rank: int) -> str:
+    return one_line(names[rank]) if rank < len(names) else ""
+
+
+def _sum(start: float | None, seconds: float) -> float | None:
+    return None if start is None else start + seconds
+
+
+def _difference(end: float, start: float | None) -> float | None:
+    return None if start is None else max(0.0, end - start)

@@ -1,0 +1,125 @@
+"""The command `lbbsp watch`: one view, views that follow each other, and what a record may hold."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from lbbsp_core.cli.app import application
+from lbbsp_core.cli.watch import follow, render
+from lbbsp_core.report.live import LiveRun
+from lbbsp_core.runtime.record import RunRecord, StepLine, run_header
+
+EVIL = "[red]a[/red] \x1b[2J\x07b"
+
+
+def line(step, busy=(0.1, 0.4)):
+    return StepLine(
+        step=step,
+        sizes=(8, 8),
+        busy_seconds=busy,
+        predicted_seconds=(0.05, 0.2),
+        wall_seconds=0.5,
+        excluded=(),
+        time=1e9 + step,
+    )
+
+
+def write(path, *lines, **names):
+    header = run_header("none", workers=2, global_batch_size=16, versions={}, **names)
+    record = RunRecord(path, replace(header, started=1e9))
+    for each in lines:
+        record.write(each)
+    record.close()
+
+
+def watch(*args):
+    return CliRunner().invoke(application(), ["watch", *map(str, args)], env={"COLUMNS": "140"})
+
+
+def test_without_a_terminal_one_view_is_printed(tmp_path):
+    write(tmp_path / "run.jsonl", line(0), line(1), hosts=("left", "right"), devices=("cpu", "gpu"))
+    figures = tmp_path / "figures.json"
+    result = watch(tmp_path, "--json", figures)
+    assert result.exit_code == 0, result.output
+    for text in ("left", "gpu", "100.0 ms", "300.0 ms", "75%", "0.50", "step 1", "2 steps/s"):
+        assert text in result.output
+    assert "The others wait for worker 1 (right): 38% of all workers' time" in result.output
+    assert "no step for" in result.output
+    assert json.loads(figures.read_text())["slowest"] == 1
+
+
+def test_figures_on_standard_output_replace_the_view(tmp_path):
+    write(tmp_path / "run.jsonl", line(0, (0.3, 0.3)))
+    result = watch(tmp_path, "--json", "-")
+    assert json.loads(result.output)["recent"] == {"waiting": 0.0, "speedup": 1.0}
+    assert "Balanced: no worker waits" in watch(tmp_path, "--once").output
+
+
+@pytest.mark.parametrize("args", [["--once"], ["--timeout", "0.2", "--interval", "0.1"]])
+def test_a_run_that_has_not_started_is_named(tmp_path, args):
+    result = watch(tmp_path, *args)
+    assert result.exit_code == 2
+    assert "run.jsonl must be the record of a run that has started" in " ".join(
+        result.output.split()
+    )
+
+
+def test_names_in_a_record_are_neither_markup_nor_control_sequences(tmp_path):
+    write(tmp_path / "run.jsonl", line(0), hosts=(EVIL, EVIL), devices=(EVIL, EVIL))
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=160, color_system=None)
+    run = LiveRun(tmp_path)
+    assert run.read()
+    console.print(render(run.view()))
+    text = shown.getvalue()
+    assert "[red]a[/red] ?[2J?b" in text
+    assert "\x1b[2J" not in text
+    assert "\x07" not in text
+
+
+def test_views_follow_each_other_until_the_user_ends_them(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, line(0))
+    run, shown = LiveRun(path), io.StringIO()
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+        write(path, line(10 * len(pauses)))
+
+    console = Console(file=shown, force_terminal=True, width=120)
+    with pytest.raises(KeyboardInterrupt):
+        follow(run, console, 1.0, sleep)
+    text = shown.getvalue()
+    assert all(f"step {step}" in text for step in (0, 10, 20))
+    assert "2 restarts" in text
+    assert text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_the_command_ends_at_an_interrupt_without_an_error(tmp_path, monkeypatch):
+    write(tmp_path / "run.jsonl", line(0))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lbbsp_core.cli.watch.follow", interrupted)
+    monkeypatch.setattr(Console, "is_terminal", True)
+    result = watch(tmp_path, "--json", tmp_path / "end.json")
+    assert (result.exit_code, result.output) == (0, "")
+    assert json.loads((tmp_path / "end.json").read_text())["step"] == 0
+
+
+def test_the_view_has_an_ascii_form(tmp_path):
+    write(tmp_path / "run.jsonl", line(0))
+    run = LiveRun(tmp_path)
+    assert run.read()
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as capture:
+        console.print(render(run.view(), ascii_only=True))
+    assert "######..  75%" in capture.get()
