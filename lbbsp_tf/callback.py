@@ -23,8 +23,10 @@ from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.devices import device_texts
 from lbbsp_tf.leaving import leave_together
 from lbbsp_tf.liveness import current_activity, start_heartbeat
+from lbbsp_tf.logs import FigureLogs
 from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.tensorboard import WorkerScalars
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.training import Training
 
@@ -60,6 +62,9 @@ class LoadBalancer(keras.callbacks.Callback):
             data. The chief writes and reads it. Also on SIGTERM to any worker: all save one after
             the same step, and leave with status 143. None writes none.
         every: Steps between two checkpoints, or "epoch" for one after each epoch.
+        logs: Whether to add ``waiting`` and ``speedup`` to the logs of `fit`, which the progress
+            bar, History and other callbacks show: the share of all workers' time spent waiting for
+            the slowest, and the estimated gain over even batches, see docs/monitoring.md.
         **options: Options of `lbbsp_core.SessionOptions`, such as ``policy``, ``predictor``,
             ``cost``, ``limits`` and ``seed``.
 
@@ -91,6 +96,7 @@ class LoadBalancer(keras.callbacks.Callback):
         verify: bool = False,
         checkpoint: str | Path | None = None,
         every: int | str = "epoch",
+        logs: bool = True,
         **options: object,
     ) -> None:
         super().__init__()
@@ -128,6 +134,8 @@ class LoadBalancer(keras.callbacks.Callback):
             training_input=self._input,
             processes=self.workers,
         )
+        self._logs = FigureLogs(self._session) if logs and self.active else None
+        self._scalars = WorkerScalars(self._session)
         self._train_function: Callable[..., object] | None = None
         self._traced_for: _Identities | None = None
         self._in_fit = self._in_step = False
@@ -321,6 +329,9 @@ class LoadBalancer(keras.callbacks.Callback):
         if self.active:
             facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
             self._training.begin(facts, partial(agreement.weights_of, self.model))
+            self._scalars.begin_fit(compat.running_callbacks())
+            if self._logs:
+                self._logs.begin_fit()
         else:
             compat.require_targets(self.model, self._input.structure)
             if self._checkpoints:
@@ -330,6 +341,8 @@ class LoadBalancer(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
+        if self._logs:
+            self._logs.begin_epoch()
         if not self._in_fit:
             self._in_fit = True
             self._begin_first_epoch(epoch)
@@ -355,6 +368,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Advances the session of a single worker, which has no exchange."""
         if self.active:
             self._training.end_step()
+            self._scalars.end_step()
         elif self._input.order is not None:
             self._sessions.skip_step()
 
@@ -362,6 +376,7 @@ class LoadBalancer(keras.callbacks.Callback):
         """Compares what the workers have read, and warns if their input is too slow."""
         if self.active:
             self._input.end_epoch()
+            self._scalars.end_epoch()
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Excludes the step after an evaluation inside `fit`."""
@@ -373,6 +388,9 @@ class LoadBalancer(keras.callbacks.Callback):
         self._in_fit = False
         if self.active:
             self._training.end()
+            self._scalars.end_fit()
+            if self._logs:
+                self._logs.end_fit()
             self.model.train_function = None
         if self.active or self._checkpoints:
             for hook in ("on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_epoch_end"):

@@ -16,6 +16,12 @@ def run_dir() -> Path | None:
     return Path(folder) if folder else None
 
 
+def metrics_file() -> Path | None:
+    """Returns ``LBBSP_METRICS_FILE``, the file for Prometheus' metrics of the run."""
+    path = os.environ.get("LBBSP_METRICS_FILE", "").strip()
+    return Path(path) if path else None
+
+
 def restart() -> int:
     """Returns ``LBBSP_RESTART``, the number of restarts before this attempt; 0 without launcher."""
     text = os.environ.get("LBBSP_RESTART", "")

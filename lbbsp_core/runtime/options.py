@@ -12,8 +12,7 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced, Policy
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.base import uses_drivers
-from lbbsp_core.runtime import naming
-from lbbsp_core.runtime.env import run_dir
+from lbbsp_core.runtime import env, naming
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
@@ -54,6 +53,9 @@ class SessionOptions:
             Defaults to 0.02; 0 is the paper's mode (Chen et al., arXiv 1806.02508).
         record: File for the run record, or its folder; written by rank 0. Defaults to none, or
             to ``RUN_DIR/run.jsonl`` under ``lbbsp launch --run-dir``.
+        metrics_file: File for Prometheus' node exporter (its textfile collector), with the suffix
+            ``.prom``; written by rank 0 every few seconds, see docs/monitoring.md. Defaults to
+            ``LBBSP_METRICS_FILE``, or none.
         seed: Seed of the sample order, >= 0, unless the data set is given its own.
         drivers: Names of the driving factors that the predictor takes as exogenous inputs, see
             `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those of the sampler.
@@ -76,7 +78,8 @@ class SessionOptions:
 
     Raises:
         ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given
-            together with a policy that has no such open option, or a time is out of range.
+            together with a policy that has no such open option, a time is out of range, or
+            `metrics_file` has another suffix.
         TypeError: A policy, predictor, cost or limit is of the wrong type.
     """
 
@@ -88,6 +91,7 @@ class SessionOptions:
     interval: int | None = None
     min_gain: float | None = None
     record: str | Path | None = None
+    metrics_file: str | Path | None = None
     seed: int = 0
     drivers: Sequence[str] | None = None
     fresh_drivers: bool = False
@@ -107,6 +111,8 @@ class SessionOptions:
             require_positive("limit_seconds", self.limit_seconds)
         if self.compare_weights is not None:
             require_integer("compare_weights", self.compare_weights, 1)
+        if self.metrics_file is not None:
+            _require_prom("metrics_file", self.metrics_file)
 
     def _resolve(self) -> None:
         """Replaces names by objects, but for the predictor, which depends on the session's lag."""
@@ -174,9 +180,35 @@ class SessionOptions:
 
     def record_path(self) -> Path | None:
         """Returns the path of the run record: `record`, or else the launcher's; None for none."""
-        return Path(self.record) if self.record else run_dir()
+        return Path(self.record) if self.record else env.run_dir()
+
+    def metrics_path(self) -> Path | None:
+        """Returns the path of `metrics_file`, or of ``LBBSP_METRICS_FILE``; None for none.
+
+        Raises:
+            ValueError: That of the variable has another suffix.
+        """
+        if self.metrics_file is not None:
+            return Path(self.metrics_file)
+        path = env.metrics_file()
+        return path and _require_prom("LBBSP_METRICS_FILE", path)
 
     @property
     def _policy_options(self) -> dict[str, Any]:
         given = {"interval": self.interval, "min_gain": self.min_gain}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _require_prom(name: str, path: str | Path) -> Path:
+    """Returns the path of a file for Prometheus' node exporter.
+
+    Raises:
+        ValueError: The collector would ignore the file.
+    """
+    path = Path(path)
+    if path.suffix != ".prom":
+        raise ValueError(
+            f"{name} must end in .prom, got {str(path)!r}: the node exporter reads only such files "
+            "in its textfile folder"
+        )
+    return path

@@ -45,6 +45,7 @@ from lbbsp_core.runtime.default_cap import default_cap
 from lbbsp_core.runtime.digest import Array, Digest, different_row
 from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.identity import Identity, hosts_and_devices
+from lbbsp_core.runtime.metrics_file import MetricsFile
 from lbbsp_core.runtime.observers import Observer, Observers
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
@@ -153,6 +154,8 @@ class WorkerSession:
         self._record: RunRecord | None = None
         self._short_steps = ShortSteps(options.short_step_seconds)
         self._notice = BoundsNotice()
+        self._metrics: MetricsFile | None = None
+        self._metrics_path = options.metrics_path()
         self._observers = Observers()
         self._balancer = self._make_balancer(lag=1)
         self._meter = StepMeter()
@@ -292,10 +295,8 @@ class WorkerSession:
         self._fresh_drivers = self.workers > 1 and self.any_worker(wants)
         self._open_meter()
         self._busy_seconds = 0.0
-        path = self.options.record_path()
-        if self.rank == 0 and path is not None and self._record is None:
-            self._record = open_record(path, self._header(peers))
-            self.observe(self._record.write)
+        if self.rank == 0:
+            self._open_files(peers)
         self.exclude_step()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
         self._peers = peers  # last: what failed before has not started
@@ -571,6 +572,8 @@ class WorkerSession:
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
+        if self._metrics is not None:
+            self._metrics.flush()
         self._stop_requested = False
         self._digest = self._offers = 0
         self._divergence = None
@@ -700,6 +703,16 @@ class WorkerSession:
                     "callback or script changes the model, the optimizer or its learning rate on "
                     "one worker only: do the same on all workers"
                 )
+
+    def _open_files(self, peers: Sequence[Sequence[int]]) -> None:
+        """Opens the run record and the file of metrics in the first fit, if they are wanted."""
+        path = self.options.record_path()
+        if path is not None and self._record is None:
+            self._record = open_record(path, self._header(peers))
+            self.observe(self._record.write)
+        if self._metrics_path is not None and self._metrics is None:
+            self._metrics = MetricsFile(self._metrics_path, self._header(peers))
+            self.observe(self._metrics.add)
 
     def _header(self, peers: Sequence[Sequence[int]]) -> RunHeader:
         balancer, order = self._balancer, self.order

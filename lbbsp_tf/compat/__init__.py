@@ -18,6 +18,7 @@ from lbbsp_tf.compat.evaluation import (
     set_last_rows,
 )
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
+from lbbsp_tf.compat.logs import add_to_logs, stop_adding
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import intercepted_scalars
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
@@ -44,6 +45,7 @@ from lbbsp_tf.compat.state import (
     patch_epochs,
     restore_callbacks,
     running_callbacks,
+    running_list,
     start_at_batch,
 )
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
@@ -57,6 +59,7 @@ __all__ = [
     "Gradient",
     "Gradients",
     "Nest",
+    "add_to_logs",
     "added_vectors_scaled",
     "allow_conditional_updates",
     "assign_total",
@@ -93,10 +96,12 @@ __all__ = [
     "require_targets",
     "restore_callbacks",
     "running_callbacks",
+    "running_list",
     "scaled_gradients",
     "set_last_rows",
     "shared_global_seed",
     "start_at_batch",
+    "stop_adding",
     "synchronize_moments",
     "tell_of_failure",
     "token_means_scaled",

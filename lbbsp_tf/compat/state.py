@@ -57,7 +57,13 @@ def start_at_batch(epochs: EpochIterator, batch: int) -> None:
 
 def running_callbacks() -> Callbacks:
     """Returns all callbacks of the fit whose `on_train_begin` is running in this thread."""
-    return _callbacks.value or []
+    running = running_list()
+    return [] if running is None else running.callbacks
+
+
+def running_list() -> keras.callbacks.CallbackList | None:
+    """Returns the list of these callbacks; None if there is no such fit."""
+    return _callbacks.value
 
 
 def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]:
@@ -149,7 +155,7 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
 def _noting_callbacks(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def on_train_begin(self: keras.callbacks.CallbackList, logs: Nest = None) -> None:
-        with _callbacks.set(self.callbacks):
+        with _callbacks.set(self):
             original(self, logs)
 
     return on_train_begin

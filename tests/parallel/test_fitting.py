@@ -1,9 +1,16 @@
 """`fit` as people use it: callbacks, repetition, validation, checkpoints, on three workers."""
 
+import socket
 from collections import Counter
+from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from jobs import run
+
+from lbbsp_core import read_run
+from lbbsp_core.runtime.figures import figures_of
+from lbbsp_core.runtime.identity import cpu
 
 EPOCH, X = 6, 32  # steps, samples a step
 
@@ -11,9 +18,10 @@ EPOCH, X = 6, 32  # steps, samples a step
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What each rank reported."""
-    job = run("fitting", str(tmp_path_factory.mktemp("shared")), workers=3, timeout=220)
+    folder = tmp_path_factory.mktemp("shared")
+    job = run("fitting", str(folder), workers=3, timeout=220)
     assert job.status == 0
-    return [job.results(rank) for rank in range(3)]
+    return [{**job.results(rank), "folder": folder} for rank in range(3)]
 
 
 pytestmark = pytest.mark.timeout(300)
@@ -76,3 +84,69 @@ def test_a_batch_is_at_most_twice_its_even_share_by_default(seen):
     assert max(everywhere(seen, "sizes_by_default")) == 2 * 11
     assert [len(rank["notices"]) for rank in seen] == [1, 0, 0]
     assert "limits=lbbsp_core.Limits(1, 32)" in seen[0]["notices"][0]
+
+
+def test_figures_in_the_logs_are_those_of_the_record(seen):
+    found = everywhere(seen, "figures")
+    steps = read_run(seen[0]["folder"] / "logs").steps
+    assert len(steps) == 3 * EPOCH
+    for epoch in range(3):
+        waiting, speedup = figures_of(steps[epoch * EPOCH : (epoch + 1) * EPOCH])
+        assert found["waiting"][epoch] == pytest.approx(waiting)
+        assert found["speedup"][epoch] == pytest.approx(speedup)
+        assert 0 < waiting < 1
+    assert everywhere(seen, "steps") == [
+        [line.step, [*line.sizes], [*line.busy_seconds]] for line in steps
+    ]
+
+
+def test_all_callbacks_see_the_figures_from_the_first_step_and_epoch_on(seen):
+    for keys in everywhere(seen, "keys_of_steps"):
+        assert keys == ["accuracy", "loss", "speedup", "waiting"]
+    head, *rows = (line.split(",") for line in seen[0]["table"].splitlines())
+    assert head == ["epoch", "accuracy", "loss", "speedup", "val_accuracy", "val_loss", "waiting"]
+    figures = zip(*seen[0]["figures"].values(), strict=True)
+    for row, (waiting, speedup) in zip(rows, figures, strict=True):
+        assert [float(row[6]), float(row[3])] == pytest.approx([waiting, speedup])
+    epochs = [line for line in seen[0]["progress"].splitlines() if line.startswith("6/6")]
+    assert len(epochs) == 3
+    assert all(" - waiting: " in line and " - speedup: " in line for line in epochs)
+    assert everywhere(seen, "without_figures") == ["accuracy", "loss"]
+
+
+def test_each_worker_has_scalars_for_tensorboard_that_are_means_of_the_record(seen):
+    steps = read_run(seen[0]["folder"] / "logs").steps
+    found = {(run, tag, step): value for run, step, tag, value in seen[0]["points"]}
+    assert len(found) == len(seen[0]["points"]), "each point is written once"
+    assert {step for _, _, step in found} == set(range(1, 3 * EPOCH, 2))
+    for last in range(1, 3 * EPOCH, 2):
+        pair = steps[last - 1 : last + 1]
+        for rank in range(3):
+            busy = fmean(line.busy_seconds[rank] for line in pair)
+            expected = {
+                "batch_size": fmean(line.sizes[rank] for line in pair),
+                "busy_seconds": busy,
+                "waiting_seconds": fmean(max(line.busy_seconds) for line in pair) - busy,
+            }
+            known = [line for line in pair if line.predicted_seconds[rank] is not None]
+            if known:
+                expected["predicted_over_measured"] = fmean(
+                    line.predicted_seconds[rank] / line.busy_seconds[rank] for line in known
+                )
+            written = {
+                tag.removeprefix("lbbsp/"): value
+                for (run, tag, step), value in found.items()
+                if (run, step) == (f"worker_{rank}", last)
+            }
+            assert written == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    changes = sum(a.sizes != b.sizes for a, b in pairwise(steps))
+    assert changes == sum(value for (run, *_), value in found.items() if run == "plan")
+
+
+def test_the_record_names_the_machines_and_the_times(seen):
+    header, steps = (run := read_run(seen[0]["folder"] / "logs")).header, run.steps
+    assert header.hosts == (socket.gethostname(),) * 3
+    assert header.devices == (cpu(),) * 3
+    times = [line.time for line in steps]
+    assert header.started < times[0]
+    assert times == sorted(times)

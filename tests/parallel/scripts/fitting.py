@@ -1,5 +1,7 @@
 """One cluster, many fits: what callbacks, repetition and evaluation do to it."""
 
+import contextlib
+import io
 import logging
 import sys
 import time
@@ -168,3 +170,49 @@ logging.getLogger("lbbsp.session").addHandler(kept)
 fit(it, model(), Slow(), epochs=5)
 result("sizes_by_default", it.sizes)
 result("notices", [text for text in kept.texts if "largest batch" in text])
+
+
+# Waiting and speed-up are in the logs that callbacks before the balancer see, too; each worker has
+# scalars for TensorBoard; the figures are those of the run record.
+class Board(keras.callbacks.TensorBoard):
+    """Keras's callback without what needs the package tensorboard."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+    on_train_batch_end = on_test_end = on_epoch_end
+
+
+keys: list[list[str]] = []
+
+
+class Before(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        keys.append([*logs])
+
+
+it, built, steps = balancer(record=shared / "logs", metrics_file=shared / "logs.prom"), model(), []
+it._session.observe(lambda line: steps.append([line.step, line.sizes, line.busy_seconds]))
+board = Board(shared / "board", write_graph=False, update_freq=2)
+table = keras.callbacks.CSVLogger(shared / f"table-{it.rank}.csv")
+data, said = it.dataset(FEATURES, LABELS, seed=3), io.StringIO()
+with contextlib.redirect_stdout(said):
+    history = built.fit(
+        data, steps_per_epoch=it.steps_per_epoch, epochs=3, verbose=2,
+        callbacks=[Before(), table, it, board], validation_data=(FEATURES[:50], LABELS[:50]),
+    ).history  # fmt: skip
+result("figures", {name: history[name] for name in ("waiting", "speedup")})
+result("steps", steps)
+result("keys_of_steps", keys)
+result("table", Path(table.filename).read_text())
+result("progress", said.getvalue())
+if it.rank == 0:
+    points = [
+        [file.parent.name, event.step, value.tag, float(tf.make_ndarray(value.tensor))]
+        for file in sorted((shared / "board" / "lbbsp").glob("*/*"))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    ]
+    result("points", points)
+it, built = balancer(logs=False), model()
+result("without_figures", sorted(fit(it, built, epochs=1).history))

@@ -1,0 +1,158 @@
+"""Metrics of a run for Prometheus: a file for the textfile collector of the node exporter.
+
+The format is Prometheus' text format, version 0.0.4. All metrics are gauges, and have the label
+``run``, the name of the file without its suffix: the collector refuses two files with the same
+series.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from lbbsp_core.runtime.figures import Figures, RunningFigures
+from lbbsp_core.runtime.record import RunHeader, StepLine
+
+logger = logging.getLogger("lbbsp.metrics")
+
+SECONDS: Final = 5.0
+"""Shortest time between two writes; collectors read every 15 seconds or less often."""
+
+_PATIENCE_SECONDS: Final = 2.0
+"""Time for which `MetricsFile.flush` waits for a slow file system."""
+
+_HELP: Final = {
+    "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",
+    "lbbsp_last_step_timestamp_seconds": "Unix time at the end of the last step.",
+    "lbbsp_workers": "Number of workers.",
+    "lbbsp_global_batch_size": "Samples of a full step over all workers.",
+    "lbbsp_step": "Number of the last global step.",
+    "lbbsp_step_seconds": "Time of the last step, from barrier to barrier.",
+    "lbbsp_waiting_ratio": "Share of all workers' time spent waiting for the slowest, recently.",
+    "lbbsp_speedup_ratio": "Estimated gain over even batches without communication, recently.",
+    "lbbsp_batch_size": "Samples of the worker in the last step.",
+    "lbbsp_busy_seconds": "Busy time of the worker in the last step.",
+    "lbbsp_waiting_seconds": "Time in the last step until the slowest worker was done.",
+    "lbbsp_predicted_seconds": "Busy time that was predicted for the last step.",
+}
+
+
+class MetricsFile:
+    """Writes the metrics of the last step to a file, from a background thread.
+
+    The file is replaced as a whole. A failure to write is reported once, and never stops the
+    training.
+
+    Args:
+        path: File with the suffix ``.prom``. Its folder is created.
+        header: Facts of the run.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self, path: Path, header: RunHeader, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._header, self._clock = path, header, clock
+        self._figures = RunningFigures()
+        self._latest: tuple[StepLine, Figures] | None = None
+        self._written_at: float | None = None
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def add(self, line: StepLine) -> None:
+        """Takes a step, and starts to write if the last write is some seconds ago."""
+        self._figures.add(line)
+        self._latest = line, self._figures.recent
+        now = self._clock()
+        if self._written_at is None or now - self._written_at >= SECONDS:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._written_at = now
+            self._start()
+
+    def flush(self) -> None:
+        """Writes the last step; waits for a slow file system only for a moment."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)
+            if self._thread.is_alive():
+                return
+        if self._latest is not None:
+            self._start().join(_PATIENCE_SECONDS)
+
+    def _start(self) -> threading.Thread:
+        self._thread = threading.Thread(target=self._write, name="lbbsp-metrics", daemon=True)
+        self._thread.start()
+        return self._thread
+
+    def _write(self) -> None:
+        assert self._latest is not None
+        line, figures = self._latest
+        path = self._path
+        partial = path.with_name(f".{path.name}.{os.getpid()}")  # which the collector ignores
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(metrics_text(path.stem, self._header, line, figures), "utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            log = logger.debug if self._warned else logger.warning
+            log(
+                "metrics cannot be written to %s (%s): the training continues, and further "
+                "failures are not reported",
+                path,
+                error.strerror or error,
+            )
+            self._warned = True
+
+
+def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) -> str:
+    """Returns the metrics of a run after a step, in Prometheus' text format.
+
+    Args:
+        run: Value of the label ``run``.
+        header: Facts of the run.
+        line: The step.
+        figures: Figures of the recent steps.
+    """
+    of_run = {"run": run}
+    slowest = max(line.busy_seconds)
+    series: dict[str, list[tuple[Mapping[str, str], float | None]]] = {
+        "lbbsp_start_timestamp_seconds": [(of_run, header.started)],
+        "lbbsp_last_step_timestamp_seconds": [(of_run, line.time)],
+        "lbbsp_workers": [(of_run, header.workers)],
+        "lbbsp_global_batch_size": [(of_run, header.global_batch_size)],
+        "lbbsp_step": [(of_run, line.step)],
+        "lbbsp_step_seconds": [(of_run, line.wall_seconds)],
+        "lbbsp_waiting_ratio": [(of_run, figures.waiting)],
+        "lbbsp_speedup_ratio": [(of_run, figures.speedup)],
+    }
+    for rank, busy in enumerate(line.busy_seconds):
+        host = header.hosts[rank] if rank < len(header.hosts) else ""
+        labels = {**of_run, "worker": str(rank), "host": host}
+        for name, value in (
+            ("lbbsp_batch_size", line.sizes[rank]),
+            ("lbbsp_busy_seconds", busy),
+            ("lbbsp_waiting_seconds", slowest - busy),
+            ("lbbsp_predicted_seconds", line.predicted_seconds[rank]),
+        ):
+            series.setdefault(name, []).append((labels, value))
+    return "".join(text for name, values in series.items() for text in _metric(name, values))
+
+
+def _metric(name: str, values: list[tuple[Mapping[str, str], float | None]]) -> Iterator[str]:
+    """Yields the lines of a metric, unless none of its values is known."""
+    known = [(labels, value) for labels, value in values if value is not None]
+    if known:
+        yield f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n"
+    for labels, value in known:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{inside}}} {value!r}\n"
+
+
+def _escaped(text: str) -> str:
+    """Returns the value of a label in Prometheus' text format."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

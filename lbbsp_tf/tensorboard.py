@@ -1,0 +1,136 @@
+"""Scalars of each worker for TensorBoard, beside those of the user's TensorBoard callback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from statistics import fmean
+
+import keras
+import tensorflow as tf
+
+from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.session import WorkerSession
+
+logger = logging.getLogger("lbbsp.tf")
+
+_MOST = 1000
+"""Steps of an epoch after which a point is written in any case."""
+
+
+class WorkerScalars:
+    """Writes scalars of the workers where the user's TensorBoard callback writes, on the chief.
+
+    Each worker has a run ``lbbsp/worker_2`` in the callback's folder, so that its curves lie over
+    those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds`` and
+    ``predicted_over_measured``. The run ``lbbsp/plan`` has ``plan_changes``. A point is written
+    after ``update_freq`` steps, and after each epoch; it is the mean over the steps since the last
+    one (the number of changed plans, respectively), at the last global step.
+
+    Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
+    ``tensorboard``.
+
+    Args:
+        session: Session of this process.
+    """
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._lines: list[StepLine] = []
+        self._sizes: tuple[int, ...] | None = None
+        self._folder: str | None = None
+        self._every = _MOST
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        if session.rank == 0:
+            session.observe(self._add)
+
+    def begin_fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Finds the user's TensorBoard callback; without one, nothing is written."""
+        self.end_fit()
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                self._folder = f"{callback.log_dir}/lbbsp"  # may be a URL
+                frequency = callback.update_freq
+                self._every = frequency if isinstance(frequency, int) else _MOST
+
+    def end_step(self) -> None:
+        """Writes a point if it is due."""
+        if len(self._lines) >= self._every:
+            self._write()
+
+    def end_epoch(self) -> None:
+        """Writes a point of the steps since the last one."""
+        self._write()
+        for writer in self._writers.values():
+            writer.flush()
+
+    def end_fit(self) -> None:
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self._lines.clear()
+        self._folder = None
+
+    def _add(self, line: StepLine) -> None:
+        """Takes a step, in the middle of the training step: nothing is written here."""
+        if self._folder is not None:
+            self._lines.append(line)
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        if self._folder is None or not lines:
+            return
+        step = lines[-1].step
+        try:
+            for rank in range(len(lines[-1].sizes)):
+                self._write_scalars(f"worker_{rank}", step, scalars_of(lines, rank))
+            self._write_scalars("plan", step, {"plan_changes": self._changes(lines)})
+        except (OSError, tf.errors.OpError) as error:
+            logger.warning("scalars for TensorBoard cannot be written any more: %s", error)
+            self._folder = None
+
+    def _write_scalars(self, run: str, step: int, scalars: dict[str, float]) -> None:
+        if run not in self._writers:
+            self._writers[run] = tf.summary.create_file_writer(f"{self._folder}/{run}")
+        with self._writers[run].as_default(step), tf.summary.record_if(True):
+            tf.summary.experimental.write_raw_pb(_summary(scalars).SerializeToString())
+
+    def _changes(self, lines: Sequence[StepLine]) -> float:
+        """Returns in how many full steps the plan is another one than in the full step before."""
+        changes = 0
+        for line in lines:
+            if not line.short:
+                changes += self._sizes not in (None, line.sizes)
+                self._sizes = line.sizes
+        return float(changes)
+
+
+def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
+    """Returns means over steps of a worker, by name.
+
+    Args:
+        lines: Steps, at least one.
+        rank: Rank of the worker.
+    """
+    busy = [line.busy_seconds[rank] for line in lines]
+    scalars = {
+        "batch_size": fmean(line.sizes[rank] for line in lines),
+        "busy_seconds": fmean(busy),
+        "waiting_seconds": fmean(max(line.busy_seconds) for line in lines) - fmean(busy),
+    }
+    pairs = [(line.predicted_seconds[rank], own) for line, own in zip(lines, busy, strict=True)]
+    ratios = [predicted / own for predicted, own in pairs if predicted is not None and own > 0]
+    if ratios:
+        scalars["predicted_over_measured"] = fmean(ratios)
+    return scalars
+
+
+def _summary(scalars: dict[str, float]) -> tf.compat.v1.Summary:
+    """Returns scalars as TensorBoard's plugin for them reads them."""
+    metadata = tf.compat.v1.SummaryMetadata(data_class=1)  # DATA_CLASS_SCALAR
+    metadata.plugin_data.plugin_name = "scalars"
+    summary = tf.compat.v1.Summary()
+    for name, value in scalars.items():
+        tensor = tf.make_tensor_proto(value, tf.float32)
+        summary.value.add(tag=f"lbbsp/{name}", metadata=metadata, tensor=tensor)
+    return summary
