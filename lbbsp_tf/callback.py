@@ -121,7 +121,7 @@ class LoadBalancer(keras.callbacks.Callback):
             given,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
             activity=current_activity(),
-            devices=device_texts(strategy),
+            devices=device_texts(strategy) if self.active else (),
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader

@@ -40,6 +40,8 @@ def test_the_logs_of_a_broken_epoch_are_those_of_an_unbroken_one(jobs, kind, nam
         assert seen["names"][0] == seen["names"][1]
         assert seen["logs"] <= 1e-5
         assert seen["steps"][0] == seen["steps"][1]
+        assert set(seen["figures"]) == {kind != "single"}
+        assert seen["history"] == ([] if kind == "single" else ["speedup", "waiting"])
 
 
 @pytest.mark.timeout(900)

@@ -1,5 +1,6 @@
 """Module.fit on a balanced store of unequal workers, against Module in one process."""
 
+import socket
 from importlib.util import find_spec
 from statistics import median
 
@@ -7,6 +8,7 @@ import pytest
 from jobs import run
 
 from lbbsp_core import read_run
+from lbbsp_core.runtime.identity import cpu
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -55,6 +57,10 @@ def test_the_run_record_has_every_step(said, folder):
     plans = list(zip(*(each["sizes"] for each in said), strict=True))
     assert [line.sizes for line in record.steps[: len(plans)]] == plans
     assert len(record.steps) == len(plans) + len(plans) // EPOCHS, "and those of the second fit"
+    assert record.header.hosts == (socket.gethostname(),) * len(said)
+    assert record.header.devices == (cpu(),) * len(said)
+    times = [record.header.started, *(line.time for line in record.steps)]
+    assert times == sorted(times)
 
 
 def test_waits_for_other_workers_are_not_busy_time(said, folder):

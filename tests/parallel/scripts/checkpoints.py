@@ -27,12 +27,17 @@ class InterruptedFitError(Exception):
     """Stands for the end of the process."""
 
 
+FIGURES = {"waiting", "speedup"}
+"""Logs that depend on the speed of the machine, and differ between two runs."""
+
+
 class Watch(keras.callbacks.Callback):
     """Counts steps and epochs, and raises an error after a step."""
 
     def __init__(self, until=None, balancer=None):
         super().__init__()
         self.until, self.balancer, self.batches, self.epochs = until, balancer, [], []
+        self.figures = []
 
     def on_train_batch_end(self, batch, logs=None):
         if self.balancer and self.balancer._checkpoints:  # no write is skipped
@@ -42,7 +47,9 @@ class Watch(keras.callbacks.Callback):
             raise InterruptedFitError
 
     def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append((epoch, {name: float(value) for name, value in logs.items()}))
+        rest = {name: float(value) for name, value in logs.items() if name not in FIGURES}
+        self.epochs.append((epoch, rest))
+        self.figures.append(set(logs) >= FIGURES)
 
 
 def dense():
@@ -208,6 +215,8 @@ def compare(name):
         "logs": max(logs),
         "names": [sorted(logs) for _, logs in watch.epochs[:1] + expected.epochs[:1]],
         "epochs": [epoch for epoch, _ in watch.epochs],
+        "figures": watch.figures,
+        "history": sorted(FIGURES & set(model.history.history)),
         "last_epoch": expected.epochs[-1][0],
         "batches": watch.batches[:3],
         "steps": [last._session.step, first._session.step],

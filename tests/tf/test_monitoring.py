@@ -1,0 +1,37 @@
+"""The callbacks of docs/monitoring.md, with modules that only remember what they are given."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import keras
+import pytest
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
+CALLBACKS = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("module", "function", "name"),
+    [("wandb", "log", "batch_size/{}"), ("mlflow", "log_metrics", "batch_size_{}")],
+)
+def test_the_documented_callbacks_log_on_one_worker(monkeypatch, module, function, name, rank):
+    given = []
+    fake = ModuleType(module)
+    setattr(fake, function, lambda values, step: given.append((step, values)))
+    monkeypatch.setitem(sys.modules, module, fake)
+    (code,) = (each for each in CALLBACKS if f"{module}." in each)
+    assert len(code.splitlines()) == 5
+    balancer = SimpleNamespace(rank=rank, sizes=(3, 5))
+    names = {"keras": keras, "balancer": balancer, module: __import__(module)}
+    exec(code, names)
+    (callback,) = (
+        each for each in names.values()
+        if isinstance(each, type) and issubclass(each, keras.callbacks.Callback)
+    )  # fmt: skip
+    logs = {"loss": 0.5, "waiting": 0.1, "speedup": 1.5}
+    callback().on_epoch_end(4, logs)
+    expected = (4, {**logs, name.format(0): 3, name.format(1): 5})
+    assert given == ([expected] if rank == 0 else [])
