@@ -314,7 +314,14 @@ def _header(strategy: tf.distribute.Strategy, order: GlobalOrder) -> RunHeader:
         sync="asp",
         servers=strategy.extended._num_ps,
         batch_size=order.global_batch_size,
+        hosts=_hosts(),
     )
+
+
+def _hosts() -> list[str]:
+    """Returns the hosts of the workers, as ``TF_CONFIG`` names them."""
+    spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    return [address.rpartition(":")[0] for address in spec.as_dict().get("worker", ())]
 
 
 def _pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
