@@ -76,7 +76,7 @@ def test_names_in_a_record_are_neither_markup_nor_control_sequences(tmp_path):
     assert run.read()
     console.print(render(run.view()))
     text = shown.getvalue()
-    assert "[red]a[/red] ?[2J?b" in text
+    assert text.count("[red]a[/red] ?[2J?b") == 5, "in two rows, and in the sentence"
     assert "\x1b[2J" not in text
     assert "\x07" not in text
 
