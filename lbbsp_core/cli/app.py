@@ -8,6 +8,7 @@ from lbbsp_core.cli.demo import demo
 from lbbsp_core.cli.evaluate import evaluate
 from lbbsp_core.cli.launch import launch
 from lbbsp_core.cli.profile import profile
+from lbbsp_core.cli.report import report
 from lbbsp_core.cli.simulate import simulate
 from lbbsp_core.cli.watch import watch
 
@@ -26,7 +27,7 @@ def application() -> typer.Typer:
     )
     app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
-    for command in (demo, evaluate, simulate, profile, watch):
+    for command in (demo, evaluate, simulate, profile, watch, report):
         app.command()(command)
     return app
 

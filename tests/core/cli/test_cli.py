@@ -377,7 +377,7 @@ def test_profile_names_the_value_and_the_cure(step_script, arguments, words):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("command", ["demo", "evaluate", "launch", "profile", "simulate"])
+@pytest.mark.parametrize("command", ["demo", "evaluate", "launch", "profile", "report", "simulate"])
 def test_every_command_helps(command):
     done = run(command, "--help")
     assert done.exit_code == 0
@@ -451,6 +451,14 @@ def places(tmp_path, monkeypatch, step_script):
         "profile train.py --json file/below.json",
         "profile train.py --plot picture.docx",
         "profile train.py --timeout nan",
+        "report none",
+        "report folder",
+        "report file",
+        "report run.jsonl",
+        "report trace.csv",
+        "report folder -o folder",
+        "report folder --json file/below.json",
+        "report run.jsonl -o run.jsonl",
     ],
 )
 def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):

@@ -1,0 +1,271 @@
+"""Advice that follows from the record of a run: one function for each rule.
+
+Each rule reads a `RunReport` and yields what it has to say. A rule says nothing about a run of
+fewer than `MIN_STEPS` measured steps, apart from the rule that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lbbsp_core.report.html.changes import levels
+from lbbsp_core.report.html.figures import BALANCED, RunReport
+from lbbsp_core.report.html.table import Booleans, Floats, worker_names
+
+MIN_STEPS: Final = 20
+SLOWER: Final = 1.5
+"""Slowdown from which on a worker is reported."""
+
+WRONG: Final = 0.25
+"""Relative RMSE from which on forecasts are reported."""
+
+SHORT_STEP: Final = 0.02
+"""Steps of fewer seconds are reported."""
+
+COMMUNICATION: Final = 0.4
+"""Share of communication from which on it is reported."""
+
+EXCLUDED: Final = 0.2
+"""Share of excluded steps from which on they are reported."""
+
+FULL_MEMORY: Final = 95.0
+"""Percentage of memory from which on it is reported."""
+
+_BINDING: Final = 0.85
+"""A limit binds if workers are planned to be ready in less than this part of the slowest time."""
+
+_PERCENT_CAUSES: Final = {
+    "cpu_other_percent": "other processes take {after:.0f} % of a core on its cores",
+    "cgroup_other_percent": "other processes take {after:.0f} % of a core from its quota",
+    "throttled_percent": "it is throttled for {after:.0f} % of the time",
+    "steal_percent": "its host takes {after:.0f} % of a core from the virtual machine",
+    "cpu_pressure_percent": "its tasks wait {after:.0f} % of the time for a core",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice on a run.
+
+    Args:
+        rule: Name of the rule.
+        text: What was found, and what to do.
+        workers: Ranks that it is about; none if it is about the run.
+    """
+
+    rule: str
+    text: str
+    workers: tuple[int, ...] = ()
+
+
+def advise(report: RunReport) -> list[Advice]:
+    """Applies all rules to the figures of a run."""
+    if len(report.measured.steps) < MIN_STEPS:
+        return list(few_steps(report))
+    return [advice for rule in RULES for advice in rule(report)]
+
+
+def few_steps(report: RunReport) -> Iterator[Advice]:
+    """Reports a record that is too short for the other rules."""
+    yield Advice(
+        "few-steps",
+        f"Only {len(report.measured.steps)} of {len(report.table.steps)} steps were measured: the "
+        f"figures are uncertain. Train for at least {MIN_STEPS} steps before you draw conclusions.",
+    )
+
+
+def slower_worker(report: RunReport) -> Iterator[Advice]:
+    """Reports workers that have become slower than they were, since when, and a likely cause."""
+    table = report.measured
+    names = worker_names(table.header, table.workers)
+    for rank in range(table.workers):
+        speeds = table.amounts[:, rank] / table.busy[:, rank]
+        found = levels(speeds)
+        start = found[-1].start
+        before = float(np.median(speeds[:start])) if start else found[-1].median
+        if before < SLOWER * found[-1].median:
+            continue
+        causes = " and ".join(_causes(report, rank, start))
+        yield Advice(
+            "slower-worker",
+            f"W{names[rank][1:]} has been {before / found[-1].median:.1f}x slower since "
+            f"step {table.steps[start]}"
+            + (f"; {causes}." if causes else ". Look for other processes, heat or I/O there."),
+            (rank,),
+        )
+
+
+def unbalanced(report: RunReport) -> Iterator[Advice]:
+    """Reports plain BSP whose workers wait for slower ones."""
+    gain = report.balanced_speedup
+    if report.plain is not None or report.imbalance <= BALANCED or gain is None:
+        return
+    yield Advice(
+        "unbalanced",
+        f"All batches are equal, and workers wait {report.imbalance:.0%} of the time for slower "
+        f"ones. Train with policy=LoadBalanced(), the default: a step can be up to {gain:.2g} "
+        "times as fast.",
+    )
+
+
+def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
+    """Reports workers whose forecasts are far from the measurements."""
+    wrong = [w for w in report.workers if w.forecast_rmse is not None and w.forecast_rmse >= WRONG]
+    if not wrong or report.table.is_even:
+        return
+    worst = max(wrong, key=lambda worker: worker.forecast_rmse or 0.0)
+    assert worst.forecast_rmse is not None
+    text = (
+        f"Forecasts are wrong by {worst.forecast_rmse:.0%} on {_listed(report, [worst.rank])}"
+        + (f" and by {WRONG:.0%} or more on {len(wrong)} workers" if len(wrong) > 1 else "")
+    )
+    if worst.naive_rmse is not None and worst.naive_rmse < 0.9 * worst.forecast_rmse:
+        text += (
+            f". The last speed would have been a better forecast ({worst.naive_rmse:.0%}): compare "
+            "predictors with lbbsp evaluate --from-run RUN_DIR, and choose one with predictor=."
+        )
+    else:
+        text += (
+            ": speeds change faster than they can be forecast. Find out what else runs on these "
+            "hosts; larger global batches average over more of it, and fresh_drivers=True helps "
+            "where the load of the machine explains the speed."
+        )
+    yield Advice("wrong-forecasts", text, tuple(worker.rank for worker in wrong))
+
+
+def no_forecasts(report: RunReport) -> Iterator[Advice]:
+    """Reports a run that was to be balanced, but has no forecasts."""
+    if report.plain is not None and np.isnan(report.table.predicted).all():
+        yield Advice(
+            "no-forecasts",
+            "The record has no forecasts: the batch sizes do not follow predicted speeds. "
+            "policy=LoadBalanced(), the default, uses forecasts.",
+        )
+
+
+def short_steps(report: RunReport) -> Iterator[Advice]:
+    """Reports steps that are too short to gain much from balancing."""
+    if report.step_seconds < SHORT_STEP and len(report.workers) > 1:
+        yield Advice(
+            "short-steps",
+            f"Steps take {1e3 * report.step_seconds:.2g} ms: what each step costs besides its "
+            "samples (Python, the exchange, the all-reduce) counts, and timings are noisy. Raise "
+            "the global batch size, or run several steps per execution.",
+        )
+
+
+def much_communication(report: RunReport) -> Iterator[Advice]:
+    """Reports runs whose time is mostly communication."""
+    if report.communication_share >= COMMUNICATION and len(report.workers) > 1:
+        yield Advice(
+            "communication",
+            f"Communication takes {report.communication_share:.0%} of a step, which balancing "
+            "cannot shorten. Raise the global batch size, send less (mixed precision, a smaller "
+            "model), or use a faster network.",
+        )
+
+
+def binding_limit(report: RunReport) -> Iterator[Advice]:
+    """Reports workers whose batch a limit holds, so that the plan itself is unbalanced.
+
+    A worker is held at the top if, in most full steps of the last half, it has the largest batch
+    that it ever had, and was *planned* to be ready early; at the bottom likewise.
+    """
+    table = report.measured
+    if report.plain is None:
+        return
+    late = np.arange(len(table.steps)) >= len(table.steps) // 2
+    late &= ~np.isnan(table.predicted).any(axis=1) & ~table.is_short
+    if late.sum() < MIN_STEPS // 2:
+        return
+    sizes, planned = table.sizes[late], table.predicted[late]
+    slowest = planned.max(axis=1)[:, None]
+    others = np.sort(planned, axis=1)[:, -2][:, None]
+    full = ~table.is_short
+    top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
+    bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
+    bottom &= others <= _BINDING * slowest
+    yield from _held(report, top, "maximum", "largest", "early", "Raise")
+    yield from _held(report, bottom, "minimum", "smallest", "late", "Lower")
+
+
+def _held(
+    report: RunReport, held: Booleans, limit: str, extreme: str, when: str, verb: str
+) -> Iterator[Advice]:
+    ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
+    if ranks and len(ranks) < report.table.workers:
+        yield Advice(
+            f"binding-{limit}",
+            f"A limit binds on {_listed(report, ranks)}: it keeps its {extreme} batch although its "
+            f"forecast says that it will be {when}. {verb} Limits.{limit} there if the memory "
+            "allows, and check the granularity and the policy's interval.",
+            tuple(ranks),
+        )
+
+
+def full_memory(report: RunReport) -> Iterator[Advice]:
+    """Reports workers whose memory is nearly full in the last quarter of the run."""
+    for name, kind in (("memory_percent", "memory"), ("gpu_memory_percent", "GPU memory")):
+        values = report.measured.drivers.get(name)
+        if values is None:
+            continue
+        recent = _medians(values[3 * len(values) // 4 :])
+        ranks = [int(rank) for rank in np.flatnonzero(recent >= FULL_MEMORY)]
+        if ranks:
+            yield Advice(
+                "full-memory",
+                f"The {kind} of {_listed(report, ranks)} is at {recent[ranks].max():.0f} %: the "
+                "next allocation may fail or swap. Set Limits.maximum there, or free memory.",
+                tuple(ranks),
+            )
+
+
+def many_excluded(report: RunReport) -> Iterator[Advice]:
+    """Reports records in which many steps are not learned from."""
+    events = report.events
+    if events.excluded_steps >= EXCLUDED * events.steps:
+        yield Advice(
+            "excluded-steps",
+            f"{events.excluded_steps} of {events.steps} steps are not learned from, because they "
+            "follow a start, an evaluation, saving or a compilation. Use longer epochs, or "
+            "evaluate and save less often.",
+        )
+
+
+RULES: Final[tuple[Callable[[RunReport], Iterator[Advice]], ...]] = (
+    slower_worker,
+    unbalanced,
+    binding_limit,
+    wrong_forecasts,
+    no_forecasts,
+    full_memory,
+    much_communication,
+    short_steps,
+    many_excluded,
+)
+
+
+def _causes(report: RunReport, rank: int, start: int) -> Iterator[str]:
+    """Yields which driving factors of a worker have risen since a measured step."""
+    for name, values in report.measured.drivers.items():
+        before, after = _medians(values[:start, rank]), _medians(values[start:, rank])
+        if name == "memory_percent" and after >= 90:
+            yield f"its memory is at {after:.0f} %"
+        elif name in _PERCENT_CAUSES and after >= before + 10:
+            yield _PERCENT_CAUSES[name].format(after=after) + f" (before: {before:.0f} %)"
+
+
+def _medians(values: Floats) -> Floats:
+    """Returns medians over the first axis, without NaN; NaN where there is nothing else."""
+    known = np.where(np.isnan(values).all(axis=0), -np.inf, values)
+    medians = np.nanmedian(known, axis=0)
+    return np.where(np.isinf(medians), np.nan, medians)
+
+
+def _listed(report: RunReport, ranks: list[int]) -> str:
+    names = worker_names(report.table.header, report.table.workers)
+    return ", ".join(names[rank] for rank in ranks)

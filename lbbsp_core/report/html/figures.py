@@ -1,0 +1,260 @@
+"""Figures of a run whose workers are in the same step, and the verdict in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
+from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
+from lbbsp_core.report.summary import summarise
+from lbbsp_core.runtime.record import Run
+
+BALANCED = 0.10
+"""Largest share of the time for which workers of a balanced run wait for slower ones."""
+
+_SAME = 0.03
+"""Speed-ups this close to 1 count as none."""
+
+
+@dataclass(frozen=True)
+class WorkerFigures:
+    """Figures of one worker over the measured steps.
+
+    Args:
+        rank: Rank of the worker.
+        host: Its host; empty if unknown.
+        device: Its device; empty if unknown.
+        batch: Mean batch size, in samples.
+        samples_per_second: Median of batch / busy time.
+        busy_share: Busy time / time of the steps.
+        waiting_share: Time that it waited for slower workers / time of the steps.
+        forecast_rmse: Root of the mean squared error of its predicted busy times / their mean;
+            None without predictions.
+        naive_rmse: The same if each speed had been forecast as the last one measured.
+    """
+
+    rank: int
+    host: str
+    device: str
+    batch: float
+    samples_per_second: float
+    busy_share: float
+    waiting_share: float
+    forecast_rmse: float | None
+    naive_rmse: float | None
+
+
+@dataclass(frozen=True)
+class Events:
+    """Counts of what happened in a run.
+
+    Args:
+        steps: Steps in the record, of all numbers of workers.
+        plan_changes: Full steps whose batch sizes differ from those of the full step before.
+        excluded_steps: Steps with a measurement that was excluded from learning.
+        short_steps: Steps with fewer samples than the global batch size.
+        restarts: Steps with which the run continued after a restart.
+        worker_changes: Step and new number of workers, for each change of the number.
+    """
+
+    steps: int
+    plan_changes: int
+    excluded_steps: int
+    short_steps: int
+    restarts: tuple[int, ...]
+    worker_changes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Figures of a run over its *measured* steps, see `StepTable.is_measured`.
+
+    Args:
+        table: All steps since the number of workers last changed.
+        measured: Measured steps.
+        plain: Estimate of plain BSP; None if the record is one of plain BSP, or of one worker.
+        step_seconds: Median time of a step.
+        total_seconds: Time of all steps of the table.
+        waiting_share: Waits for slower workers and for the communication / (N * time).
+        communication_share: Time from the last arrival to the next step / time.
+        balanced_speedup: Speed-up that a perfect plan would have had over the steady steps of the
+            run, see `lbbsp_core.report.summary`; None if it is unknown.
+        workers: Figures of each worker, by rank.
+        events: What happened.
+    """
+
+    table: StepTable
+    measured: StepTable
+    plain: PlainEstimate | None
+    step_seconds: float
+    total_seconds: float
+    waiting_share: float
+    communication_share: float
+    balanced_speedup: float | None
+    workers: tuple[WorkerFigures, ...]
+    events: Events
+
+    @property
+    def imbalance(self) -> float:
+        """Share of the time for which workers wait for slower ones, without communication."""
+        return max(self.waiting_share - self.communication_share, 0.0)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the measured steps per second."""
+        return float(self.measured.sizes.sum() / self.measured.wall.sum())
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says how well the run was balanced, and what that gained."""
+        if len(self.workers) == 1:
+            return (
+                f"One worker: there is nothing to balance. It was busy {1 - self.waiting_share:.0%}"
+                " of the time."
+            )
+        waited = f"workers waited {self.waiting_share:.0%} of the time"
+        if self.waiting_share > BALANCED and 2 * self.communication_share > self.waiting_share:
+            waited += ", mostly for the communication"
+        if self.plain is None:
+            return self._verdict_of_plain(waited)
+        speedup = self.plain.speedup
+        balanced = self.imbalance <= BALANCED
+        word = (
+            "Balanced" if balanced else "Partly balanced" if speedup > 1 + _SAME else "Unbalanced"
+        )
+        if abs(speedup - 1) <= _SAME:
+            return f"{word}: about as fast as plain BSP would have been; {waited}."
+        times = f"{speedup:.1f}" if speedup >= 1.1 else f"{speedup:.2f}"
+        if speedup < 1:
+            return (
+                f"{word}: slower than plain BSP would have been ({times} times as fast); {waited}."
+            )
+        return f"{word}: {times} times as fast as plain BSP would have been; {waited}."
+
+    def _verdict_of_plain(self, waited: str) -> str:
+        gain = self.balanced_speedup
+        if self.imbalance <= BALANCED or gain is None or gain < 1 + _SAME:
+            return f"Plain BSP with equal batches: {waited}, and there is little to balance."
+        return (
+            f"Not balanced, all batches were equal: {waited}. With balanced batches a step would "
+            f"be up to {gain:.1f} times as fast."
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Returns the figures as the option ``--json`` writes them."""
+        plain = self.plain
+        return {
+            "verdict": self.verdict,
+            "speedup": None if plain is None else plain.speedup,
+            "speedup_range": None if plain is None else [plain.low, plain.high],
+            "balanced_speedup": self.balanced_speedup,
+            "step_seconds": self.step_seconds,
+            "total_seconds": self.total_seconds,
+            "samples_per_second": self.samples_per_second,
+            "waiting_share": self.waiting_share,
+            "communication_share": self.communication_share,
+            "measured_steps": len(self.measured.steps),
+            "workers": [asdict(worker) for worker in self.workers],
+            "events": asdict(self.events),
+        }
+
+
+def run_report(run: Run) -> RunReport:
+    """Computes the figures of a run whose workers are in the same step.
+
+    Raises:
+        ValueError: The run has no steps, or no step in which all workers were measured.
+    """
+    table = step_table(run)
+    measured = table.select(table.is_measured)
+    if not len(measured.steps):
+        raise ValueError(
+            "at least one step must show the busy times of all workers, and have taken some time, "
+            f"but none of {len(table.steps)} does: train for longer"
+        )
+    slowest = measured.busy.max(axis=1)
+    communication = np.maximum(measured.wall - slowest, 0.0)
+    waits = (slowest + communication)[:, None] - measured.busy
+    total = float((slowest + communication).sum())
+    compares = table.workers > 1 and not table.is_even
+    return RunReport(
+        table=table,
+        measured=measured,
+        plain=plain_estimate(measured) if compares else None,
+        step_seconds=float(np.median(measured.wall)),
+        total_seconds=float(table.wall.sum()),
+        waiting_share=float(waits.sum()) / (table.workers * total),
+        communication_share=float(communication.sum()) / total,
+        balanced_speedup=_balanced_speedup(run),
+        workers=tuple(_workers(measured, total)),
+        events=_events(run, table),
+    )
+
+
+def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
+    """Returns the RMSE of forecasts divided by the mean of what they forecast; None without any."""
+    known = ~np.isnan(forecast)
+    if not known.any():
+        return None
+    error = forecast[known] - truth[known]
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.mean(error**2)) / truth[known].mean())
+
+
+def _workers(table: StepTable, total: float) -> Iterator[WorkerFigures]:
+    hosts = by_rank(table.header.hosts, table.workers)
+    devices = by_rank(table.header.devices, table.workers)
+    slowest = table.busy.max(axis=1)
+    for rank in range(table.workers):
+        busy = table.busy[:, rank]
+        yield WorkerFigures(
+            rank=rank,
+            host=hosts[rank],
+            device=devices[rank],
+            batch=float(table.sizes[:, rank].mean()),
+            samples_per_second=float(np.median(table.sizes[:, rank] / busy)),
+            busy_share=float(busy.sum()) / total,
+            waiting_share=float((slowest - busy).sum()) / total,
+            forecast_rmse=relative_rmse(table.predicted[:, rank], busy),
+            naive_rmse=relative_rmse(_naive(table, rank), busy),
+        )
+
+
+def _naive(table: StepTable, rank: int) -> Floats:
+    """Returns forecasts that repeat the last speed known when a plan was made, shape ``(n,)``."""
+    lag = table.header.lag or 1
+    if np.isnan(table.predicted[:, rank]).all() or len(table.steps) <= lag:
+        return np.full(len(table.steps), np.nan)
+    amounts, busy = table.amounts[:, rank], table.busy[:, rank]
+    forecast = np.full(len(busy), np.nan)
+    forecast[lag:] = amounts[lag:] * busy[:-lag] / amounts[:-lag]
+    return np.where(np.isnan(table.predicted[:, rank]), np.nan, forecast)
+
+
+def _balanced_speedup(run: Run) -> float | None:
+    try:
+        return 1 / summarise(run).efficiency
+    except (ValueError, ZeroDivisionError, OverflowError):  # such as more workers than samples
+        return None
+
+
+def _events(run: Run, table: StepTable) -> Events:
+    full = table.sizes[~table.is_short]
+    return Events(
+        steps=len(run.steps),
+        plan_changes=int((np.diff(full, axis=0) != 0).any(axis=1).sum()),
+        excluded_steps=sum(bool(line.excluded) for line in run.steps),
+        short_steps=sum(line.short for line in run.steps),
+        restarts=run.restarts,
+        worker_changes=tuple(_worker_changes([(s.step, len(s.sizes)) for s in run.steps])),
+    )
+
+
+def _worker_changes(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for (_, before), (step, after) in pairwise(counts):
+        if before != after:
+            yield step, after

@@ -1,0 +1,132 @@
+r"""Estimate of the time that plain BSP would have taken, from the record of a balanced run.
+
+In each measured step worker i had ``x_i`` samples and was busy for ``b_i`` seconds. With the even
+batch ``e = X / N`` and the same speed it would have been busy for ``b_i shape(e) / shape(x_i)``
+seconds, where ``shape(x) = w(x) + kappa`` (rule 5 of the design). The step ends when the slowest
+worker is ready, after the same communication as in the record::
+
+    plain = max_i b_i shape_i(e) / shape_i(x_i) + (wall - max_i b_i)
+
+The overhead kappa is what `CostShape` learns from the same steps, starting from the prior cost in
+the header. Its legal range, from none to X / 2N, bounds the estimate.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lbbsp_core.cost import Affine, Cost, Proportional, Saturating
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.report.html.table import Floats, StepTable
+
+_FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating)}
+
+
+@dataclass(frozen=True)
+class PlainEstimate:
+    """Speed-up of a run against plain BSP, and the limits of the estimate.
+
+    Args:
+        speedup: Time of plain BSP / time of the run, over all measured steps.
+        low: The same if a step had the largest overhead that does not depend on the batch.
+        high: The same if busy times were proportional to batches.
+        seconds: Time of each measured step under plain BSP, in seconds, shape ``(n,)``.
+        overheads: Overhead kappa of each worker, in samples.
+    """
+
+    speedup: float
+    low: float
+    high: float
+    seconds: Floats
+    overheads: tuple[float, ...]
+
+
+def plain_estimate(table: StepTable) -> PlainEstimate:
+    """Estimates the speed-up against plain BSP.
+
+    Args:
+        table: Measured steps, at least one.
+    """
+    prior = prior_cost(table.header.cost)
+    shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
+    columns = zip(table.amounts.T, table.busy.T, strict=True)
+    overheads = [_overhead(shape, *own) for own in columns]
+    seconds = _plain_seconds(table, prior, overheads)
+    total = float(table.wall.sum())
+    limits = [
+        float(_plain_seconds(table, prior, [kappa] * table.workers).sum()) / total
+        for kappa in (0.0, shape.max_overhead)
+    ]
+    speedup = float(seconds.sum()) / total
+    return PlainEstimate(
+        speedup, min(speedup, *limits), max(speedup, *limits), seconds, tuple(overheads)
+    )
+
+
+def prior_cost(text: str | None) -> Cost:
+    """Reads the repr of a cost with numbers as arguments; another text is a proportional cost.
+
+    Nothing is evaluated.
+
+    Example:
+        >>> prior_cost("Affine(overhead_seconds=0.5, seconds_per_sample=0.1)").effective_samples(0)
+        5.0
+        >>> prior_cost("Mine(exit())")
+        Proportional(samples_per_second=1.0)
+    """
+    try:
+        call = ast.parse(text or "", mode="eval").body
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            return _FORMS[call.func.id](**given)
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+        pass
+    return Proportional(1.0)
+
+
+def even_amounts(table: StepTable) -> Floats:
+    """Returns the even batches of each step, shape ``(n, N)``, as `lbbsp_core.Even` plans them."""
+    total, workers = table.amounts.sum(axis=1)[:, None], table.workers
+    if table.has_work:
+        return np.repeat(total / workers, workers, axis=1)
+    return np.asarray(np.floor(total / workers) + (np.arange(workers) < total % workers))
+
+
+def _plain_seconds(table: StepTable, prior: Cost, overheads: Sequence[float]) -> Floats:
+    """Returns the time of each step under plain BSP, shape ``(n,)``."""
+    even = even_amounts(table)
+    busy = np.column_stack(
+        [
+            table.busy[:, rank] * _shape(prior, even[:, rank], overhead)
+            / _shape(prior, table.amounts[:, rank], overhead)
+            for rank, overhead in enumerate(overheads)
+        ]
+    )  # fmt: skip
+    slowest = table.busy.max(axis=1)
+    return np.asarray(busy.max(axis=1) + np.maximum(table.wall - slowest, 0.0))
+
+
+def _shape(prior: Cost, amounts: Floats, overhead: float) -> Floats:
+    """Returns w(x) + kappa of batches x, in samples, shape ``(n,)``."""
+    distinct, index = np.unique(amounts, return_inverse=True)
+    empty = prior.effective_samples(0)
+    work = np.array([prior.effective_samples(float(x)) - empty for x in distinct])
+    return np.asarray(work[index] + max(overhead, 1e-9))
+
+
+def _overhead(shape: CostShape, amounts: Floats, busy: Floats) -> float:
+    """Returns the kappa that `CostShape` learns from the large changes of one worker's batch."""
+    work = 2 * np.abs(np.diff(amounts)) / np.maximum(amounts[1:] + amounts[:-1], 1e-9)
+    time = 2 * np.abs(np.diff(busy)) / (busy[1:] + busy[:-1])
+    quiet = np.abs(work - time)[work < shape.min_change]
+    least = max(shape.min_change, 3 * float(np.median(quiet)) if quiet.size else 0.0)
+    state = shape.init()
+    for k in np.flatnonzero(work >= least).tolist():
+        state = shape.skip(state)
+        for step in (k, k + 1):
+            state = shape.learn(state, float(amounts[step]), float(busy[step]))
+    return state.overhead

@@ -1,0 +1,209 @@
+"""Figures of an asynchronous run, whose workers push whenever they are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
+from lbbsp_core.report.html.changes import levels
+from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
+from lbbsp_core.runtime.record import PushLine, Run, RunHeader
+
+
+@dataclass(frozen=True)
+class PusherFigures:
+    """Figures of one worker of an asynchronous run.
+
+    Args:
+        rank: Rank of the worker.
+        host: Its host; empty if unknown.
+        device: Its device; empty if unknown.
+        pushes: Number of its pushes.
+        samples: Number of samples in them.
+        samples_per_second: Median of samples / busy time; 0 without a measurement.
+        busy_share: Busy time / time of the run.
+        mean_staleness: Mean number of updates by others between its read and its push.
+        max_staleness: The largest such number.
+    """
+
+    rank: int
+    host: str
+    device: str
+    pushes: int
+    samples: int
+    samples_per_second: float
+    busy_share: float
+    mean_staleness: float
+    max_staleness: int
+
+
+@dataclass(frozen=True)
+class PushReport:
+    """Figures of an asynchronous run of N workers and n pushes.
+
+    Args:
+        header: Facts of the run since its last start.
+        push: Numbers of the pushes, shape ``(n,)``.
+        worker: Their ranks, shape ``(n,)``.
+        samples: Their batch sizes, shape ``(n,)``.
+        busy: Their busy seconds, shape ``(n,)``; NaN where they were not measured.
+        staleness: Their staleness in updates, shape ``(n,)``.
+        total_seconds: Time of the run, in seconds, all starts together.
+        starts: Number of times that the run was started.
+        workers: Figures of each worker, by rank.
+    """
+
+    header: RunHeader
+    push: Integers
+    worker: Integers
+    samples: Floats
+    busy: Floats
+    staleness: Integers
+    total_seconds: float
+    starts: int
+    workers: tuple[PusherFigures, ...]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that entered the model per second."""
+        return float(self.samples.sum()) / self.total_seconds
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that says how busy the workers were, and how stale their gradients."""
+        busy = float(np.mean([worker.busy_share for worker in self.workers]))
+        return (
+            f"Asynchronous run: {self.samples_per_second:.3g} samples per second; workers were "
+            f"busy {min(busy, 1.0):.0%} of the time, and their gradients were "
+            f"{self.staleness.mean():.1f} updates old on average, at most {self.staleness.max()}."
+        )
+
+    def figures(self) -> dict[str, object]:
+        """Returns the figures as the option ``--json`` writes them."""
+        return {
+            "verdict": self.verdict,
+            "pushes": len(self.push),
+            "starts": self.starts,
+            "total_seconds": self.total_seconds,
+            "samples_per_second": self.samples_per_second,
+            "mean_staleness": float(self.staleness.mean()),
+            "max_staleness": int(self.staleness.max()),
+            "workers": [asdict(worker) for worker in self.workers],
+        }
+
+
+def push_report(run: Run) -> PushReport:
+    """Computes the figures of an asynchronous run.
+
+    Raises:
+        ValueError: A push is by a worker that the header does not have, has a negative number, or
+            no time has passed.
+    """
+    lines, header = run.pushes, run.header
+    workers = max(header.workers, 1)
+    for line in lines:
+        _check(line, workers)
+    seconds = np.array([line.seconds for line in lines])
+    busy = np.array([line.busy_seconds for line in lines])
+    report = PushReport(
+        header=header,
+        push=np.array([line.push for line in lines], np.int64),
+        worker=np.array([line.worker for line in lines], np.int64),
+        samples=np.array([line.samples for line in lines], np.float64),
+        busy=np.where((busy > 1e-12) & (busy < 1e12), busy, np.nan),
+        staleness=np.array([line.staleness for line in lines], np.int64),
+        total_seconds=_total(seconds),
+        starts=run.starts,
+        workers=(),
+    )
+    if not report.total_seconds > 0:
+        raise ValueError("the pushes of the run must have taken some time, got 0 seconds")
+    return PushReport(**{**vars(report), "workers": tuple(_workers(report, workers))})
+
+
+def advise_pushes(report: PushReport) -> list[Advice]:
+    """Applies the rules for asynchronous runs."""
+    if len(report.push) < MIN_STEPS:
+        text = f"Only {len(report.push)} pushes were recorded: the figures are uncertain."
+        return [Advice("few-steps", text + " Train for longer before you draw conclusions.")]
+    return [*_slower(report), *_stale(report)]
+
+
+def _check(line: PushLine, workers: int) -> None:
+    if not 0 <= line.worker < workers:
+        raise ValueError(
+            f"push {line.push}: worker must be between 0 and {workers - 1}, got {line.worker}: "
+            "record the run again"
+        )
+    for name in ("samples", "busy_seconds", "seconds", "staleness"):
+        if not 0 <= getattr(line, name) <= 1e15:
+            raise ValueError(
+                f"push {line.push}: {name} must be between 0 and 1e+15, got "
+                f"{getattr(line, name)!r}: record the run again"
+            )
+
+
+def _total(seconds: Floats) -> float:
+    """Returns the time of a run whose clock starts from 0 with each start."""
+    peaks = np.maximum.accumulate(seconds)
+    total, first = 0.0, 0
+    for stop in [
+        *(np.flatnonzero(np.diff(seconds) < -0.5 * peaks[:-1]) + 1).tolist(),
+        len(seconds),
+    ]:
+        total, first = total + float(seconds[first:stop].max()), stop
+    return total
+
+
+def _workers(report: PushReport, workers: int) -> Iterator[PusherFigures]:
+    hosts, devices = by_rank(report.header.hosts, workers), by_rank(report.header.devices, workers)
+    for rank in range(workers):
+        own = report.worker == rank
+        speeds = (report.samples[own] / report.busy[own])[~np.isnan(report.busy[own])]
+        staleness = report.staleness[own]
+        yield PusherFigures(
+            rank=rank,
+            host=hosts[rank],
+            device=devices[rank],
+            pushes=int(own.sum()),
+            samples=int(report.samples[own].sum()),
+            samples_per_second=float(np.median(speeds)) if speeds.size else 0.0,
+            busy_share=float(np.nansum(report.busy[own])) / report.total_seconds,
+            mean_staleness=float(staleness.mean()) if staleness.size else 0.0,
+            max_staleness=int(staleness.max()) if staleness.size else 0,
+        )
+
+
+def _slower(report: PushReport) -> Iterator[Advice]:
+    names = worker_names(report.header, len(report.workers))
+    for rank, name in enumerate(names):
+        own = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
+        speeds = report.samples[own] / report.busy[own]
+        found = levels(speeds)
+        if len(found) > 1 and (before := float(np.median(speeds[: found[-1].start]))) >= (
+            SLOWER * found[-1].median
+        ):
+            yield Advice(
+                "slower-worker",
+                f"W{name[1:]} has been {before / found[-1].median:.1f}x slower since push "
+                f"{report.push[own[found[-1].start]]}. Look for other processes, heat or I/O "
+                "there.",
+                (rank,),
+            )
+
+
+def _stale(report: PushReport) -> Iterator[Advice]:
+    worst = max(report.workers, key=lambda worker: worker.mean_staleness)
+    usual = len(report.workers) - 1
+    if worst.mean_staleness > 2 * max(usual, 1):
+        name = worker_names(report.header, len(report.workers))[worst.rank]
+        yield Advice(
+            "stale-gradients",
+            f"Gradients of {name} are {worst.mean_staleness:.1f} updates old on average, where "
+            f"equally fast workers would have {usual}. Balance the batches (policy=LoadBalanced()),"
+            " or bound the lead with sync=SSP(3).",
+            (worst.rank,),
+        )

@@ -1,0 +1,133 @@
+"""Steps of a run as arrays, from which the report computes all of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lbbsp_core.runtime.record import Run, RunHeader, StepLine
+
+Floats = npt.NDArray[np.float64]
+Booleans = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+
+_SHORTEST, _LONGEST = 1e-12, 1e12
+"""Times beyond these bounds are no measurements, as in `lbbsp_core.types.is_plausible`."""
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Steps since the number of workers last changed; n steps of N workers.
+
+    Args:
+        header: Facts of the run since its last start.
+        steps: Numbers of the steps, shape ``(n,)``.
+        sizes: Batch sizes in samples, shape ``(n, N)``.
+        amounts: Work of the workers in mean samples, or samples, shape ``(n, N)``.
+        busy: Busy seconds, shape ``(n, N)``; NaN where they were not measured.
+        predicted: Predicted busy seconds, shape ``(n, N)``; NaN without a prediction.
+        wall: Seconds from barrier to barrier, shape ``(n,)``.
+        is_regular: Whether a step is full and no measurement was excluded, shape ``(n,)``.
+        is_short: Whether a step has fewer samples than the global batch size, shape ``(n,)``.
+        drivers: Driving factors by name, shape ``(n, N)``; NaN where they are unknown.
+        has_work: Whether `amounts` are work rather than samples.
+    """
+
+    header: RunHeader
+    steps: Integers
+    sizes: Floats
+    amounts: Floats
+    busy: Floats
+    predicted: Floats
+    wall: Floats
+    is_regular: Booleans
+    is_short: Booleans
+    drivers: Mapping[str, Floats]
+    has_work: bool
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, N."""
+        return self.sizes.shape[1]
+
+    @property
+    def is_measured(self) -> Booleans:
+        """Steps that show the speeds of all workers, shape ``(n,)``: regular and measured.
+
+        Without any such step, those in which all workers were measured, although they are short
+        or excluded: a record of a single step has figures, too.
+        """
+        complete = ~np.isnan(self.busy).any(axis=1) & (self.sizes > 0).all(axis=1) & (self.wall > 0)
+        regular = complete & self.is_regular
+        return np.asarray(regular if regular.any() else complete)
+
+    @property
+    def is_even(self) -> bool:
+        """True if the batches of each step are as equal as integers allow: plain BSP."""
+        largest = self.amounts.max(axis=1) - self.amounts.min(axis=1)
+        return not self.has_work and bool((largest[~self.is_short] <= 1).all())
+
+    def select(self, rows: Booleans) -> StepTable:
+        """Returns the table of some of its steps, given as a mask of shape ``(n,)``."""
+        shorter = {each: getattr(self, each)[rows] for each in _BY_STEP}
+        drivers = {name: values[rows] for name, values in self.drivers.items()}
+        return replace(self, **shorter, drivers=drivers)
+
+
+_BY_STEP = ("steps", "sizes", "amounts", "busy", "predicted", "wall", "is_regular", "is_short")
+
+
+def step_table(run: Run) -> StepTable:
+    """Converts the steps of a run since the number of workers last changed.
+
+    Raises:
+        ValueError: The run has no steps.
+    """
+    if not run.steps:
+        raise ValueError("the run must have at least one step, got none: train for longer")
+    lines = run.with_same_workers()
+    busy = np.array([line.busy_seconds for line in lines], np.float64)
+    return StepTable(
+        header=run.header,
+        steps=np.array([line.step for line in lines], np.int64),
+        sizes=np.array([line.sizes for line in lines], np.float64),
+        amounts=np.array([line.amounts for line in lines], np.float64),
+        busy=np.where((busy > _SHORTEST) & (busy < _LONGEST), busy, np.nan),
+        predicted=np.array([line.predicted_seconds for line in lines], np.float64),
+        wall=np.array([line.wall_seconds for line in lines], np.float64),
+        is_regular=np.array([line.is_regular for line in lines], np.bool_),
+        is_short=np.array([line.short for line in lines], np.bool_),
+        drivers=_drivers(run.header.drivers, lines),
+        has_work=any(line.work for line in lines),
+    )
+
+
+def worker_names(header: RunHeader, workers: int) -> list[str]:
+    """Returns a name for each worker, with its host where it is known.
+
+    Example:
+        >>> from lbbsp_core.runtime.record import RunHeader
+        >>> header = RunHeader(framework="none", workers=2, global_batch_size=8, versions={},
+        ...                    hosts=("a", "b"))
+        >>> worker_names(header, 2)
+        ['worker 0 on a', 'worker 1 on b']
+    """
+    hosts = by_rank(header.hosts, workers)
+    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host in enumerate(hosts)]
+
+
+def by_rank(texts: Sequence[str], workers: int) -> Sequence[str]:
+    """Returns one text for each worker; empty ones if they are not known for all workers."""
+    return texts if len(texts) == workers else [""] * workers
+
+
+def _drivers(names: Sequence[str], lines: Sequence[StepLine]) -> dict[str, Floats]:
+    found = dict.fromkeys([*names, *(name for line in lines for name in line.drivers)])
+    lacking = (None,) * len(lines[0].sizes)
+    return {
+        name: np.array([line.drivers.get(name, lacking) for line in lines], np.float64)
+        for name in found
+    }

@@ -1,0 +1,307 @@
+"""Figures and advice of the report, on records whose answers are known in closed form."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from report_runs import header, line, run_of, save, steady
+
+from lbbsp_core.report.html.advice import advise
+from lbbsp_core.report.html.changes import levels
+from lbbsp_core.report.html.figures import run_report
+from lbbsp_core.report.html.plain import prior_cost
+from lbbsp_core.report.html.pushes import advise_pushes, push_report
+from lbbsp_core.report.html.reduce import kept_points
+from lbbsp_core.report.html.table import step_table
+from lbbsp_core.runtime.record import PushLine, Run, read_run
+
+
+def rules(run):
+    return {advice.rule: advice for advice in advise(run_report(run))}
+
+
+# Estimate of plain BSP
+
+
+def test_the_speedup_of_proportional_workers_is_exact():
+    # 90 + 30 samples in 0.3 s each; 60 + 60 would take 0.6 s; communication 20 ms.
+    report = run_report(steady([300, 100]))
+    assert report.plain.speedup == pytest.approx(0.62 / 0.32)
+    assert report.plain.high == report.plain.speedup
+    assert report.imbalance == pytest.approx(0, abs=1e-9)
+    assert report.waiting_share == report.communication_share == pytest.approx(0.02 / 0.32)
+    assert report.verdict.startswith("Balanced: 1.9 times as fast as plain BSP would have been; ")
+    assert "workers waited 6% of the time" in report.verdict
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_an_overhead_is_learned_from_changes_of_the_batch_or_taken_from_the_header(learned):
+    speeds = np.tile([300.0, 100.0], (240, 1))
+    shares = np.where(np.arange(240)[:, None] % 10 < 5, [60, 60], [90, 30]) if learned else speeds
+    cost = None if learned else "Affine(overhead_seconds=2.0, seconds_per_sample=0.1)"
+    report = run_report(run_of(speeds, shares, overhead=20, cost=cost))
+    even = run_report(run_of(speeds, np.ones((240, 2)), overhead=20)).measured.wall.sum()
+    truth = even / report.measured.wall.sum()
+    assert report.plain.speedup == pytest.approx(truth, rel=0.01)
+    assert report.plain.overheads == pytest.approx((20, 20), rel=0.15 if learned else 1e-6)
+    assert report.plain.low <= truth <= report.plain.high
+    assert report.plain.high > 1.03 * report.plain.low
+
+
+def test_the_range_covers_all_legal_overheads():
+    report = run_report(steady([300, 100], overhead=0))
+    # kappa = X / 2N = 30: the slow worker would need 0.3 * (60 + 30) / (30 + 30) s.
+    assert report.plain.low == pytest.approx((0.3 * 90 / 60 + 0.02) / 0.32)
+
+
+def test_only_numbers_are_read_from_the_repr_of_a_cost():
+    assert prior_cost("Affine(overhead_seconds=1.0, seconds_per_sample=0.5)").effective_samples(0)
+    for text in (None, "", "Affine(", "Affine(overhead_seconds=open('x'))", "Mine(a=1)", "(" * 999):
+        assert prior_cost(text).effective_samples(0) == 0
+
+
+# Figures
+
+
+def test_workers_wait_and_forecasts_are_off_by_what_was_put_in():
+    report = run_report(steady([300, 100], [2, 1], forecast=1.1))
+    fast, slow = report.workers
+    assert (fast.batch, slow.batch) == (80, 40)
+    wall = 0.4 + 0.02
+    assert fast.busy_share == pytest.approx(80 / 300 / wall)
+    assert fast.waiting_share == pytest.approx((0.4 - 80 / 300) / wall)
+    assert slow.waiting_share == 0
+    assert slow.forecast_rmse == pytest.approx(0.1)
+    assert slow.naive_rmse == pytest.approx(0, abs=1e-9)
+    assert report.imbalance == pytest.approx(fast.waiting_share / 2)
+
+
+def test_a_plain_run_says_what_balancing_would_gain():
+    report = run_report(steady([300, 100], [1, 1], forecast=None, policy="Even()"))
+    assert report.plain is None
+    assert report.verdict.startswith("Not balanced, all batches were equal: workers waited ")
+    assert "up to 1.9 times as fast" in report.verdict  # (0.6 + 0.02) / (0.3 + 0.02)
+
+
+def test_events_are_counted():
+    lines = [line(k, [6, 6] if k < 4 else [8, 4], [0.1, 0.1]) for k in range(8)]
+    lines[2] = replace(lines[2], excluded=(0, 1))
+    lines.append(line(8, [2, 2], [0.1, 0.1], short=True))
+    run = Run(header(2, 12), [line(0, [4, 4, 4], [0.1] * 3), *lines[1:]], starts=2, restarts=(1,))
+    events = run_report(run).events
+    assert (events.steps, events.plan_changes, events.excluded_steps) == (9, 1, 1)
+    assert (events.short_steps, events.restarts, events.worker_changes) == (1, (1,), ((1, 2),))
+    assert run_report(run).table.steps[0] == 1  # figures since the number of workers changed
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line(0, [6, 6], [0.1, 0.3], excluded=(0, 1))],
+        [line(0, [6, 6], [0.1, 0.3], short=True)],
+        [line(0, [6, 6], [1e-9, 1e11], wall=1e15)],
+        [line(0, [12, 0], [0.1, 0.3]), line(1, [6, 6], [0.1, 0.1], wall=0.05)],
+        [line(0, [8, 4], [0.1, 0.0]), line(1, [8, 4], [0.1, 0.1])],
+    ],
+)
+def test_odd_runs_have_finite_figures(lines):
+    report = run_report(Run(header(2, 12), lines))
+    figures = json.loads(json.dumps({**report.figures()}, allow_nan=False))
+    assert 0 <= figures["waiting_share"] < 1
+    assert [advice.rule for advice in advise(report)] == ["few-steps"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [([], "at least one step, got none"), ([line(0, [6, 6], [0.1, 0.0])], "none of 1 does")],
+)
+def test_runs_without_measurements_are_refused(lines, words):
+    with pytest.raises(ValueError, match=words):
+        run_report(Run(header(2, 12), lines))
+
+
+def test_one_worker_has_nothing_to_balance():
+    assert run_report(steady([100], [1])).verdict.startswith("One worker: there is nothing to")
+
+
+# Change points
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_of_speed_is_found_where_it_is(seed):
+    rng = np.random.default_rng(seed)
+    speeds = np.where(np.arange(1000) < 400, 300.0, 100.0) * np.exp(rng.normal(0, 0.1, 1000))
+    speeds[rng.integers(0, 1000, 30)] /= 10  # outliers
+    found = levels(speeds)
+    assert [round(level.median / 100) for level in found] == [3, 1]
+    assert abs(found[1].start - 400) <= 5
+    assert len(levels(speeds[:400])) == 1
+
+
+def test_a_recovery_is_a_level_of_its_own():
+    speeds = np.repeat([300.0, 100.0, 300.0], 200)
+    assert [level.start for level in levels(speeds)] == [0, 200, 400]
+    assert levels(np.array([])) == []
+
+
+def test_peaks_survive_the_reduction():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=20_000)
+    values[12_345], values[777], values[50] = 99.0, -99.0, np.nan
+    kept = kept_points(values)
+    assert len(kept) <= 1500
+    assert {0, 777, 12_345, 19_999} <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+
+
+# Advice: for each rule, a record in which it must fire, and one in which it must not
+
+BALANCED = steady([300, 100], noise=0.02)
+
+
+def slowed(at, steps=400, factor=3.0, drivers=None, **facts):
+    """Worker 2 becomes slower at a step; the batches follow."""
+    speeds = np.tile([300.0, 300, 300], (steps, 1))
+    speeds[at:, 2] /= factor
+    return run_of(speeds, speeds, noise=0.05, drivers=drivers or {}, total=240, **facts)
+
+
+def test_a_balanced_run_needs_no_advice():
+    assert rules(BALANCED) == {}
+    assert rules(slowed(400)) == {}
+
+
+def test_slower_worker():
+    memory = np.full((400, 3), 40.0)
+    memory[250:, 2] = 97.0
+    others = np.full((400, 3), 2.0)
+    others[250:, 2] = 95.0
+    run = slowed(250, hosts=("a", "a", "B"),
+                 drivers={"memory_percent": memory, "cpu_other_percent": others})  # fmt: skip
+    advice = rules(run)["slower-worker"]
+    assert advice.workers == (2,)
+    assert advice.text.startswith("Worker 2 on B has been 3.0x slower since step 2")
+    since = int(advice.text.split("since step ")[1].split(";")[0])
+    assert abs(since - 250) <= 3
+    assert "its memory is at 97 %" in advice.text
+    assert "other processes take 95 % of a core on its cores (before: 2 %)" in advice.text
+    assert "Look for other processes" in rules(slowed(250))["slower-worker"].text
+    assert "slower-worker" not in rules(slowed(250, factor=1.3))
+    recovered = np.repeat([[300.0, 300], [300, 100], [300, 300]], 100, axis=0)
+    assert "slower-worker" not in rules(run_of(recovered, recovered))
+
+
+def test_unbalanced():
+    assert "LoadBalanced()" in rules(steady([300, 100], [1, 1], forecast=None))["unbalanced"].text
+    assert "unbalanced" not in rules(steady([300, 290], [1, 1], forecast=None))
+
+
+def test_wrong_forecasts():
+    advice = rules(steady([300, 100], forecast=1.4))["wrong-forecasts"]
+    assert "wrong by 40%" in advice.text
+    assert "The last speed would have been a better forecast (0%)" in advice.text
+    noisy = rules(steady([300, 100], noise=0.5))["wrong-forecasts"]
+    assert "change faster than they can be forecast" in noisy.text
+    assert "wrong-forecasts" not in rules(steady([300, 100], forecast=1.1))
+
+
+def test_no_forecasts():
+    assert "no-forecasts" in rules(steady([300, 100], forecast=None))
+
+
+def test_short_steps_and_communication():
+    fast = rules(steady([30_000, 10_000]))  # 3 ms, and 20 ms of communication
+    assert "communication" in fast
+    assert "Communication takes 87%" in fast["communication"].text
+    lines = [replace(each, wall_seconds=max(each.busy_seconds) + 0.004) for each in
+             steady([30_000, 10_000]).steps]  # fmt: skip
+    short = rules(Run(header(2, 120), lines))
+    assert short["short-steps"].text.startswith("Steps take 7 ms")
+    assert not {"communication", "short-steps"} & set(rules(BALANCED))
+
+
+def test_binding_limits():
+    speeds = np.tile([600.0, 100.0, 100.0], (80, 1))
+    capped = run_of(speeds, np.tile([60.0, 30, 30], (80, 1)))  # worker 0 could take 90 samples
+    advice = rules(capped)
+    assert advice["binding-maximum"].workers == (0,)
+    assert "A limit binds on worker 0" in advice["binding-maximum"].text
+    raised = run_of(np.tile([400.0, 400, 20], (80, 1)), np.tile([45.0, 45, 30], (80, 1)))
+    assert rules(raised)["binding-minimum"].workers == (2,)
+    surprised = run_of(speeds, speeds, noise=0.5)  # unbalanced, but not as planned
+    assert not {"binding-maximum", "binding-minimum"} & {*rules(surprised), *rules(BALANCED)}
+
+
+def test_full_memory():
+    memory = np.tile([40.0, 97.0], (60, 1))
+    advice = rules(steady([300, 100], drivers={"memory_percent": memory}))["full-memory"]
+    assert advice.workers == (1,)
+    assert "is at 97 %" in advice.text
+    assert "full-memory" not in rules(
+        steady(
+            [300, 100], drivers={"memory_percent": memory - 10, "gpu_memory_percent": memory * 0}
+        )
+    )
+    lacking = np.where(np.arange(120).reshape(60, 2) % 2, np.nan, 40.0)
+    assert "full-memory" not in rules(steady([300, 100], drivers={"memory_percent": lacking}))
+
+
+def test_many_excluded():
+    lines = [replace(each, excluded=(0,)) if each.step % 3 == 0 else each for each in
+             BALANCED.steps]  # fmt: skip
+    assert rules(Run(BALANCED.header, lines))["excluded-steps"].text.startswith("20 of 60 steps")
+    lines = [replace(each, excluded=(0,)) if each.step % 10 == 0 else each for each in
+             BALANCED.steps]  # fmt: skip
+    assert "excluded-steps" not in rules(Run(BALANCED.header, lines))
+
+
+# Asynchronous runs
+
+
+def pushes(staleness=(1, 1), slow_from=10**9, count=200, restart=None):
+    lines, seconds = [], 0.0
+    for k in range(count):
+        seconds = 0.0 if k == restart else seconds + 0.1
+        worker = k % 2
+        busy = 0.15 * (3 if worker and k >= slow_from else 1)
+        lines.append(PushLine(push=k, worker=worker, iteration=k // 2, samples=10,
+                              busy_seconds=busy, seconds=seconds, staleness=staleness[worker],
+                              lead=0))  # fmt: skip
+    starts = 1 if restart is None else 2
+    return Run(header(2, 20, sync="SSP(3)"), [], lines, starts=starts)
+
+
+def test_an_asynchronous_run_has_figures_of_its_own():
+    report = push_report(pushes(staleness=(1, 3)))
+    assert report.total_seconds == pytest.approx(20)
+    assert report.samples_per_second == pytest.approx(100)
+    assert [worker.busy_share for worker in report.workers] == pytest.approx([0.75, 0.75])
+    assert "busy 75% of the time, and their gradients were 2.0 updates old" in report.verdict
+    assert json.loads(json.dumps(report.figures(), allow_nan=False))["max_staleness"] == 3
+    assert push_report(pushes(restart=150)).total_seconds == pytest.approx(15.0 + 4.9)
+
+
+def test_advice_on_asynchronous_runs():
+    assert advise_pushes(push_report(pushes())) == []
+    [slower] = advise_pushes(push_report(pushes(slow_from=100)))
+    assert (slower.rule, slower.workers) == ("slower-worker", (1,))
+    [stale] = advise_pushes(push_report(pushes(staleness=(1, 5))))
+    assert (stale.rule, stale.workers) == ("stale-gradients", (1,))
+    [few] = advise_pushes(push_report(pushes(count=4)))
+    assert few.rule == "few-steps"
+
+
+@pytest.mark.parametrize("change", [{"worker": 2}, {"staleness": -1}, {"samples": -5}])
+def test_impossible_pushes_are_refused(change):
+    run = pushes()
+    run.pushes[7] = replace(run.pushes[7], **change)
+    with pytest.raises(ValueError, match="push 7: "):
+        push_report(run)
+
+
+def test_a_saved_record_gives_the_same_figures(tmp_path):
+    run = slowed(250)
+    again = run_report(read_run(save(tmp_path, run)))
+    assert again.figures() == run_report(run).figures()
+    assert step_table(run).workers == 3
