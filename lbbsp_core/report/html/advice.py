@@ -15,6 +15,7 @@ import numpy as np
 from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
+from lbbsp_core.report.html.words import percent
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5
@@ -37,6 +38,9 @@ FULL_MEMORY: Final = 95.0
 
 _BINDING: Final = 0.85
 """A limit binds if workers are planned to be ready in less than this part of the slowest time."""
+
+_LISTED: Final = 6
+"""Workers that advice names."""
 
 _PERCENT_CAUSES: Final = {
     "cpu_other_percent": "other processes take {after:.0f} % of a core on its cores",
@@ -106,8 +110,8 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
         return
     yield Advice(
         "unbalanced",
-        f"All batches are equal, and workers wait {report.imbalance:.0%} of the time for slower "
-        f"ones. Train with policy=LoadBalanced(), the default: a step can be up to {gain:.2g} "
+        f"All batches are equal, and workers wait {percent(report.imbalance)} of the time for "
+        f"slower ones. Train with policy=LoadBalanced(), the default: a step can be up to {gain:.2g} "
         "times as fast.",
     )
 
@@ -120,13 +124,13 @@ def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     worst = max(wrong, key=lambda worker: worker.forecast_rmse or 0.0)
     assert worst.forecast_rmse is not None
     text = (
-        f"Forecasts are wrong by {worst.forecast_rmse:.0%} on {_listed(report, [worst.rank])}"
-        + (f" and by {WRONG:.0%} or more on {len(wrong)} workers" if len(wrong) > 1 else "")
+        f"Forecasts are wrong by {percent(worst.forecast_rmse)} on {_listed(report, [worst.rank])}"
+        + (f" and by {percent(WRONG)} or more on {len(wrong)} workers" if len(wrong) > 1 else "")
     )
     if worst.naive_rmse is not None and worst.naive_rmse < 0.9 * worst.forecast_rmse:
         text += (
-            f". The last speed would have been a better forecast ({worst.naive_rmse:.0%}): compare "
-            "predictors with lbbsp evaluate --from-run RUN_DIR, and choose one with predictor=."
+            f". The last speed would have been a better forecast ({percent(worst.naive_rmse)}): "
+            "compare predictors with lbbsp evaluate --from-run RUN_DIR, and choose one with predictor=."
         )
     else:
         text += (
@@ -163,7 +167,7 @@ def much_communication(report: RunReport) -> Iterator[Advice]:
     if report.communication_share >= COMMUNICATION and len(report.workers) > 1:
         yield Advice(
             "communication",
-            f"Communication takes {report.communication_share:.0%} of a step, which balancing "
+            f"Communication takes {percent(report.communication_share)} of a step, which balancing "
             "cannot shorten. Raise the global batch size, send less (mixed precision, a smaller "
             "model), or use a faster network.",
         )
@@ -189,20 +193,22 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
     bottom &= others <= _BINDING * slowest
-    yield from _held(report, top, "maximum", "largest", "early", "Raise")
-    yield from _held(report, bottom, "minimum", "smallest", "late", "Lower")
+    found = [
+        *_held(report, top, "maximum", "before the others, and stays at its largest batch"),
+        *_held(report, bottom, "minimum", "after the others, and stays at its smallest batch"),
+    ]
+    yield from found[:1]  # of two workers, either may be the one that a limit holds
 
 
-def _held(
-    report: RunReport, held: Booleans, limit: str, extreme: str, when: str, verb: str
-) -> Iterator[Advice]:
+def _held(report: RunReport, held: Booleans, limit: str, state: str) -> Iterator[Advice]:
     ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
-    if ranks and len(ranks) < report.table.workers:
+    if ranks and 2 * len(ranks) <= report.table.workers:
+        change = "Raise it if the memory allows" if limit == "maximum" else "Lower it"
         yield Advice(
             f"binding-{limit}",
-            f"A limit binds on {_listed(report, ranks)}: it keeps its {extreme} batch although its "
-            f"forecast says that it will be {when}. {verb} Limits.{limit} there if the memory "
-            "allows, and check the granularity and the policy's interval.",
+            f"A limit binds on {_listed(report, ranks)}: in most steps it is planned to be ready "
+            f"{state}. It is probably Limits.{limit}: {change.lower()}; otherwise check the "
+            "granularity, and the interval of the policy.",
             tuple(ranks),
         )
 
@@ -268,4 +274,5 @@ def _medians(values: Floats) -> Floats:
 
 def _listed(report: RunReport, ranks: list[int]) -> str:
     names = worker_names(report.table.header, report.table.workers)
-    return ", ".join(names[rank] for rank in ranks)
+    rest = f" and {len(ranks) - _LISTED} others" * (len(ranks) > _LISTED)
+    return ", ".join(names[rank] for rank in ranks[:_LISTED]) + rest

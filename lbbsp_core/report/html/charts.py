@@ -24,6 +24,7 @@ from lbbsp_core.report.html.traces import (
     short_name,
     spread,
 )
+from lbbsp_core.report.html.words import percent
 
 _LAST_STEPS = 12
 
@@ -95,7 +96,7 @@ def _waiting_history(report: RunReport) -> Chart:
     parts = len(share)
     for rank in range(table.workers):
         means = (share[: (parts + 1) // 2, rank].mean(), share[parts // 2 :, rank].mean())
-        halves.append([str(rank), *(f"{mean:.1%}" for mean in means)])
+        halves.append([str(rank), *(percent(mean, 1) for mean in means)])
     caption = "Share of the time for which each worker waited for slower ones, over the run: blue "
     caption += "is busy, orange is waiting."
     return Chart("waiting", "Waiting over the run", caption, [trace], layout, halves)

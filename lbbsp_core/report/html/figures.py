@@ -10,6 +10,7 @@ import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
+from lbbsp_core.report.html.words import percent
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.record import Run
 
@@ -113,10 +114,10 @@ class RunReport:
         """One sentence that says how well the run was balanced, and what that gained."""
         if len(self.workers) == 1:
             return (
-                f"One worker: there is nothing to balance. It was busy {1 - self.waiting_share:.0%}"
-                " of the time."
+                "One worker: there is nothing to balance. It was busy "
+                f"{percent(1 - self.waiting_share)} of the time."
             )
-        waited = f"workers waited {self.waiting_share:.0%} of the time"
+        waited = f"workers waited {percent(self.waiting_share)} of the time"
         if self.waiting_share > BALANCED and 2 * self.communication_share > self.waiting_share:
             waited += ", mostly for the communication"
         if self.plain is None:

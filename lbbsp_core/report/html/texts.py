@@ -10,6 +10,7 @@ import numpy as np
 from lbbsp_core.report.html.figures import RunReport
 from lbbsp_core.report.html.page import Tile
 from lbbsp_core.report.html.pushes import PushReport
+from lbbsp_core.report.html.words import duration, percent
 from lbbsp_core.runtime.record import RunHeader
 
 _SHOWN_STEPS: Final = 12
@@ -22,17 +23,18 @@ def step_tiles(report: RunReport) -> list[Tile]:
         plain = report.plain
         note = f"estimate; {plain.low:.2f} to {plain.high:.2f}"
         tiles.append(Tile("Speed-up against plain BSP", f"{plain.speedup:.2f}×", note))
-    waits = f"{report.imbalance:.0%} for workers, {report.communication_share:.0%} communication"
+    communication = percent(report.communication_share)
+    waits = f"{percent(report.imbalance)} for workers, {communication} communication"
     errors = [w.forecast_rmse for w in report.workers if w.forecast_rmse is not None]
     events = report.events
     return [
         *tiles,
-        Tile("Waiting", f"{report.waiting_share:.0%}", waits),
+        Tile("Waiting", percent(report.waiting_share), waits),
         Tile("Step", duration(report.step_seconds), "median"),
         Tile("Throughput", f"{report.samples_per_second:,.0f}", "samples/s"),
         Tile("Steps", f"{events.steps:,}", f"in {duration(report.total_seconds)}"),
         *(
-            [Tile("Forecast error", f"{np.mean(errors):.0%}", "mean over workers")]
+            [Tile("Forecast error", percent(float(np.mean(errors))), "mean over workers")]
             if errors
             else []
         ),
@@ -45,7 +47,7 @@ def step_tables(report: RunReport) -> dict[str, list[list[str]]]:
               "forecast error"]  # fmt: skip
     rows = [
         [str(w.rank), w.host, w.device, f"{w.batch:.1f}", f"{w.samples_per_second:.4g}",
-         f"{w.busy_share:.1%}", f"{w.waiting_share:.1%}", _share(w.forecast_rmse)]
+         percent(w.busy_share, 1), percent(w.waiting_share, 1), _share(w.forecast_rmse)]
         for w in report.workers
     ]  # fmt: skip
     tables = {"Workers": _without_empty([header, *rows])}
@@ -62,7 +64,7 @@ def _hosts(report: RunReport) -> list[list[str]]:
         busy = float(np.mean([worker.busy_share for worker in own]))
         waits = float(np.mean([worker.waiting_share for worker in own]))
         speed = sum(worker.samples_per_second for worker in own)
-        rows.append([host, str(len(own)), f"{speed:.4g}", f"{busy:.1%}", f"{waits:.1%}"])
+        rows.append([host, str(len(own)), f"{speed:.4g}", percent(busy, 1), percent(waits, 1)])
     return rows
 
 
@@ -104,7 +106,7 @@ def push_tables(report: PushReport) -> dict[str, list[list[str]]]:
               "mean staleness", "largest staleness"]  # fmt: skip
     rows = [
         [str(w.rank), w.host, w.device, f"{w.pushes:,}", f"{w.samples:,}",
-         f"{w.samples_per_second:.4g}", f"{min(w.busy_share, 1.0):.1%}",
+         f"{w.samples_per_second:.4g}", percent(min(w.busy_share, 1.0), 1),
          f"{w.mean_staleness:.2f}", str(w.max_staleness)]
         for w in report.workers
     ]  # fmt: skip
@@ -137,17 +139,8 @@ def _moment(seconds: float) -> str:
         return f"{seconds:g} s since 1970"
 
 
-def duration(seconds: float) -> str:
-    """Returns a time in a unit that suits it."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else percent(value, 1)
 
 
 def _without_empty(rows: list[list[str]]) -> list[list[str]]:

@@ -32,7 +32,7 @@ def test_the_speedup_of_proportional_workers_is_exact():
     assert report.imbalance == pytest.approx(0, abs=1e-9)
     assert report.waiting_share == report.communication_share == pytest.approx(0.02 / 0.32)
     assert report.verdict.startswith("Balanced: 1.9 times as fast as plain BSP would have been; ")
-    assert "workers waited 6% of the time" in report.verdict
+    assert "workers waited 6 % of the time" in report.verdict
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -199,8 +199,8 @@ def test_unbalanced():
 
 def test_wrong_forecasts():
     advice = rules(steady([300, 100], forecast=1.4))["wrong-forecasts"]
-    assert "wrong by 40%" in advice.text
-    assert "The last speed would have been a better forecast (0%)" in advice.text
+    assert "wrong by 40 %" in advice.text
+    assert "The last speed would have been a better forecast (0 %)" in advice.text
     noisy = rules(steady([300, 100], noise=0.5))["wrong-forecasts"]
     assert "change faster than they can be forecast" in noisy.text
     assert "wrong-forecasts" not in rules(steady([300, 100], forecast=1.1))
@@ -213,7 +213,7 @@ def test_no_forecasts():
 def test_short_steps_and_communication():
     fast = rules(steady([30_000, 10_000]))  # 3 ms, and 20 ms of communication
     assert "communication" in fast
-    assert "Communication takes 87%" in fast["communication"].text
+    assert "Communication takes 87 %" in fast["communication"].text
     lines = [replace(each, wall_seconds=max(each.busy_seconds) + 0.004) for each in
              steady([30_000, 10_000]).steps]  # fmt: skip
     short = rules(Run(header(2, 120), lines))
@@ -231,6 +231,19 @@ def test_binding_limits():
     assert rules(raised)["binding-minimum"].workers == (2,)
     surprised = run_of(speeds, speeds, noise=0.5)  # unbalanced, but not as planned
     assert not {"binding-maximum", "binding-minimum"} & {*rules(surprised), *rules(BALANCED)}
+
+
+def test_a_minimum_of_one_worker_is_no_maximum_of_the_others():
+    speeds = np.tile(np.linspace(100, 300, 40), (60, 1))
+    advice = rules(run_of(speeds, speeds, total=4000))  # worker 0 takes what rounding leaves
+    assert advice["binding-minimum"].workers == (0,)
+    assert "binding-maximum" not in advice
+
+
+def test_advice_names_few_of_many_workers():
+    memory = {"memory_percent": np.full((60, 40), 97.0)}
+    text = rules(steady([100] * 40, total=4000, drivers=memory))["full-memory"].text
+    assert "worker 5 and 34 others is at 97 %" in text
 
 
 def test_full_memory():
@@ -277,7 +290,7 @@ def test_an_asynchronous_run_has_figures_of_its_own():
     assert report.total_seconds == pytest.approx(20)
     assert report.samples_per_second == pytest.approx(100)
     assert [worker.busy_share for worker in report.workers] == pytest.approx([0.75, 0.75])
-    assert "busy 75% of the time, and their gradients were 2.0 updates old" in report.verdict
+    assert "busy 75 % of the time, and their gradients were 2.0 updates old" in report.verdict
     assert json.loads(json.dumps(report.figures(), allow_nan=False))["max_staleness"] == 3
     assert push_report(pushes(restart=150)).total_seconds == pytest.approx(15.0 + 4.9)
 

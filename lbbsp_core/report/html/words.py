@@ -1,0 +1,27 @@
+"""Numbers as words of a sentence."""
+
+from __future__ import annotations
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Returns a share as a percentage.
+
+    Example:
+        >>> percent(0.125), percent(0.125, 1)
+        ('12 %', '12.5 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in a unit that suits it.
+
+    Example:
+        >>> duration(0.0123), duration(42), duration(600)
+        ('12.3 ms', '42 s', '10 min')
+    """
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
