@@ -142,7 +142,7 @@ def _batch_sizes(axes: Axes, run: Run, names: Sequence[str]) -> None:
     full = [line for line in recent if not line.short] or recent
     steps, sizes = [line.step for line in full], [line.sizes for line in full]
     end = steps[-1] + 0.01 * (steps[-1] - steps[0] + 1)
-    heights = _spread([float(size) for size in sizes[-1]], 0.11 * max(map(max, sizes)))
+    heights = spread_labels([float(size) for size in sizes[-1]], 0.11 * max(map(max, sizes)))
     for rank, name in enumerate(names):
         own = [plan[rank] for plan in sizes]
         axes.step(steps, own, where="post", color=_colour(rank), linewidth=2.2)
@@ -162,7 +162,7 @@ def _batch_sizes(axes: Axes, run: Run, names: Sequence[str]) -> None:
     axes.set_axisbelow(True)
 
 
-def _spread(heights: Sequence[float], gap: float) -> list[float]:
+def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
     """Moves overlapping labels apart, upwards from the lowest one."""
     placed = list(heights)
     ascending = sorted(range(len(placed)), key=placed.__getitem__)

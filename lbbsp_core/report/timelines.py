@@ -11,17 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.report.figure import new_figure
+from lbbsp_core.report.labels import label_lines, plain_ticks
 from lbbsp_core.sim import AsyncRun, Timeline
 from lbbsp_core.sim.experiment import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Floats = npt.NDArray[np.float64]
 
 ITERATIONS, WORKERS = 12, 8
 """Numbers of iterations and workers that a timeline shows."""
+
+_MOST_SPANS = 40 * ITERATIONS
+_COLOURS = (
+    "#1f6fb4", "#e08e2b", "#2a9d8f", "#d1495b", "#8f5fbf", "#8c6d31", "#c2549a", "#6b7f2a",
+    "#1592b8", "#5f6b7a",
+)  # fmt: skip
 
 _BUSY, _WAIT = "#1f6fb4", "#f2c38f"
 
@@ -50,19 +58,21 @@ def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
         yield path
 
 
-def spans(run: Timeline | AsyncRun) -> Iterator[tuple[int, Floats, Floats, Floats]]:
+def spans(
+    run: Timeline | AsyncRun, iterations: int = ITERATIONS
+) -> Iterator[tuple[int, Floats, Floats, Floats]]:
     """Yields the rank, start, push and release times of the first iterations of some workers."""
     if isinstance(run, AsyncRun):
         schedule = run.schedule
         for rank in range(min(WORKERS, run.workers)):
-            own = np.flatnonzero(schedule.worker == rank)[:ITERATIONS]
+            own = np.flatnonzero(schedule.worker == rank)[:iterations]
             push, release = schedule.push[own], schedule.release[own]
             yield rank, schedule.start[own], push, np.where(np.isfinite(release), release, push)
         return
-    ends = np.cumsum(run.wall_seconds[:ITERATIONS])
+    ends = np.cumsum(run.wall_seconds[:iterations])
     starts = np.concatenate([[0.0], ends[:-1]])
     for rank in range(min(WORKERS, run.sizes.shape[1])):
-        yield rank, starts, starts + run.push_seconds[:ITERATIONS, rank], ends
+        yield rank, starts, starts + run.push_seconds[:iterations, rank], ends
 
 
 def update_times(run: Timeline | AsyncRun) -> Floats:
@@ -76,16 +86,24 @@ def update_times(run: Timeline | AsyncRun) -> Floats:
 
 
 def _timelines(results: Sequence[Result]) -> Figure:
-    figure = new_figure(9, 1.6 * len(results) + 0.4)
-    panels = figure.subplots(len(results), 1, squeeze=False)[:, 0]
+    """Plots all runs over the same time, in which the fastest one ends its first iterations."""
+    figure = new_figure(9, 1.5 * len(results) + 0.4)
+    panels = figure.subplots(len(results), 1, squeeze=False, sharex=True)[:, 0]
+    until = min(max(float(span[3].max()) for span in spans(result.run)) for result in results)
     for axes, result in zip(panels, results, strict=True):
-        for rank, start, push, release in spans(result.run):
+        for rank, start, push, release in spans(result.run, _MOST_SPANS):
+            shown = start < until
+            start, push, release = start[shown], push[shown], release[shown]
             axes.barh(rank, push - start, left=start, color=_BUSY, edgecolor="white", height=0.8)
             axes.barh(rank, release - push, left=push, color=_WAIT, height=0.8)
-        axes.invert_yaxis()
+        axes.set_ylim(rank + 0.6, -0.6)
+        axes.set_yticks(range(rank + 1))
+        axes.tick_params(labelsize=8)
         axes.set_ylabel("worker", fontsize=8)
         title = f"{result.row.name}, {result.row.workers} workers: {result.row.title}"
         axes.set_title(title, fontsize=9, parse_math=False)
+    panels[-1].set_xlim(0, until)
+    plain_ticks(panels[-1].xaxis)
     panels[-1].set_xlabel("virtual seconds: busy (blue), waiting and communication (orange)")
     return figure
 
@@ -94,22 +112,28 @@ def _updates(results: Sequence[Result]) -> Figure:
     """Plots the mean seconds between updates, over consecutive windows."""
     figure, panels = _panels(results)
     for axes, (_, own) in zip(panels, _groups(results), strict=True):
-        for result in own:
+        lines = []
+        for number, result in enumerate(own):
             times = update_times(result.run)
             per = max(1, len(times) // 40)
             marks = np.concatenate([[0.0], times[per - 1 :: per]])
-            axes.step(marks[1:], np.diff(marks) / per, where="pre", label=result.row.title, lw=1)
-        _finish(axes, "virtual seconds", "seconds per update")
+            lines += axes.step(
+                marks[1:], np.diff(marks) / per, where="pre", label=result.row.title, lw=1.2,
+                color=_colour(number),
+            )  # fmt: skip
+        _finish(axes, "virtual seconds", "seconds per update", lines)
     return figure
 
 
 def _accuracy(results: Sequence[Result]) -> Figure:
     figure, panels = _panels(results)
     for axes, (_, own) in zip(panels, _groups(results), strict=True):
-        for result in own:
+        lines = []
+        for number, result in enumerate(own):
             if result.curve is not None:
-                axes.plot(*result.curve, label=result.row.title, lw=1)
-        _finish(axes, "virtual seconds", "accuracy")
+                title, colour = result.row.title, _colour(number)
+                lines += axes.plot(*result.curve, label=title, lw=1.2, color=colour)
+        _finish(axes, "virtual seconds", "accuracy", lines)
     return figure
 
 
@@ -118,12 +142,14 @@ def _scaling(results: Sequence[Result]) -> Figure:
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     rows = sorted((result.row for result in results), key=lambda row: (row.name, row.title))
+    lines: list[Line2D] = []
     for (name, title), own in groupby(rows, key=lambda row: (row.name, row.title)):
         points = sorted((row.workers, row.efficiency) for row in own)
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"{name}: {title}")
+        label, colour = f"{name}: {title}", _colour(len(lines))
+        lines += axes.plot(*zip(*points, strict=True), marker="o", label=label, color=colour)
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    _finish(axes, "workers", "efficiency")
+    axes.set_xticks(sorted({row.workers for row in rows}))
+    _finish(axes, "workers", "efficiency", lines)
     return figure
 
 
@@ -143,7 +169,16 @@ def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def _finish(axes: Axes, x: str, y: str) -> None:
+def _finish(axes: Axes, x: str, y: str, lines: Sequence[Line2D]) -> None:
+    """Names the axes, and labels the lines beside their ends."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.legend(fontsize=7)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_ticks(axis)
+    label_lines(axes, lines)
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]

@@ -111,8 +111,8 @@ def unbalanced(report: RunReport) -> Iterator[Advice]:
     yield Advice(
         "unbalanced",
         f"All batches are equal, and workers wait {percent(report.imbalance)} of the time for "
-        f"slower ones. Train with policy=LoadBalanced(), the default: a step can be up to {gain:.2g} "
-        "times as fast.",
+        "slower ones. Train with policy=LoadBalanced(), the default: a step can be up to "
+        f"{gain:.1f} times as fast.",
     )
 
 
@@ -130,7 +130,8 @@ def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     if worst.naive_rmse is not None and worst.naive_rmse < 0.9 * worst.forecast_rmse:
         text += (
             f". The last speed would have been a better forecast ({percent(worst.naive_rmse)}): "
-            "compare predictors with lbbsp evaluate --from-run RUN_DIR, and choose one with predictor=."
+            "compare predictors with lbbsp evaluate --from-run RUN_DIR, and choose one with "
+            "predictor=."
         )
     else:
         text += (

@@ -81,7 +81,7 @@ def page(content: Content, plotly: str) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(content.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
             f"<header>\n<h1>{escape(content.title)}</h1>",
-            f'<p class="verdict">{escape(content.verdict)}</p>\n</header>\n<main>',
+            f'<p class="verdict">{_prose(content.verdict)}</p>\n</header>\n<main>',
             _tiles(content.tiles),
             _advice(content.advice),
             '<div class="charts">',
@@ -123,18 +123,23 @@ def _id(chart: Chart) -> str:
 
 def _tiles(tiles: Iterable[Tile]) -> str:
     parts = [
-        f'<div><dt>{escape(tile.name)}</dt><dd class="value">{escape(tile.value)}</dd>'
-        f'<dd class="note">{escape(tile.note)}</dd></div>'
+        f'<div><dt>{escape(tile.name)}</dt><dd class="value">{_prose(tile.value)}</dd>'
+        f'<dd class="note">{_prose(tile.note)}</dd></div>'
         for tile in tiles
     ]
     return f'<dl class="tiles">{"".join(parts)}</dl>'
+
+
+def _prose(text: str) -> str:
+    """Escapes a text, whose numbers stay on one line with the percent signs behind them."""
+    return escape(text).replace(" %", "&nbsp;%")
 
 
 def _advice(advice: Sequence[Advice]) -> str:
     if not advice:
         items = '<p class="quiet">Nothing to improve was found.</p>'
     else:
-        listed = "".join(f"<li>{escape(each.text)}</li>" for each in advice)
+        listed = "".join(f"<li>{_prose(each.text)}</li>" for each in advice)
         items = f'<ul class="advice">{listed}</ul>'
     return f'<section id="advice"><h2>Advice</h2>{items}</section>'
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lbbsp_core.report import Comparison, Outcome, draw_comparison, summarise
-from lbbsp_core.report.picture import _spread
+from lbbsp_core.report.picture import spread_labels
 from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
 from lbbsp_core.runtime.record import Run, RunRecord, StepLine, read_run, run_header
 
@@ -168,4 +168,4 @@ def test_the_picture_is_a_png(tmp_path, speeds):
 
 
 def test_labels_do_not_overlap():
-    assert _spread([10.0, 10.0, 40.0, 9.0], 5.0) == [14.0, 19.0, 40.0, 9.0]
+    assert spread_labels([10.0, 10.0, 40.0, 9.0], 5.0) == [14.0, 19.0, 40.0, 9.0]
