@@ -35,6 +35,11 @@ from lbbsp_core.demo.comparison import (
 from lbbsp_core.report.summary import Figures
 from lbbsp_core.validate import require_known
 
+_EXPLANATION = (
+    "Efficiency: time of the ideal step, whose batches fit the speeds / time of a step. Without "
+    "communication: the same, with the all-reduce counted as lost time."
+)
+
 
 @one_line_errors
 def demo(
@@ -80,6 +85,8 @@ def demo(
     figures = write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
     console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
+    if plan.report.exists():
+        console.print(f"Report of the balanced run: open {plan.report}", markup=False)
     if json_file is not None:
         write_figures(json_file, figures)
 
@@ -130,6 +137,8 @@ def _table(figures: Figures) -> Table:
     }
     for name, values in rows.items():
         table.add_row(name, *values)
+    table.caption = _EXPLANATION
+    table.caption_justify = "left"
     table.add_section()
     for name, value in (
         ("speed-up", f"{figures['speedup']:.2f}"),

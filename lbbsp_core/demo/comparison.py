@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +83,11 @@ class Plan(NamedTuple):
     def picture(self) -> Path:
         """Path of the picture."""
         return self.run_dir / "demo.png"
+
+    @property
+    def report(self) -> Path:
+        """Path of the report of the balanced run."""
+        return self.run_dir / "report.html"
 
     def record(self, training: Training) -> Path:
         """Returns the path of a run's record, which grows during the run."""
@@ -183,9 +189,9 @@ def train(plan: Plan, training: Training) -> FinishedRun:
 
 
 def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
-    """Computes the figures, and writes ``summary.json`` and ``demo.png``.
+    """Computes the figures, and writes ``summary.json``, ``demo.png`` and ``report.html``.
 
-    A file that cannot be written is reported in a warning.
+    A file that cannot be written is reported in a warning; without Plotly there is no report.
 
     Args:
         plan: Settings of both runs.
@@ -205,7 +211,16 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
     _written(plan.summary, lambda path: path.write_text(text, encoding="utf-8"))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
     _written(plan.picture, draw)
+    _written(plan.report, partial(_write_report, plan))
     return figures
+
+
+def _write_report(plan: Plan, path: Path) -> None:
+    from lbbsp_core.report.html import write_report  # imports parts of SciPy
+
+    path.unlink(missing_ok=True)
+    with suppress(ModuleNotFoundError):
+        write_report(plan.record(BALANCED), path)
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> None:

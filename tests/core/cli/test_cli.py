@@ -1,5 +1,6 @@
 """The command line: parsing, errors, exit statuses."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -238,6 +239,23 @@ def test_demo_writes_figures_records_and_a_picture(monkeypatch, tmp_path, comple
         assert (folder / name / "run.jsonl").exists()
         assert (folder / name / "output.log").read_text() == "[0] a word from a worker\n"
     assert "1.86 x faster" in result.output
+    assert "communication: the same, with the all-reduce counted as lost time" in " ".join(
+        result.output.split()
+    )
+    if importlib.util.find_spec("plotly"):
+        assert "Balanced: 1.9 times as fast" in (folder / "report.html").read_text()
+        assert f"open {folder / 'report.html'}" in result.output.replace("\n", "")
+
+
+def test_the_demo_needs_no_plotly(monkeypatch, tmp_path, complete, caplog):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    (tmp_path / "report.html").write_text("of an older run")
+    result = run("demo", "--workers", 2, "--steps", 20, "--run-dir", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "report.html").exists()
+    assert "report.html" not in result.output + caplog.text
 
 
 def test_demo_fails_as_its_workers_do(monkeypatch, tmp_path, complete):
