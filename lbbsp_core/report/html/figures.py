@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -238,9 +239,10 @@ def _naive(table: StepTable, rank: int) -> Floats:
 
 def _balanced_speedup(run: Run) -> float | None:
     try:
-        return 1 / summarise(run).efficiency
+        speedup = 1 / summarise(run).efficiency
     except (ValueError, ZeroDivisionError, OverflowError):  # such as more workers than samples
         return None
+    return speedup if 0 < speedup < math.inf else None
 
 
 def _events(run: Run, table: StepTable) -> Events:

@@ -14,8 +14,8 @@ Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
-_SHORTEST, _LONGEST = 1e-12, 1e12
-"""Times beyond these bounds are no measurements, as in `lbbsp_core.types.is_plausible`."""
+_LEAST, _MOST = 1e-12, 1e12
+"""Values beyond these bounds are no measurements, as in `lbbsp_core.types.is_plausible`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class StepTable:
         Without any such step, those in which all workers were measured, although they are short
         or excluded: a record of a single step has figures, too.
         """
-        complete = ~np.isnan(self.busy).any(axis=1) & (self.sizes > 0).all(axis=1) & (self.wall > 0)
+        by_worker = _plausible(self.busy) & _plausible(self.sizes) & _plausible(self.amounts)
+        complete = by_worker.all(axis=1) & _plausible(self.wall)
         regular = complete & self.is_regular
         return np.asarray(regular if regular.any() else complete)
 
@@ -95,7 +96,7 @@ def step_table(run: Run) -> StepTable:
         steps=np.array([line.step for line in lines], np.int64),
         sizes=np.array([line.sizes for line in lines], np.float64),
         amounts=np.array([line.amounts for line in lines], np.float64),
-        busy=np.where((busy > _SHORTEST) & (busy < _LONGEST), busy, np.nan),
+        busy=np.where(_plausible(busy), busy, np.nan),
         predicted=np.array([line.predicted_seconds for line in lines], np.float64),
         wall=np.array([line.wall_seconds for line in lines], np.float64),
         is_regular=np.array([line.is_regular for line in lines], np.bool_),
@@ -122,6 +123,11 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
 def by_rank(texts: Sequence[str], workers: int) -> Sequence[str]:
     """Returns one text for each worker; empty ones if they are not known for all workers."""
     return texts if len(texts) == workers else [""] * workers
+
+
+def _plausible(values: Floats) -> Booleans:
+    """Returns which values may be measurements; NaN may not."""
+    return np.asarray((values > _LEAST) & (values < _MOST))
 
 
 def _drivers(names: Sequence[str], lines: Sequence[StepLine]) -> dict[str, Floats]:

@@ -15,7 +15,7 @@ from report_runs import HOSTILE, header, line, run_of, save, steady
 
 from lbbsp_core.report.html.page import inert_json, page
 from lbbsp_core.report.html.write import describe, write_report
-from lbbsp_core.runtime.record import PushLine, Run
+from lbbsp_core.runtime.record import PushLine, Run, StepLine
 
 VOID = {"meta", "br", "img", "link", "input"}
 BREAKS_OUT = "</script><img src=x onerror=alert(1)>'\"&%{x}"
@@ -244,3 +244,46 @@ def test_a_browser_draws_all_charts_without_a_request_in_360_pixels(tmp_path, na
     assert found["links"] == []
     assert found["requests"] == []
     assert found["text"]
+
+
+NUMBERS = (0.0, 1e-300, 1e-13, 1e-9, 0.1, 0.3, 1.0, 1e9, 1e11, 1e15)
+
+
+def odd_run(seed):
+    """Returns a run that the reader of records accepts, with numbers of all sizes."""
+    rng = np.random.default_rng(seed)
+    workers, ordinary = int(rng.integers(1, 4)), rng.random() < 0.5
+    numbers = NUMBERS[4:7] if ordinary else NUMBERS
+
+    def column(values, count=workers):
+        return tuple(values[k] for k in rng.integers(0, len(values), count))
+
+    lines = [
+        StepLine(
+            step=step,
+            sizes=column((0, 1, 6, 10**6, 10**15)),
+            busy_seconds=column(numbers),
+            predicted_seconds=column((None, *numbers)),
+            wall_seconds=column(numbers)[0],
+            excluded=column(((), (), (), (0,), (0, 7)))[0],
+            short=bool(rng.random() < 0.2),
+            work=column(numbers) if rng.random() < 0.3 else (),
+            drivers={"memory_percent": column((None, *numbers))},
+        )
+        for step in range(int(rng.integers(1, 60)))
+    ]
+    return Run(header(workers, column((1, 12, 10**15))[0], lag=int(rng.integers(-1, 40))), lines)
+
+
+def test_a_legal_record_has_a_page_or_an_error():
+    outcomes = []
+    for seed in range(200):
+        try:
+            content, figures = describe(odd_run(seed), "a")
+        except ValueError as error:
+            outcomes.append("train for longer" in str(error))
+            continue
+        Page(page(content, ""))
+        json.dumps(figures, allow_nan=False)
+    assert all(outcomes)
+    assert len(outcomes) < 100
