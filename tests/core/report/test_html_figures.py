@@ -100,7 +100,7 @@ def test_events_are_counted():
     [
         [line(0, [6, 6], [0.1, 0.3], excluded=(0, 1))],
         [line(0, [6, 6], [0.1, 0.3], short=True)],
-        [line(0, [6, 6], [1e-9, 1e11], wall=1e15)],
+        [line(0, [6, 6], [1e-9, 1e11], wall=2e11)],
         [line(0, [12, 0], [0.1, 0.3]), line(1, [6, 6], [0.1, 0.1], wall=0.05)],
         [line(0, [8, 4], [0.1, 0.0]), line(1, [8, 4], [0.1, 0.1])],
     ],
@@ -137,6 +137,12 @@ def test_a_change_of_speed_is_found_where_it_is(seed):
     assert [round(level.median / 100) for level in found] == [3, 1]
     assert abs(found[1].start - 400) <= 5
     assert len(levels(speeds[:400])) == 1
+
+
+def test_noise_is_one_level():
+    rng = np.random.default_rng(0)
+    counts = [len(levels(np.exp(rng.normal(0, 0.7, 200)))) for _ in range(50)]
+    assert max(counts) == 1
 
 
 def test_a_recovery_is_a_level_of_its_own():
