@@ -29,8 +29,9 @@ def label_lines(axes: Axes, lines: Sequence[Line2D]) -> None:
 
     Args:
         axes: Axes that contain the lines.
-        lines: Lines with a label, each of at least one point.
+        lines: Lines with a label; those without points are left out.
     """
+    lines = [line for line in lines if len(line.get_xydata())]  # type: ignore[arg-type]
     if not lines:
         return
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # places the axes

@@ -89,7 +89,7 @@ def _timelines(results: Sequence[Result]) -> Figure:
     """Plots all runs over the same time, in which the fastest one ends its first iterations."""
     figure = new_figure(9, 1.5 * len(results) + 0.4)
     panels = figure.subplots(len(results), 1, squeeze=False, sharex=True)[:, 0]
-    until = min(max(float(span[3].max()) for span in spans(result.run)) for result in results)
+    until = min(_end(spans(result.run)) for result in results)
     for axes, result in zip(panels, results, strict=True):
         for rank, start, push, release in spans(result.run, _MOST_SPANS):
             shown = start < until
@@ -106,6 +106,11 @@ def _timelines(results: Sequence[Result]) -> Figure:
     plain_ticks(panels[-1].xaxis)
     panels[-1].set_xlabel("virtual seconds: busy (blue), waiting and communication (orange)")
     return figure
+
+
+def _end(shown: Iterator[tuple[int, Floats, Floats, Floats]]) -> float:
+    """Returns the last release; a worker that was preempted at once has none."""
+    return max((float(release.max()) for *_, release in shown if release.size), default=1.0)
 
 
 def _updates(results: Sequence[Result]) -> Figure:

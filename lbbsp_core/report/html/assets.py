@@ -44,7 +44,7 @@ th, td { padding: 5px 14px 5px 0; text-align: right; border-bottom: 1px solid va
   overflow-wrap: normal; }
 th:first-child, td:first-child { text-align: left; }
 td.text, th.text { text-align: left; min-width: 7em; overflow-wrap: anywhere; }
-td.text:first-child, th.text:first-child { min-width: 0; }
+td:not(.text) { white-space: nowrap; }
 th { font-weight: 600; color: var(--quiet); vertical-align: bottom; }
 details { margin-top: 8px; font-size: 0.9rem; }
 summary { cursor: pointer; color: var(--accent); }

@@ -22,7 +22,7 @@ from lbbsp_core.report.html.texts import (
 )
 from lbbsp_core.runtime.record import Run, read_run
 
-_TEXT_COLUMNS: Final = frozenset({"worker", "host", "device", "event", "steps", "what happened"})
+_TEXT_COLUMNS: Final = frozenset({"host", "device", "event", "steps"})
 
 _DEFINITIONS: Final = {
     "Measured steps": "Full steps in which no measurement was excluded and all workers were "

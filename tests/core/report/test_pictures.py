@@ -53,7 +53,8 @@ def test_ticks_are_plain_numbers():
     (line,) = axes.plot([0.0012, 0.0013], [123_456.001, 123_456.002], label="a")
     for axis in (axes.xaxis, axes.yaxis):
         plain_ticks(axis)
-    label_lines(axes, [line])
+    label_lines(axes, [line, *axes.plot([], [], label="empty")])
+    assert [text.get_text() for text in axes.texts] == ["a"]
     texts = [label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in
              axis.get_ticklabels()]  # fmt: skip
     assert all("e" not in text and text[:2] != "10" for text in texts)
