@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import os
 
+from lbbsp_core.runtime.cluster_variables import DMLC_NAMES
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
-
-NAMES = (
-    "DMLC_ROLE",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_NUM_SERVER",
-    "DMLC_NUM_WORKER",
-)
 
 
 def cluster() -> dict[str, str]:
     """Returns the ``DMLC_*`` variables that are set, by the launcher or manually."""
-    return {name: os.environ[name] for name in NAMES if os.environ.get(name, "").strip()}
+    return {name: os.environ[name] for name in DMLC_NAMES if os.environ.get(name, "").strip()}
 
 
 def role() -> str:

@@ -8,17 +8,13 @@ import inspect
 import json
 from typing import TYPE_CHECKING
 
+from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
 from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
     import tensorflow as tf
 
 _PEER_MILLISECONDS = 60_000
-
-_REMEDY = (
-    'it must look like {"cluster": {"worker": ["host0:port", "host1:port"]}, '
-    '"task": {"type": "worker", "index": 0}}, or be unset to train with a single worker'
-)
 
 
 def check_tf_config() -> None:
@@ -28,15 +24,9 @@ def check_tf_config() -> None:
         ValueError: A part is wrong; names the part, its value and the remedy.
     """
     text = env.tf_config()
-    if not text.strip():
-        return
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG is not JSON ({error}): {text!r}; {_REMEDY}") from None
-    problem = _problem(config)
+    problem = tf_config_problem(text)
     if problem:
-        raise ValueError(f"TF_CONFIG {problem}: {text}; {_REMEDY}")
+        raise ValueError(f"TF_CONFIG {problem}: {text}; {TF_CONFIG_REMEDY}")
 
 
 def check_chief() -> None:
@@ -131,38 +121,3 @@ def check_devices(rank: int, workers: int, devices: int) -> None:
             f"workers must have the same number of devices, got {counts} by rank: start one worker "
             "for each device, with CUDA_VISIBLE_DEVICES"
         )
-
-
-def _problem(config: object) -> str:
-    """Returns what is wrong with a parsed TF_CONFIG, or an empty string."""
-    if not isinstance(config, dict):
-        return "must be a JSON object"
-    cluster, task = config.get("cluster", {}), config.get("task", {})
-    if not isinstance(cluster, dict) or not isinstance(task, dict):
-        return "must have JSON objects as 'cluster' and 'task'"
-    if not cluster:
-        return ""
-    for kind, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
-            return f"must have a list of host:port strings as cluster[{kind!r}]"
-    all_addresses = [address for addresses in cluster.values() for address in addresses]
-    for address in all_addresses:
-        if all_addresses.count(address) > 1:
-            return f"names the address {address!r} twice"
-    return _task_problem(cluster, task)
-
-
-def _task_problem(cluster: dict[str, list[str]], task: dict[str, object]) -> str:
-    kind, index = task.get("type"), task.get("index")
-    if kind == "evaluator":
-        return ""
-    if kind not in cluster:
-        return f"has the task type {kind!r}, which is not in the cluster {sorted(cluster)}"
-    if not isinstance(index, int) or not 0 <= index < len(cluster[kind]):
-        count = len(cluster[kind])
-        return f"must have a task index in [0, {count}), one for each {kind!r}, got {index!r}"
-    return ""
-
-
-def _is_address(text: object) -> bool:
-    return isinstance(text, str) and text.rpartition(":")[2].isdigit() and ":" in text
