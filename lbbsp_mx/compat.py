@@ -58,6 +58,11 @@ def restore_numpy_names() -> None:
             setattr(np, name, value)
 
 
+def restored_names() -> list[str]:
+    """Returns the names that `restore_numpy_names` has restored in this NumPy."""
+    return [name for name, value in _names().items() if vars(np).get(name) is value]
+
+
 def watch_sample_weights(notice: Callable[[], None]) -> bool:
     """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was.
 

@@ -8,3 +8,8 @@ import os
 def tf_config() -> str:
     """Returns ``TF_CONFIG``, the cluster and this process's task as JSON; empty if it is unset."""
     return os.environ.get("TF_CONFIG", "").strip()
+
+
+def in_slurm_step() -> bool:
+    """Returns whether this process is a task of ``srun``, which sets ``SLURM_STEP_NUM_TASKS``."""
+    return "SLURM_STEP_NUM_TASKS" in os.environ

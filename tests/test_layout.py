@@ -16,6 +16,7 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
     report       figures and pictures                                <- stages, runtime.record,
                                                                         runtime.figures, sim,
                                                                         profiler
+    doctor       what will not work, and why                         <- stages, runtime, launch
     demo         the comparison that `lbbsp demo` runs               <- stages, registry, runtime,
                                                                         launch, report
     testing      contracts and fakes                                 <- stages, runtime, sim
@@ -73,10 +74,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "launch": STAGES | {"processes", "runtime.marks"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "runtime.figures", "sim", "profiler"},
+    "doctor": STAGES | {"runtime", "launch"},
     "demo": STAGES | {"registry", "runtime", "launch", "report"},
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES
-    | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo"},
+    | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo", "doctor"},
     # The package itself re-exports the stages, the loop and, on first use, the profiler.
     "__init__": STAGES | {"runtime", "profiler"},
     "lbbsp_tf": STAGES | {"runtime"},

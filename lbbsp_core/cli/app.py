@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from lbbsp_core.cli.demo import demo
+from lbbsp_core.cli.doctor import doctor
 from lbbsp_core.cli.evaluate import evaluate
 from lbbsp_core.cli.launch import launch
 from lbbsp_core.cli.profile import profile
@@ -27,7 +28,7 @@ def application() -> typer.Typer:
     )
     app.callback()(_require_command)
     app.command(context_settings=_STOP_AT_SCRIPT)(launch)
-    for command in (demo, evaluate, simulate, profile, watch, report):
+    for command in (demo, evaluate, simulate, profile, watch, report, doctor):
         app.command()(command)
     return app
 

@@ -1,0 +1,94 @@
+"""Command ``lbbsp doctor``: what will not work here, why, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lbbsp_core.cli.options import one_line_errors, require_writable_file, write_figures
+from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
+from lbbsp_core.validate import require_known
+
+_STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+@one_line_errors
+def doctor(
+    framework: Annotated[
+        str, typer.Option(help=f"Frameworks to check: {', '.join(CHOICES)}.")
+    ] = CHOICES[0],
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Also meet the other tasks of TF_CONFIG, on which the same command runs at the "
+            "same time.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time to wait for the peers.")
+    ] = 30.0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the findings to this JSON file."),
+    ] = None,
+) -> None:
+    """Check this machine and the cluster, and name what will not work.
+
+    Each problem comes with its reason and its remedy. With --peers, run the command on all hosts
+    at the same time, with the environment of the job: each listens on the address of its own task
+    until it ends, and connects to all others. The exit status is 0 if nothing will fail, 1 if
+    there is a problem, and 2 for a wrong usage.
+    """
+    _require_framework(framework)
+    _require_seconds(timeout)
+    require_writable_file("--json", json_file)
+    diagnosis = diagnose(os.environ, framework=framework, peers=timeout if peers else None)
+    _print(Console(), diagnosis)
+    if json_file is not None:
+        write_figures(json_file, figures(diagnosis))
+    raise typer.Exit(1 if count(diagnosis, "problem") else 0)
+
+
+def _require_framework(name: str) -> None:
+    try:
+        require_known("framework", name, CHOICES)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--framework") from None
+
+
+def _require_seconds(seconds: float) -> None:
+    if not 0 < seconds <= 3600:
+        raise typer.BadParameter(
+            f"must be a number of seconds in (0, 3600], got {seconds:g}", param_hint="--timeout"
+        )
+
+
+def _print(out: Console, diagnosis: Diagnosis) -> None:
+    for topic, findings in diagnosis.items():
+        table = Table(title=topic, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
+                      show_header=False)  # fmt: skip
+        table.add_column("status", no_wrap=True)
+        table.add_column("check", ratio=1, overflow="fold")
+        table.add_column("message", ratio=3, overflow="fold")
+        for finding in findings:
+            table.add_row(Text(finding.status, _STYLES[finding.status]), finding.check,
+                          _text(finding))  # fmt: skip
+        out.print(table)
+    problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
+    style = _STYLES["problem" if problems else "ok"]
+    out.print(Text(f"problems: {problems}, notes: {notes}", style))
+
+
+def _text(finding: Finding) -> Text:
+    text = Text(finding.message)
+    if finding.remedy:
+        text.append(f"\nRemedy: {finding.remedy}", "bold")
+    return text

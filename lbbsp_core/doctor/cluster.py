@@ -1,0 +1,274 @@
+"""What ``TF_CONFIG``, the ``DMLC_*`` variables and those of Slurm say, and whether it fits here."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import psutil
+
+from lbbsp_core.doctor import addresses
+from lbbsp_core.doctor.addresses import Address, is_loopback, parse_address
+from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.runtime.cluster_variables import (
+    DMLC_NAMES,
+    DMLC_REMEDY,
+    TF_CONFIG_REMEDY,
+    dmlc_problem,
+    tf_config_problem,
+)
+
+Resolve = Callable[[Sequence[str]], Mapping[str, "list[str] | str"]]
+
+_SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
+                 "SLURM_STEP_TASKS_PER_NODE")  # fmt: skip
+
+
+class Task(NamedTuple):
+    """Task of a cluster of TensorFlow.
+
+    Args:
+        name: Its kind and number, such as "worker 1".
+        address: Where it listens.
+    """
+
+    name: str
+    address: Address
+
+
+class Cluster(NamedTuple):
+    """Cluster of ``TF_CONFIG``.
+
+    Args:
+        tasks: All tasks: chief, workers, then others.
+        own: This process's task; None for an evaluator, which is no part of the cluster.
+    """
+
+    tasks: tuple[Task, ...]
+    own: Task | None
+
+    @property
+    def peers(self) -> list[Task]:
+        """All other tasks."""
+        return [task for task in self.tasks if task != self.own]
+
+
+def tf_cluster(text: str) -> Cluster | None:
+    """Returns the cluster of a value of ``TF_CONFIG``; None if it is wrong or names no task."""
+    if not text.strip() or tf_config_problem(text):
+        return None
+    config = json.loads(text)
+    kinds = config.get("cluster", {})
+    order = sorted(kinds, key=lambda kind: ("chief", "worker", kind).index(kind))
+    tasks = {
+        (kind, index): Task(f"{kind} {index}", parse_address(address))
+        for kind in order
+        for index, address in enumerate(kinds[kind])
+    }
+    task = config.get("task", {})
+    return Cluster(tuple(tasks.values()), tasks.get((task.get("type"), task.get("index"))))
+
+
+def check_tf_config(text: str) -> Iterator[Finding]:
+    """Checks the value of ``TF_CONFIG`` itself."""
+    if found := tf_config_problem(text):
+        yield problem("TF_CONFIG", f"{found}: {_shortened(text)}", TF_CONFIG_REMEDY)
+        return
+    cluster = tf_cluster(text)
+    if cluster is None or not cluster.tasks:
+        yield ok("TF_CONFIG", "is not set, or names no cluster: one worker, without balancing")
+        return
+    names = [task.name for task in cluster.tasks]
+    own = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
+    yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
+    yield from _check_ports(cluster)
+    yield from _check_kinds({name.split()[0] for name in names}, len(names))
+
+
+def _check_ports(cluster: Cluster) -> Iterator[Finding]:
+    for task in cluster.tasks:
+        if not 1 <= task.address.port <= 65_535:
+            remedy = "choose a port that is free on that host"
+            yield problem("TF_CONFIG", f"{task.name} has the port {task.address.port}, but a port "
+                          "must be in [1, 65535]", remedy)  # fmt: skip
+
+
+def _check_kinds(kinds: set[str], count: int) -> Iterator[Finding]:
+    if "ps" in kinds and not {"chief", "worker"} <= kinds:
+        yield problem(
+            "TF_CONFIG", f"parameter servers need a chief and workers, but there are only "
+            f"{', '.join(sorted(kinds))}", "add them, or leave out ps to train synchronously"
+        )  # fmt: skip
+    elif count == 1:
+        yield note("TF_CONFIG", "names a single worker: nothing is balanced", "name all workers")
+
+
+def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> Iterator[Finding]:
+    """Checks that the names of a cluster resolve, and that the own address is here and free.
+
+    Args:
+        cluster: Cluster of ``TF_CONFIG``.
+        resolve: Resolves names of hosts.
+    """
+    numbers = resolve([task.address.host for task in cluster.tasks])
+    loopback = {
+        task.name
+        for task in cluster.tasks
+        if isinstance(found := numbers[task.address.host], list) and all(map(is_loopback, found))
+    }
+    for task in cluster.tasks:
+        found = numbers[task.address.host]
+        if isinstance(found, str):
+            yield problem(
+                f"{task.name} ({task.address})", f"{task.address.host!r} has no address: {found}",
+                "correct the name, enter it in DNS or /etc/hosts, or use an IP number",
+            )  # fmt: skip
+        elif task == cluster.own:
+            yield from check_own(task, found, alone=len(loopback) == len(cluster.tasks))
+        elif task.name in loopback and len(loopback) < len(cluster.tasks):
+            yield problem(
+                f"{task.name} ({task.address})", f"{', '.join(found)} is this machine itself, but "
+                "other tasks are on other machines",
+                "use an address under which all hosts reach it",
+            )  # fmt: skip
+        else:
+            yield _route(task, found)
+
+
+def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
+    """Checks the address of this process's own task.
+
+    Args:
+        task: The task.
+        numbers: IP numbers of its host.
+        alone: Whether all tasks are on this machine.
+    """
+    check, port = f"{task.name} ({task.address}), this task", task.address.port
+    own = [number for number in numbers if addresses.is_own(number)]
+    if not own:
+        yield problem(
+            check, f"{', '.join(numbers)} is not an address of this machine, so that the others "
+            "look for this task elsewhere",
+            "correct the task's index on this machine, or its address (unless something forwards "
+            "its connections here)",
+        )  # fmt: skip
+    elif all(map(is_loopback, own)) and not alone:
+        yield note(
+            check, f"is {', '.join(own)} on this machine, which the others cannot reach under "
+            "this number", "let the name resolve to the same number everywhere, see /etc/hosts",
+        )  # fmt: skip
+    elif _port_error(port) == errno.EADDRINUSE:
+        yield problem(
+            check, f"port {port} is used by {addresses.user_of(port)}",
+            f"end it (`ss -ltnp 'sport = :{port}'`), or choose another port in all TF_CONFIGs",
+        )  # fmt: skip
+    elif _port_error(port) == errno.EACCES:
+        yield problem(
+            check, f"port {port} may not be opened by this user", "choose a port above 1023"
+        )
+    else:
+        yield ok(check, f"is {', '.join(own)} on this machine, and port {port} is free")
+
+
+def _port_error(port: int) -> int:
+    """Returns the error of binding a port on all interfaces, as TensorFlow does; 0 if it can."""
+    return addresses.bind_error("", port)
+
+
+def _route(task: Task, numbers: Sequence[str]) -> Finding:
+    check, shown = f"{task.name} ({task.address})", ", ".join(numbers)
+    reasons = [reason for number in numbers if (reason := addresses.no_route(number))]
+    if len(reasons) == len(numbers):
+        remedy = "connect this machine to that network, or correct the address"
+        return problem(check, f"there is no route to {shown}: {reasons[0]}", remedy)
+    return ok(check, f"is {shown}, to which there is a route")
+
+
+def check_dmlc(
+    environment: Mapping[str, str], resolve: Resolve = addresses.resolve
+) -> Iterator[Finding]:
+    """Checks the variables of MXNet's transport.
+
+    Args:
+        environment: Environment variables.
+        resolve: Resolves names of hosts.
+    """
+    given = {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
+    if found := dmlc_problem(given):
+        yield problem("DMLC_*", found, DMLC_REMEDY)
+        return
+    if not given:
+        yield ok("DMLC_*", "are not set: one worker, without balancing")
+        return
+    host, port = given["DMLC_PS_ROOT_URI"], int(given["DMLC_PS_ROOT_PORT"])
+    role, workers, servers = (
+        given[name] for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+    )
+    yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
+             f"scheduler listens at {host}:{port}")  # fmt: skip
+    yield _check_root(role, Address(host, port), resolve)
+    yield from _check_node_host(environment)
+
+
+def _check_root(role: str, root: Address, resolve: Resolve) -> Finding:
+    """Checks the address of the scheduler, from the scheduler itself or from another process."""
+    check, numbers = f"scheduler ({root})", resolve([root.host])[root.host]
+    if isinstance(numbers, str):
+        remedy = "correct DMLC_PS_ROOT_URI: the scheduler's IP number is best"
+        return problem(check, f"{root.host!r} has no address: {numbers}", remedy)
+    shown = ", ".join(numbers)
+    if all(map(is_loopback, numbers)):
+        remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
+        return note(check, f"{shown} is this machine itself: all processes must run here", remedy)
+    if role == "scheduler":
+        if not any(map(addresses.is_own, numbers)):
+            remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
+            return problem(check, f"{shown} is not an address of this machine", remedy)
+        if _port_error(root.port) == errno.EADDRINUSE:
+            remedy = "end it, or choose another DMLC_PS_ROOT_PORT everywhere"
+            return problem(check, f"is used by {addresses.user_of(root.port)}", remedy)
+        return ok(check, f"{shown} is on this machine, and the port is free")
+    return _route(Task("scheduler", root), numbers)
+
+
+def _check_node_host(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks the address and the interface that this process gives to the others."""
+    host = environment.get("DMLC_NODE_HOST", "").strip()
+    if host and not addresses.is_own(host):
+        remedy = "set it to an IP number of this machine, or leave it out"
+        yield problem("DMLC_NODE_HOST", f"{host!r} is not an address of this machine", remedy)
+    interface = environment.get("DMLC_INTERFACE", "").strip()
+    known = sorted(psutil.net_if_addrs())
+    if interface and interface not in known:
+        remedy = "correct it, or leave it out"
+        yield problem("DMLC_INTERFACE", f"must be one of {', '.join(known)}, got {interface!r}",
+                      remedy)  # fmt: skip
+
+
+def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Says what the variables of Slurm are good for; TensorFlow's resolver is asked by lbbsp_tf."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        yield ok("Slurm", "this process is in no job of Slurm")
+        return
+    step = {name: environment[name] for name in _SLURM if name in environment}
+    if len(step) < len(_SLURM):
+        yield note(
+            "Slurm", f"job {job}, but {', '.join(sorted(set(_SLURM) - set(step)))} is not set: "
+            "this process is no task of srun, and SlurmClusterResolver cannot describe the job",
+            "start the workers with srun, one task each, or set TF_CONFIG",
+        )  # fmt: skip
+        return
+    yield ok(
+        "Slurm", f"job {job}, task {step['SLURM_PROCID']} of {step['SLURM_STEP_NUM_TASKS']} on "
+        f"{step['SLURM_STEP_NODELIST']} ({step['SLURM_STEP_TASKS_PER_NODE']} a node)"
+    )  # fmt: skip
+    if environment.get("TF_CONFIG", "").strip():
+        yield ok("Slurm", "TF_CONFIG describes the cluster, unless the strategy is given a "
+                 "SlurmClusterResolver")  # fmt: skip
+
+
+def _shortened(text: str, width: int = 300) -> str:
+    return text if len(text) <= width else f"{text[:width]}..."

@@ -1,0 +1,187 @@
+"""What this machine offers: cores, memory, GPUs, cgroups, driving factors, the allocator."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.launch import cgroup
+from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
+from lbbsp_core.launch.cpu_shares import PERIOD_US
+from lbbsp_core.launch.dutycycle import CYCLE_SECONDS
+from lbbsp_core.resources import ResourceSampler
+from lbbsp_core.resources.cgroup import memory_limit
+from lbbsp_core.resources.host import Host
+from lbbsp_core.resources.sampler import DEFAULT_NAMES
+
+SMALL_QUOTA: Final = 0.1
+"""Cores below which the import of a framework takes minutes."""
+
+SMALL_MEMORY: Final = 1 << 30
+"""Bytes below which a worker of TensorFlow, which needs 0.6 GB without a model, hardly fits."""
+
+
+def check_cores(affinity: int, machine: int, quotas: Sequence[float]) -> Finding:
+    """Checks the CPU time that this process may use.
+
+    Args:
+        affinity: Number of cores that it may run on.
+        machine: Number of cores of the machine.
+        quotas: CPU quotas of its cgroups, in cores.
+    """
+    text = f"{affinity} of {machine} cores"
+    quota = min(quotas, default=float("inf"))
+    if quota >= affinity:
+        return ok("CPU", text + (f", and a CPU quota of {quota:g} cores" if quotas else ""))
+    text += f", but a CPU quota of {quota:g} cores"
+    if quota < SMALL_QUOTA:
+        remedy = "raise the quota to a core for each worker (docker run --cpus, limits.cpu)"
+        return problem("CPU", f"{text}: the import of a framework takes minutes", remedy)
+    return note(
+        "CPU", f"{text}: threads beyond it throttle each other, which makes steps irregular",
+        f"use {max(1, int(quota))} threads (OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS), or raise it",
+    )  # fmt: skip
+
+
+def check_memory(total: int, available: int, limit: int | None) -> Finding:
+    """Checks the memory that this process may use.
+
+    Args:
+        total: Bytes of the machine.
+        available: Bytes of the machine that are not in use.
+        limit: Limit of its cgroup, or None.
+    """
+    text = f"{available / 1e9:.1f} GB available of {total / 1e9:.1f} GB"
+    if limit is not None and limit < total:
+        text += f", and a limit of {limit / 1e9:.1f} GB"
+    if min(available, limit or total) < SMALL_MEMORY:
+        remedy = "raise the limit, end other processes, or start fewer workers here"
+        return note("memory", f"{text}: a worker needs 0.6 GB without a model", remedy)
+    return ok("memory", text)
+
+
+def check_gpus(
+    environment: Mapping[str, str],
+    has_device: bool,
+    import_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+) -> Iterator[Finding]:
+    """Checks the GPUs of this machine, and whether their use can be measured.
+
+    Args:
+        environment: Environment variables.
+        has_device: Whether the driver of a GPU is loaded.
+        import_nvml: Imports NVIDIA's library.
+    """
+    if not has_device:
+        yield ok("GPU", "there is none: workers train on the CPU")
+        return
+    try:
+        nvml = import_nvml()
+        nvml.nvmlInit()
+    except ModuleNotFoundError:
+        yield problem("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
+                      "predictors do not see other users of the GPU",
+                      "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
+        return
+    except Exception as error:  # NVMLError, or OSError of the library
+        remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
+        yield problem("GPU", f"NVML does not start: {error}", remedy)
+        return
+    try:
+        yield ok("GPU", ", ".join(_gpu_names(nvml)) or "there is none")
+    except Exception as error:
+        yield problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
+    finally:
+        with suppress(Exception):
+            nvml.nvmlShutdown()
+    if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
+
+
+def _gpu_names(nvml: Any) -> list[str]:
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+
+
+def check_speeds(opens: Callable[[], bool]) -> Finding:
+    """Checks the rights that ``lbbsp launch --speeds`` needs.
+
+    Args:
+        opens: Returns whether cgroups with CPU quotas can be created and entered.
+    """
+    if opens():
+        return ok("launch --speeds", "may create cgroups with CPU quotas")
+    return note(
+        "launch --speeds", "may not create cgroups with CPU quotas: it stops and continues the "
+        f"workers every {CYCLE_SECONDS * 1000:g} ms instead, which is coarser",
+        "run as root, or have a cgroup delegated to you (systemd-run --user --scope -p Delegate=1)",
+    )  # fmt: skip
+
+
+def can_open_groups() -> bool:
+    """Returns whether this process may create and enter cgroups with CPU quotas; removes them."""
+    groups = cgroup.open_groups([0.5], PERIOD_US)
+    if groups is not None:
+        groups.close()
+    return groups is not None
+
+
+def check_drivers(names: Sequence[str]) -> Finding:
+    """Checks which driving factors of the speed can be read.
+
+    Args:
+        names: Names that are sampled by default on this machine.
+    """
+    missing = [name for name in DEFAULT_NAMES if name not in names]
+    text = f"{', '.join(names) or 'none'}"
+    if not missing:
+        return ok("driving factors", text)
+    return note(
+        "driving factors", f"{text}; unavailable: {', '.join(missing)}. Predictors do not see them",
+        "mount /proc and /sys/fs/cgroup in the container, if this is one",
+    )  # fmt: skip
+
+
+def sampled_names() -> tuple[str, ...]:
+    """Returns the driving factors that workers sample by default here."""
+    with ResourceSampler() as sampler:
+        return sampler.names
+
+
+def check_allocator(environment: Mapping[str, str]) -> Finding:
+    """Checks whether glibc keeps freed memory, see docs/cpu-workers.md."""
+    missing = allocator_defaults(environment)
+    if not missing:
+        return ok("allocator", "is tuned by its variables, or tensors are on a GPU")
+    settings = " ".join(f"{name}={value}" for name, value in KEEP_FREED_MEMORY.items())
+    return note(
+        "allocator", "returns freed memory to the kernel, which clears every page of the next "
+        "tensors: steps of MXNet take longer (`lbbsp launch` sets the variables itself)",
+        f"export {settings}",
+    )  # fmt: skip
+
+
+def check_machine(environment: Mapping[str, str]) -> list[Finding]:
+    """Runs all checks of this machine.
+
+    Args:
+        environment: Environment variables.
+    """
+    host = Host()
+    limit, memory = memory_limit(host), psutil.virtual_memory()
+    return [
+        check_cores(len(host.cores), os.cpu_count() or 1, cgroup.own_quotas()),
+        check_memory(memory.total, memory.available, limit.limit if limit else None),
+        *check_gpus(environment, any(map(Path.exists, GPU_DEVICES))),
+        check_speeds(can_open_groups),
+        check_drivers(sampled_names()),
+        check_allocator(environment),
+    ]

@@ -1,0 +1,161 @@
+"""Inventory of the patches of Keras and TensorFlow: which ones these versions need.
+
+A patch is applied where its feature is found. So the inventory applies each of them, and looks
+whether its targets have been replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.losses import loss as loss_module
+from keras.src.random.seed_generator import SeedGenerator
+from keras.src.trainers.epoch_iterator import EpochIterator
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
+from tensorflow.python.distribute.distribute_lib import StrategyBase
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import function_context
+
+from lbbsp_tf.compat.batch_norm import synchronize_moments
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
+from lbbsp_tf.compat.coordination import be_patient
+from lbbsp_tf.compat.evaluation import patch_evaluation
+from lbbsp_tf.compat.fitting import patch_keras
+from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
+from lbbsp_tf.compat.metrics import intercepted_scalars
+from lbbsp_tf.compat.optimizers import intercepted_apply
+from lbbsp_tf.compat.outputs import write_once_per_job
+from lbbsp_tf.compat.probing import (
+    batch_norm_in_inference,
+    noise_alike_for_all_samples,
+    scaled_gradients,
+)
+from lbbsp_tf.compat.random import noise_of_replica
+from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf.compat.state import patch_epochs
+from lbbsp_tf.compat.tracing import fresh_traces
+from lbbsp_tf.compat.values import is_patched
+from lbbsp_tf.compat.variables import compare_variables
+
+_NOT_NEEDED = "this version does not need it"
+_NEEDS_TIMEOUTS = "it needs TensorFlow 2.19 or later, whose coordination service has time limits"
+
+
+class Patch(NamedTuple):
+    """One patch.
+
+    Args:
+        purpose: What it is for.
+        apply: Applies it, to this whole process or inside a context that is entered and left.
+        owner: Class or module that it changes.
+        names: Attributes of the owner that it replaces; none if only inside the context.
+        unless: What it means if they are left as they are; empty if all versions need it.
+    """
+
+    purpose: str
+    apply: Callable[[], object]
+    owner: Any = None
+    names: tuple[str, ...] = ()
+    unless: str = ""
+
+
+class State(NamedTuple):
+    """State of a patch in this process.
+
+    Args:
+        purpose: What the patch is for.
+        is_right: Whether it is in place, or not needed.
+        text: Whether it is needed and in place, and why not.
+    """
+
+    purpose: str
+    is_right: bool
+    text: str
+
+
+def inventory() -> Iterator[State]:
+    """Applies all patches to this process, which must not train, and returns their states."""
+    return map(state_of, _patches())
+
+
+def state_of(patch: Patch) -> State:
+    """Applies a patch to this process, and returns its state."""
+    try:
+        applied = patch.apply()
+        if isinstance(applied, AbstractContextManager):
+            with applied:
+                pass
+    except Exception as error:  # what it changes is not there, or different
+        reason = f"{type(error).__name__}: {error}"
+        return State(patch.purpose, False, f"cannot be applied: {reason}")
+    return _state(patch)
+
+
+def _state(patch: Patch) -> State:
+    if not patch.names:
+        return State(patch.purpose, True, "needed, and can be applied (while a fit is prepared)")
+    missing = [name for name in patch.names if not hasattr(patch.owner, name)]
+    if missing:
+        where = f"{patch.owner.__name__}.{missing[0]}"
+        return State(patch.purpose, False, f"not in place: there is no {where} any more")
+    if all(_is_replaced(getattr(patch.owner, name)) for name in patch.names):
+        return State(patch.purpose, True, "needed, and in place")
+    if patch.unless:
+        return State(patch.purpose, True, f"not in place: {patch.unless}")
+    return State(patch.purpose, False, "needed, but not in place")
+
+
+def _is_replaced(attribute: object) -> bool:
+    return is_patched(attribute.fget if isinstance(attribute, property) else attribute)
+
+
+def _patches() -> tuple[Patch, ...]:
+    trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
+    row = tf.zeros((1, 1))
+    return (
+        Patch("build models under a strategy", patch_keras, trainer, ("_maybe_symbolic_build",),
+              _NOT_NEEDED),
+        Patch("logs of a step under a strategy", patch_keras, keras_trainer,
+              ("reduce_per_replica",), _NOT_NEEDED),
+        Patch("metrics that return variables", patch_keras, trainer, ("get_metrics_result",)),
+        Patch("epochs: checkpoints, no warning of shuffle", patch_epochs, EpochIterator,
+              ("__init__", "_enumerate_iterator")),
+        Patch("conditional updates of optimizers", allow_conditional_updates, TFOptimizer,
+              ("_backend_apply_gradients",), _NOT_NEEDED),
+        Patch("moments of synchronised batch normalisation", synchronize_moments,
+              keras.layers.BatchNormalization, ("_moments",), _NOT_NEEDED),
+        Patch("evaluation on any number of rows", lambda: patch_evaluation(lambda _, logs: logs),
+              iterator, ("__init__",)),
+        Patch("test and predict functions", lambda: patch_evaluation(lambda _, logs: logs),
+              trainer, ("make_test_function", "make_predict_function",
+                        "_get_metrics_result_or_logs")),
+        Patch("files written once per job", lambda: write_once_per_job(1), keras.Model,
+              ("save", "save_weights")),
+        Patch("gradients before `apply`", lambda: intercepted_apply(lambda *_: None),
+              keras.optimizers.Optimizer, ("apply",)),
+        Patch("one replica in the user's code", one_replica_view, StrategyBase,
+              ("num_replicas_in_sync",)),
+        Patch("means over tokens", lambda: token_means_scaled(lambda tokens, _: tokens),
+              loss_module, ("apply_mask", "reduce_values")),
+        Patch("vectors of `add_loss`", lambda: added_vectors_scaled(tf.ones(()), row), trainer,
+              ("_aggregate_additional_loss",)),
+        Patch("scalars of metrics", lambda: intercepted_scalars(lambda *both: both),
+              keras.metrics.Mean, ("update_state",)),
+        Patch("noise of each replica", lambda: noise_of_replica(0), SeedGenerator, ("next",)),
+        Patch("traces of each step", fresh_traces, function_context, ("make_function_context",)),
+        Patch("proof of the loss: noise", noise_alike_for_all_samples),
+        Patch("proof of the loss: batch normalisation", batch_norm_in_inference),
+        Patch("proof of the loss: gradients", lambda: scaled_gradients(tf.ones(()))),
+        Patch("patience with silent workers", be_patient, context.Context,
+              ("configure_coordination_service",), _NEEDS_TIMEOUTS),
+        Patch("variables compared by name", compare_variables, CollectiveAllReduceExtended,
+              ("_get_variable_creator_initial_value",), _NEEDS_TIMEOUTS),
+    )  # fmt: skip
