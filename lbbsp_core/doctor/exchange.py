@@ -46,7 +46,7 @@ class Contact:
     name: str
     numbers: Sequence[str]
     port: int
-    error: str = "no attempt was made"
+    error: str = "timed out"
     rtt_seconds: float = float("inf")
     offset_seconds: float = 0.0
     hello: Hello | None = None

@@ -74,7 +74,8 @@ def check_versions(frameworks: Collection[str]) -> list[Finding]:
     pythons, requirements = own
     extras = ["", "cli"]
     if "tensorflow" in frameworks:
-        extras += ["keras", "tf"]
+        has_cpu_build = installed_version("tensorflow-cpu") is not None
+        extras += ["keras", "tf-cpu" if has_cpu_build else "tf"]
     if "mxnet" in frameworks:
         extras += ["mx"]
     found = [
