@@ -79,7 +79,7 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
         table.add_column("check", ratio=1, overflow="fold")
         table.add_column("message", ratio=3, overflow="fold")
         for finding in findings:
-            table.add_row(Text(finding.status, _STYLES[finding.status]), finding.check,
+            table.add_row(Text(finding.status, _STYLES[finding.status]), Text(finding.check),
                           _text(finding))  # fmt: skip
         out.print(table)
     problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")

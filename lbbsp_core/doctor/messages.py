@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -14,6 +13,7 @@ MAX_BYTES: Final = 4096
 
 _MAX_VERSIONS: Final = 16
 _MAX_TEXT: Final = 64
+_MAX_SECONDS: Final = 1e12
 
 
 class Hello(NamedTuple):
@@ -109,6 +109,8 @@ def _text(value: object) -> str:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a time must be a number of seconds")
+    if not -_MAX_SECONDS < value < _MAX_SECONDS:  # also if it is not a number
+        raise ValueError("a time must be a finite number of seconds")
     return float(value)

@@ -11,7 +11,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 
@@ -150,7 +150,7 @@ def _compared(requirement: Requirement, extra: str, version: str | None) -> Find
     if version is None:
         return problem(name, f"is not installed, but {package} needs {name}{needed}", remedy)
     try:
-        fits = requirement.specifier.contains(version, prereleases=True)
+        fits = requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return note(name, f"its version is unknown ({version}), {package} needs {name}{needed}")
     if fits:

@@ -1,0 +1,408 @@
+"""Each check of the doctor on fake machines and environments."""
+
+import errno
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("packaging")
+
+from lbbsp_core.doctor import diagnose, machine
+from lbbsp_core.doctor.base import count, figures, note, ok, problem
+from lbbsp_core.doctor.cluster import (
+    addresses,
+    check_addresses,
+    check_dmlc,
+    check_slurm,
+    check_tf_config,
+    tf_cluster,
+)
+from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
+from lbbsp_core.doctor.settings import check_settings
+from lbbsp_core.doctor.versions import check_optional, check_packages, check_python
+from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
+from lbbsp_core.resources.sampler import DEFAULT_NAMES
+
+REQUIRES = [
+    "numpy>=1.26",
+    'typer>=0.15; extra == "cli"',
+    'tomli>=2; python_version < "3" and extra == "cli"',
+    'lbbsp[cli]; extra == "tf"',
+    'tensorflow>=2.18; extra == "tf"',
+    'mxnet==1.9.1; extra == "mx"',
+    'numpy<2; extra == "mx"',
+    'matplotlib>=3.8; extra == "report"',
+]
+
+
+def statuses(findings):
+    return [finding.status for finding in findings]
+
+
+def only_problem(findings):
+    [found] = [finding for finding in findings if finding.status == "problem"]
+    return found
+
+
+# versions
+
+
+def packages(extras, **versions):
+    return list(check_packages(REQUIRES, extras, versions.get))
+
+
+def test_versions_that_the_metadata_permit_are_right():
+    installed = {"numpy": "1.26.4", "typer": "0.20", "tensorflow": "2.21.0"}
+    found = packages(["", "cli", "tf"], **installed)
+    assert found == [ok(name, version) for name, version in installed.items()]
+
+
+def test_numpy_2_is_a_problem_for_mxnet_only():
+    assert statuses(packages([""], numpy="2.1.0")) == ["ok"]
+    found = only_problem(packages(["", "mx"], numpy="2.1.0", mxnet="1.9.1"))
+    assert "2.1.0 is installed, but lbbsp[mx] needs numpy<2" in found.message
+    assert found.remedy == "pip install --upgrade 'lbbsp[mx]'"
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({}, "is not installed, but lbbsp[tf] needs tensorflow>=2.18"),
+        ({"tensorflow": "2.17.1"}, "2.17.1 is installed, but lbbsp[tf] needs tensorflow>=2.18"),
+    ],
+)
+def test_a_framework_below_its_floor_is_a_problem(versions, message):
+    assert only_problem(packages(["tf"], **versions)).message == message
+
+
+def test_a_development_version_is_compared_by_its_number():
+    assert statuses(packages(["tf"], tensorflow="2.22.0.dev20260101")) == ["ok"]
+    assert statuses(packages(["tf"], tensorflow="unknown")) == ["note"]
+
+
+def test_optional_packages_may_be_missing_but_not_old():
+    [missing] = check_optional(REQUIRES, lambda _: None)
+    assert missing.status == "note"
+    assert missing.remedy == "pip install 'lbbsp[report]'"
+    assert statuses(check_optional(REQUIRES, lambda _: "3.1")) == ["problem"]
+
+
+def test_python_must_be_supported():
+    assert check_python("3.12.1", ">=3.10,<3.13").status == "ok"
+    old = check_python("3.13.0", ">=3.10,<3.13")
+    assert (old.status, "needs >=3.10,<3.13" in old.message) == ("problem", True)
+
+
+# frameworks
+
+
+def probe(code, seconds=30.0, framework="tensorflow", **environment):
+    command = [sys.executable, "-I", "-S", "-c", code]
+    return check_framework(FRAMEWORKS[framework], environment, seconds=seconds, command=command)
+
+
+def test_a_framework_is_imported_without_the_cluster():
+    shown = (
+        "import json, os; print('noise'); print('LBBSP_DOCTOR ' + json.dumps([dict(check='x', "
+        "status='note', message=','.join(sorted(os.environ.keys() & {'TF_CONFIG', 'DMLC_ROLE', "
+        "'KEPT'})), remedy='')]))"
+    )
+    assert probe(shown, TF_CONFIG="{", DMLC_ROLE="server", KEPT="1") == [note("x", "KEPT")]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "remedy"),
+    [
+        (
+            "raise OSError('libgomp.so.1: cannot open shared object file')",
+            "fails: OSError: libgomp.so.1: cannot open shared object file",
+            "install libgomp1",
+        ),
+        ("raise ModuleNotFoundError('No module named x')", "No module named x", "'lbbsp[tf]'"),
+        (
+            "raise ImportError('mxnet cannot be imported (why): install it')",
+            "mxnet cannot be imported (why)",
+            "install it",
+        ),
+        ("import os; os.kill(os.getpid(), 4)", "an illegal instruction", "a build for this"),
+        ("import os; os.kill(os.getpid(), 9)", "memory was exhausted", "more memory"),
+        ("import os; os.kill(os.getpid(), 11)", "ended by signal 11", "see `python -c"),
+        ("raise SystemExit(3)", "status 3 without a message", "see `python -c"),
+        ("pass", "printed no findings", "reinstall lbbsp"),
+    ],
+)
+def test_an_import_that_fails_is_explained(code, message, remedy):
+    [found] = probe(code)
+    assert (found.check, found.status) == ("import lbbsp_tf", "problem")
+    assert message in found.message
+    assert remedy in found.remedy
+
+
+def test_an_import_that_does_not_end_is_a_problem():
+    [found] = probe("import time; time.sleep(60)", seconds=0.5)
+    assert "did not end within 0.5 s" in found.message
+
+
+def test_no_framework_is_a_problem_unless_none_is_wanted(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.doctor.framework_version", lambda _: None)
+    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
+    assert diagnose({})["frameworks"][0].message == "none is installed"
+    assert "frameworks" not in diagnose({}, framework="none")
+
+
+# settings
+
+
+def test_settings_that_break_keras_or_the_record(tmp_path):
+    assert statuses(check_settings({"TF_USE_LEGACY_KERAS": "0"})) == ["ok"]
+    legacy, backend = check_settings({"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "jax"})
+    assert "unset TF_USE_LEGACY_KERAS" in legacy.remedy
+    assert "'jax'" in backend.message
+    (tmp_path / "file").touch()
+    assert statuses(check_settings({"LBBSP_RUN_DIR": str(tmp_path / "new")})) == ["ok"]
+    [folder] = check_settings({"LBBSP_RUN_DIR": str(tmp_path / "file" / "new")})
+    assert (folder.check, folder.status) == ("LBBSP_RUN_DIR", "problem")
+
+
+# TF_CONFIG
+
+
+def config(cluster, kind="worker", index=0):
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+THREE = {"worker": ["a:1111", "b:2222"], "chief": ["c:3333"]}
+
+
+def test_tasks_are_listed_with_the_chief_first():
+    [found] = check_tf_config(config(THREE, index=1))
+    assert found.message == "3 tasks (chief 0, worker 0, worker 1); this is worker 1"
+    cluster = tf_cluster(config(THREE, index=1))
+    assert [str(task.address) for task in cluster.peers] == ["c:3333", "a:1111"]
+    assert str(cluster.own.address) == "b:2222"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"cluster": {"worker": ["a:1"]}}', "has the task type None"),
+        (config(THREE, index=2), "must have a task index in [0, 2)"),
+        (config({"worker": ["a:1", "a:1"]}), "names the address 'a:1' twice"),
+        (config({"worker": ["a:1", "b:70000"]}), "has the port 70000"),
+        (config({"ps": ["a:1"], "worker": ["b:1"]}), "parameter servers need a chief"),
+    ],
+)
+def test_a_wrong_tf_config_is_a_problem(text, message):
+    found = only_problem(check_tf_config(text))
+    assert message in found.message
+    assert found.remedy
+
+
+def test_no_cluster_and_single_workers():
+    assert statuses(check_tf_config("")) == ["ok"]
+    assert statuses(check_tf_config(config({"worker": ["a:1"]}))) == ["ok", "note"]
+    [found] = check_tf_config(config(THREE, kind="evaluator"))
+    assert "an evaluator" in found.message
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Names and numbers of a fake network, in which 10.0.0.1 is this machine."""
+    state = SimpleNamespace(names={"a": ["10.0.0.1"], "b": ["10.0.0.2"]}, bound=0, route="")
+
+    def bind_error(number, port):
+        if port == 0:
+            return 0 if number in ("10.0.0.1", "127.0.0.1") else errno.EADDRNOTAVAIL
+        return state.bound
+
+    state.resolve = lambda hosts: {host: state.names.get(host, "unknown name") for host in hosts}
+    monkeypatch.setattr(addresses, "bind_error", bind_error)
+    monkeypatch.setattr(addresses, "no_route", lambda _: state.route)
+    monkeypatch.setattr(addresses, "user_of", lambda _: "process 7 (python)")
+    return state
+
+
+def of_addresses(network, index=0):
+    cluster = tf_cluster(config({"worker": ["a:1111", "b:2222"]}, index=index))
+    return list(check_addresses(cluster, network.resolve))
+
+
+def test_addresses_that_are_right(network):
+    own, peer = of_addresses(network)
+    assert own.message == "is 10.0.0.1 on this machine, and port 1111 is free"
+    assert peer.message == "is 10.0.0.2, to which there is a route"
+    assert statuses([own, peer]) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("change", "index", "message", "remedy"),
+    [
+        ({}, 1, "10.0.0.2 is not an address of this machine", "correct the task's index"),
+        ({"bound": errno.EADDRINUSE}, 0, "is used by process 7 (python)", "ss -ltnp 'sport = :1"),
+        ({"bound": errno.EACCES}, 0, "may not be opened by this user", "above 1023"),
+        ({"route": "Network is unreachable"}, 0, "there is no route to 10.0.0.2", "connect this"),
+        ({"names": {"a": ["10.0.0.1"]}}, 0, "'b' has no address: unknown name", "/etc/hosts"),
+        (
+            {"names": {"a": ["10.0.0.1"], "b": ["127.0.0.1"]}}, 0,
+            "127.0.0.1 is this machine itself", "all hosts reach it",
+        ),
+    ],
+)  # fmt: skip
+def test_addresses_that_are_wrong(network, change, index, message, remedy):
+    vars(network).update(change)
+    found = only_problem(of_addresses(network, index))
+    assert message in found.message
+    assert remedy in found.remedy
+
+
+def test_an_own_name_that_resolves_to_the_loopback_is_noted(network):
+    network.names["a"] = ["127.0.0.1"]
+    assert statuses(of_addresses(network)) == ["note", "ok"]
+    network.names["b"] = ["127.0.0.1"]
+    assert statuses(of_addresses(network)) == ["ok", "ok"]  # all on one machine
+
+
+# DMLC_* and Slurm
+
+DMLC = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "b",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_NUM_WORKER": "2",
+}
+
+
+def test_dmlc_variables_that_are_right(network):
+    assert statuses(check_dmlc({})) == ["ok"]
+    assert statuses(check_dmlc(DMLC, network.resolve)) == ["ok", "ok"]
+    scheduler = {**DMLC, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "a"}
+    assert statuses(check_dmlc(scheduler, network.resolve)) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"DMLC_NUM_WORKER": ""}, "DMLC_NUM_WORKER must be set together with"),
+        ({"DMLC_ROLE": "boss"}, "DMLC_ROLE must be one of"),
+        ({"DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be a port"),
+        ({"DMLC_PS_ROOT_URI": "elsewhere"}, "'elsewhere' has no address"),
+        ({"DMLC_ROLE": "scheduler"}, "10.0.0.2 is not an address of this machine"),
+        ({"DMLC_NODE_HOST": "10.0.0.9"}, "'10.0.0.9' is not an address of this machine"),
+        ({"DMLC_INTERFACE": "none0"}, "got 'none0'"),
+    ],
+)
+def test_dmlc_variables_that_are_wrong(network, change, message):
+    found = only_problem(check_dmlc({**DMLC, **change}, network.resolve))
+    assert message in found.message
+    assert found.remedy
+
+
+def test_a_scheduler_on_the_loopback_is_noted(network):
+    network.names["b"] = ["127.0.0.1"]
+    assert statuses(check_dmlc(DMLC, network.resolve)) == ["ok", "note"]
+
+
+def test_slurm():
+    step = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3",
+            "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+    assert statuses(check_slurm({})) == ["ok"]
+    [found] = check_slurm(step)
+    assert found.message == "job 9, task 1 of 3 on n[1-2] (2,1 a node)"
+    [found] = check_slurm({"SLURM_JOB_ID": "9", "SLURM_PROCID": "0"})
+    assert (found.status, "no task of srun" in found.message) == ("note", True)
+
+
+# the machine
+
+
+@pytest.mark.parametrize(
+    ("quotas", "status", "text"),
+    [
+        ([], "ok", "4 of 8 cores"),
+        ([6.0], "ok", "a CPU quota of 6 cores"),
+        ([8.0, 1.5], "note", "but a CPU quota of 1.5 cores"),
+        ([0.05], "problem", "the import of a framework takes minutes"),
+    ],
+)
+def test_cores(quotas, status, text):
+    found = machine.check_cores(4, 8, quotas)
+    assert found.status == status
+    assert text in found.message
+
+
+def test_memory():
+    assert machine.check_memory(64 << 30, 32 << 30, None).status == "ok"
+    assert machine.check_memory(64 << 30, 32 << 30, 1 << 62).message.count("limit") == 0
+    assert machine.check_memory(64 << 30, 32 << 30, 500 << 20).status == "note"
+    assert machine.check_memory(64 << 30, 100 << 20, None).status == "note"
+
+
+def nvml(**changes):
+    functions = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: [b"H100", "H200"][handle],
+    }
+    return SimpleNamespace(**{**functions, **changes})
+
+
+def raising(error):
+    def fail():
+        raise error
+
+    return fail
+
+
+def gpus(library, environment=None):
+    return list(machine.check_gpus(environment or {}, True, library))
+
+
+def test_gpus():
+    assert statuses(machine.check_gpus({}, False, raising(AssertionError()))) == ["ok"]
+    assert gpus(nvml) == [ok("GPU", "H100, H200")]
+    assert "hides all" in gpus(nvml, {"CUDA_VISIBLE_DEVICES": "-1"})[1].message
+
+
+def test_gpus_whose_use_cannot_be_measured():
+    [missing] = gpus(raising(ModuleNotFoundError("pynvml")))
+    assert (missing.status, "pip install nvidia-ml-py" in missing.remedy) == ("problem", True)
+    [broken] = gpus(lambda: nvml(nvmlInit=raising(RuntimeError("Driver Not Loaded"))))
+    assert broken == problem("GPU", "NVML does not start: Driver Not Loaded", broken.remedy)
+    [failing] = gpus(lambda: nvml(nvmlDeviceGetCount=raising(RuntimeError("lost"))))
+    assert failing.message == "NVML fails: lost"
+
+
+def test_cgroups_drivers_and_the_allocator(monkeypatch):
+    assert machine.check_speeds(lambda: True).status == "ok"
+    assert "coarser" in machine.check_speeds(lambda: False).message
+    assert machine.check_drivers([*DEFAULT_NAMES, "gpu_percent"]).status == "ok"
+    missing = machine.check_drivers(DEFAULT_NAMES[1:])
+    assert (missing.status, f"unavailable: {DEFAULT_NAMES[0]}" in missing.message) == ("note", True)
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+    plain = machine.check_allocator(hidden)
+    assert plain.status == "note"
+    assert "export MALLOC_MMAP_MAX_=0 MALLOC_TRIM" in plain.remedy
+    assert machine.check_allocator({**hidden, **KEEP_FREED_MEMORY}).status == "ok"
+
+
+def test_the_figures_count_by_status():
+    diagnosis = {"one": [ok("a", "b"), note("c", "d")], "two": [problem("e", "f", "g")]}
+    assert count(diagnosis, "problem") == 1
+    assert figures(diagnosis) == {
+        "schema": 1,
+        "problems": 1,
+        "notes": 1,
+        "topics": {
+            "one": [
+                {"check": "a", "status": "ok", "message": "b", "remedy": ""},
+                {"check": "c", "status": "note", "message": "d", "remedy": ""},
+            ],
+            "two": [{"check": "e", "status": "problem", "message": "f", "remedy": "g"}],
+        },
+    }

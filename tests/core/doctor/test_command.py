@@ -1,0 +1,215 @@
+"""The command as processes: in a good set-up, in broken ones, and on several hosts."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from lbbsp_core.cli.app import application
+from lbbsp_core.launch.cluster import free_ports
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from lbbsp_core.cli import main; main()", "doctor"]
+FRAMEWORKS = [name for name in ("tensorflow", "mxnet") if find_spec(name)]
+OURS = ("TF_CONFIG", "DMLC_", "SLURM_", "LBBSP_", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
+
+
+def start(folder, *options, before=(), **variables):
+    """Starts the command in an environment of its own, with figures in `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return subprocess.Popen(
+        [*before, *COMMAND, *options, "--json", str(folder / "doctor.json")],
+        env={**kept, "COLUMNS": "120", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(process, folder):
+    """Returns the status, the output and the findings by status of the command."""
+    try:
+        output, _ = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    found = {"ok": [], "note": [], "problem": []}
+    topics = json.loads((folder / "doctor.json").read_text())["topics"]
+    for finding in (each for findings in topics.values() for each in findings):
+        found[finding["status"]].append(finding)
+    return process.returncode, output, found
+
+
+def run(folder, *options, **variables):
+    return end(start(folder, *options, **variables), folder)
+
+
+def config(addresses, index=0):
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+
+
+def local(*ports):
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def busy_port(stack):
+    return stack.enter_context(socket.create_server(("", 0))).getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """The command with all frameworks that are installed, and an address of its own."""
+    if not FRAMEWORKS:
+        pytest.skip("no framework is installed")
+    folder = tmp_path_factory.mktemp("good")
+    step = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
+            "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+    return run(folder, TF_CONFIG=config(local(*free_ports(2))), **step)
+
+
+def test_a_good_set_up_has_no_problem(good):
+    status, output, found = good
+    assert status == 0, output
+    assert found["problem"] == []
+    assert f"problems: 0, notes: {len(found['note'])}" in output
+
+
+def test_each_patch_of_keras_is_needed_and_in_place(good):
+    if "tensorflow" not in FRAMEWORKS:
+        pytest.skip("TensorFlow is not installed")
+    _, _, found = good
+    patches = [each for each in found["ok"] if each["check"].startswith("patch: ")]
+    assert len(patches) >= 21
+    assert {each["message"].split(":")[0] for each in patches} >= {"needed, and in place"}
+    [slurm] = [
+        each for each in (*found["ok"], *found["note"]) if each["check"] == "SlurmClusterResolver"
+    ]
+    assert "this is worker 2 of worker n1:8888, n1:8889, n2:8888" in slurm["message"]
+
+
+def test_names_of_numpy_are_restored_for_mxnet(good):
+    if "mxnet" not in FRAMEWORKS:
+        pytest.skip("MXNet is not installed")
+    _, _, found = good
+    messages = [each["message"] for each in found["ok"] if "names of NumPy" in each["check"]]
+    assert len(messages) == 1
+    assert "bool" in messages[0]
+
+
+BROKEN = {
+    "TF_CONFIG is no JSON": (
+        lambda _: ["--framework", "none"], lambda _: {"TF_CONFIG": '{"cluster": '},
+        "is not JSON", "it must look like",
+    ),
+    "address of another host": (
+        lambda _: ["--framework", "none"],
+        lambda _: {"TF_CONFIG": config(["192.0.2.7:2222", "127.0.0.2:2223"])},
+        "192.0.2.7 is not an address of this machine", "correct the task's index",
+    ),
+    "port in use": (
+        lambda _: ["--framework", "none"],
+        lambda stack: {"TF_CONFIG": config(local(busy_port(stack), *free_ports(1)))},
+        f"is used by process {os.getpid()}", "ss -ltnp",
+    ),
+    "peer that does not run": (
+        lambda _: ["--framework", "none", "--peers", "--timeout", "0.5"],
+        lambda _: {"TF_CONFIG": config(local(*free_ports(2)))},
+        "worker 1 does not answer: connection refused", "start `lbbsp doctor --peers`",
+    ),
+    "Keras 2, and a variable of MXNet is missing": (
+        lambda _: ["--framework", "none"],
+        lambda _: {"TF_USE_LEGACY_KERAS": "1", "DMLC_ROLE": "worker"},
+        "DMLC_NUM_WORKER must be set together with DMLC_ROLE", "set DMLC_ROLE (worker",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_set_up_has_its_reason_and_its_remedy(tmp_path, name):
+    options, variables, message, remedy = BROKEN[name]
+    with ExitStack() as stack:
+        status, output, found = run(tmp_path, *options(stack), **variables(stack))
+    assert status == 1, output
+    [finding] = [each for each in found["problem"] if message in each["message"]]
+    assert remedy in finding["remedy"]
+    shown = " ".join(output.split())
+    assert "Remedy: " in shown
+    assert f"problems: {len(found['problem'])}" in shown
+    if "Keras 2" in name:
+        assert "unset TF_USE_LEGACY_KERAS" in shown
+
+
+def test_wrong_usage_has_status_2(tmp_path):
+    for options in (["--framework", "torch"], ["--timeout", "0"], ["--json", str(tmp_path)]):
+        result = CliRunner().invoke(application(), ["doctor", *options])
+        assert result.exit_code == 2, options
+        assert options[0] in result.stderr
+
+
+# Several hosts
+
+
+def sh(*command):
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces that are connected, as two hosts."""
+    if not shutil.which("ip") or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and iproute2")
+    names = [f"lbbsp-{os.getpid()}-{i}" for i in range(2)]
+    with ExitStack() as stack:
+        try:
+            for name in names:
+                sh("ip", "netns", "add", name)
+                stack.callback(sh, "ip", "netns", "del", name)
+            sh("ip", "link", "add", "name", "veth0", "netns", names[0], "type", "veth", "peer",
+               "name", "veth0", "netns", names[1])  # fmt: skip
+            for index, name in enumerate(names):
+                sh("ip", "-n", name, "addr", "add", f"10.231.7.{index + 1}/30", "dev", "veth0")
+                for device in ("lo", "veth0"):
+                    sh("ip", "-n", name, "link", "set", device, "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not permitted here: {error.stderr!r}")
+        yield names
+
+
+def meet_on(hosts, tmp_path, seconds):
+    addresses = ["10.231.7.1:2222", "10.231.7.2:2222"]
+    options = ["--framework", "none", "--peers", "--timeout", str(seconds)]
+    running = []
+    for index, host in enumerate(hosts):
+        folder = tmp_path / str(index)
+        folder.mkdir(exist_ok=True)
+        before = ["ip", "netns", "exec", host]
+        variables = {"TF_CONFIG": config(addresses, index)}
+        running.append((start(folder, *options, before=before, **variables), folder))
+    return [end(*each) for each in running]
+
+
+def test_hosts_meet_and_a_firewall_is_found_in_its_direction(hosts, tmp_path):
+    for status, output, found in meet_on(hosts, tmp_path, 60):
+        assert status == 0, output
+        assert sum("answers in" in each["message"] for each in found["ok"]) == 1
+    # The answers of worker 1 as a server are dropped: worker 0 cannot connect, worker 1 can.
+    sh("ip", "-n", hosts[1], "rule", "add", "ipproto", "tcp", "sport", "2222", "prohibit")
+    (status_0, _, found_0), (status_1, _, found_1) = meet_on(hosts, tmp_path, 20)
+    assert (status_0, status_1) == (1, 1)
+    [there] = found_0["problem"]
+    assert "worker 1 does not answer: timed out" in there["message"]
+    assert "admit this one to port 2222 of 10.231.7.2" in there["remedy"]
+    [back] = found_1["problem"]
+    assert "worker 0 has not reached 10.231.7.2:2222" in back["message"]

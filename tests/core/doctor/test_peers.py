@@ -1,0 +1,222 @@
+"""Meetings of doctors: messages, threads of this process on the loopback, and impostors."""
+
+import json
+import re
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("packaging")
+
+from lbbsp_core.doctor.cluster import tf_cluster
+from lbbsp_core.doctor.messages import MAX_BYTES, PING, Hello, Times, digest
+from lbbsp_core.doctor.peers import check_peers
+from lbbsp_core.launch.cluster import free_ports
+
+VERSIONS = {"lbbsp": "1.0", "Python": "3.11.7", "keras": "3.15"}
+
+
+# messages
+
+
+def test_messages_survive_the_way():
+    hello = Hello("worker 1", digest(["a:1"]), VERSIONS)
+    assert Hello.of(hello.line()) == hello
+    assert Times.of(Times(1.5, 2.0).line()) == Times(1.5, 2.0)
+    assert digest(["a:1", "b:2"]) != digest(["b:2", "a:1"])
+
+
+def messages():
+    names = st.sampled_from(["lbbsp_doctor", "task", "cluster", "versions", "sent", "received"])
+    values = st.none() | st.floats() | st.integers() | st.text(max_size=5)
+    tree = st.recursive(values, lambda inner: st.dictionaries(names, inner), max_leaves=8)
+    return st.binary(max_size=99) | tree.map(lambda value: json.dumps(value).encode())
+
+
+@given(messages())
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_any_line_is_a_message_or_an_error(line):
+    for kind in (Hello, Times):
+        with suppress(ValueError):
+            assert isinstance(kind.of(line), kind)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "x" * 65},
+        {"task": "\x1b[31m"},
+        {"versions": {str(i): "1" for i in range(17)}},
+        {"versions": {"a": 1}},
+        {"lbbsp_doctor": 2},
+    ],
+)
+def test_texts_are_short_and_printable(values):
+    good = json.loads(Hello("worker 0", "x", {}).line())
+    with pytest.raises(ValueError, match=r"printable|versions|no message"):
+        Hello.of(json.dumps({**good, **values}).encode())
+
+
+@pytest.mark.parametrize("number", [b"Infinity", b"NaN", b"true", b"1" * 400, b"null"])
+def test_long_messages_and_infinite_times_are_refused(number):
+    with pytest.raises(ValueError, match=f"longer than {MAX_BYTES}"):
+        Hello.of(b" " * MAX_BYTES + b"{}")
+    with pytest.raises(ValueError, match="number of seconds"):
+        Times.of(b'{"received": %s, "sent": 1}' % number)
+
+
+# meetings
+
+
+def cluster(ports, index):
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    task = {"type": "worker", "index": index}
+    return tf_cluster(json.dumps({"cluster": {"worker": addresses}, "task": task}))
+
+
+def meet(*meetings, seconds=20.0):
+    """Runs `check_peers` of several clusters at the same time; returns what each has found."""
+    found = [None] * len(meetings)
+
+    def run(place, described, versions):
+        found[place] = check_peers(described, seconds, versions=versions)
+
+    threads = [
+        threading.Thread(target=run, args=(place, *meeting))
+        for place, meeting in enumerate(meetings)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def problems(findings):
+    return [finding for finding in findings if finding.status == "problem"]
+
+
+def test_three_tasks_meet_both_ways():
+    ports = free_ports(3)
+    for findings in meet(*((cluster(ports, index), VERSIONS) for index in range(3))):
+        assert [finding.status for finding in findings] == ["ok"] * 4
+        assert sum("answers in" in finding.message for finding in findings) == 2
+        assert sum("has reached 127.0.0.1:" in finding.message for finding in findings) == 2
+
+
+def test_differences_of_versions_are_named():
+    ports = free_ports(2)
+    other = {"lbbsp": "1.1", "Python": "3.11.9", "mxnet": "1.9.1"}
+    findings, _ = meet((cluster(ports, 0), VERSIONS), (cluster(ports, 1), other))
+    [lbbsp] = problems(findings)
+    assert lbbsp.message == "lbbsp 1.1, here 1.0: workers refuse to start"
+    noted = [finding.message for finding in findings if finding.status == "note"]
+    assert noted == [
+        "keras is not installed, here 3.15: results may differ a little",
+        "mxnet 1.9.1, here not: results may differ a little",
+    ]
+
+
+def test_another_cluster_at_the_same_address_is_a_problem_and_learns_no_versions():
+    ports = free_ports(3)
+    mine, theirs = cluster(ports[:2], 0), cluster([ports[2], ports[1]], 1)
+    findings, _ = meet((mine, VERSIONS), (theirs, VERSIONS), seconds=2.0)
+    assert "names another cluster" in " ".join(each.message for each in problems(findings))
+    with listening_pair(ports[:2]) as exchanged:
+        exchanged.sendall(Hello("worker 1", "another", {}).line())
+        assert json.loads(exchanged.makefile("rb").readline())["versions"] == {}
+
+
+@contextmanager
+def listening_pair(ports):
+    """Connects to a doctor that waits for a task which never comes."""
+    waiting = threading.Thread(target=check_peers, args=(cluster(ports, 0), 2.0))
+    waiting.start()
+    for _ in range(100):
+        try:
+            connected = socket.create_connection(("127.0.0.1", ports[0]), timeout=5)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    with connected:
+        yield connected
+    waiting.join()
+
+
+def test_a_task_that_does_not_run_is_named_in_both_directions():
+    there, back = check_peers(cluster(free_ports(2), 0), 0.5, versions=VERSIONS)
+    assert "worker 1 does not answer: connection refused (for 0.5 s)" in there.message
+    assert "start `lbbsp doctor --peers` as worker 1" in there.remedy
+    assert "worker 1 has not reached 127.0.0.1:" in back.message
+    assert "admit its host to port" in back.remedy
+
+
+@contextmanager
+def impostor(answer):
+    """Serves `answer(connection)` on a port of the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection, suppress(OSError):
+                    answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda connection: None, "accepts connections there, and closes them|reset by peer"),
+        (lambda connection: connection.sendall(b"HTTP/1.1 400\r\n"), "no message of lbbsp doctor"),
+        (lambda connection: connection.sendall(b"x" * 100_000), "longer than|limit|reset"),
+        (
+            lambda connection: connection.sendall(Hello("worker 7", "", {}).line()),
+            "worker 7 answers there, instead of worker 1",
+        ),
+    ],
+)
+def test_something_else_at_the_address_of_a_task_is_a_problem(answer, reason):
+    with impostor(answer) as port:
+        there, _ = check_peers(cluster([*free_ports(1), port], 0), 0.7, versions=VERSIONS)
+    assert there.status == "problem"
+    assert re.search(reason, there.message.lower()), there.message
+    assert "end what runs at port" in there.remedy
+
+
+def test_a_clock_that_is_wrong_is_noted():
+    def late(connection):
+        lines = connection.makefile("rb")
+        hello = Hello.of(lines.readline())
+        connection.sendall(hello._replace(task="worker 1").line())
+        while lines.readline() == PING:
+            now = time.time() + 100
+            connection.sendall(Times(now, now).line())
+
+    with impostor(late) as port:
+        findings = check_peers(cluster([*free_ports(1), port], 0), 2.0, versions=VERSIONS)
+    [clock] = [finding for finding in findings if finding.status == "note"]
+    assert clock.check == "clock of worker 1"
+    assert "differs by +100.0 s" in clock.message
+    assert "100.0" in findings[0].message
+
+
+def test_a_port_in_use_is_a_problem():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ports = [server.getsockname()[1], *free_ports(1)]
+        [found] = check_peers(cluster(ports, 0), 5.0, versions=VERSIONS)
+    assert "cannot listen on 127.0.0.1:" in found.message
+    assert "in use" in found.message
