@@ -17,13 +17,16 @@ from lbbsp_core.doctor.cluster import (
     check_dmlc,
     check_slurm,
     check_tf_config,
+    dmlc_variables,
     tf_cluster,
 )
 from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
 from lbbsp_core.doctor.machine import check_machine
 from lbbsp_core.doctor.peers import check_peers
+from lbbsp_core.doctor.scheduler import check_scheduler
 from lbbsp_core.doctor.settings import check_settings
 from lbbsp_core.doctor.versions import check_versions, framework_version
+from lbbsp_core.runtime.cluster_variables import dmlc_problem
 
 __all__ = ["CHOICES", "Diagnosis", "Finding", "count", "diagnose", "figures"]
 
@@ -45,16 +48,15 @@ def diagnose(
         Findings by topic.
     """
     chosen = _chosen(framework)
-    text = environment.get("TF_CONFIG", "")
     topics: dict[str, Iterable[Finding]] = {
         "versions": check_versions(chosen),
         "settings": check_settings(environment),
         **_frameworks(framework, chosen, environment),
         "cluster": [
-            *check_tf_config(text),
+            *check_tf_config(environment.get("TF_CONFIG", "")),
             *check_dmlc(environment),
             *check_slurm(environment),
-            *_addresses(text, peers),
+            *_addresses(environment, peers),
         ],
         "machine": check_machine(environment),
     }
@@ -80,14 +82,17 @@ def _frameworks(
     }
 
 
-def _addresses(text: str, peers: float | None) -> Iterator[Finding]:
+def _addresses(environment: Mapping[str, str], peers: float | None) -> Iterator[Finding]:
     """Yields the findings of the addresses of a cluster, and those of its peers if wanted."""
-    cluster = tf_cluster(text)
-    if cluster is None or not cluster.tasks:
+    cluster = tf_cluster(environment.get("TF_CONFIG", ""))
+    if cluster is not None and cluster.tasks:
+        yield from check_addresses(cluster)
         if peers is not None:
-            remedy = "set TF_CONFIG on each host, and run the same command on all of them"
-            yield problem("peers", "cannot be met, because TF_CONFIG names no cluster", remedy)
+            yield from check_peers(cluster, peers)
+    elif peers is None:
         return
-    yield from check_addresses(cluster)
-    if peers is not None:
-        yield from check_peers(cluster, peers)
+    elif (given := dmlc_variables(environment)) and not dmlc_problem(given):
+        yield from check_scheduler(given, peers)
+    else:
+        remedy = "set TF_CONFIG or DMLC_* on each host, and run the same command on all of them"
+        yield problem("peers", "cannot be met, because no variable describes a cluster", remedy)

@@ -186,6 +186,11 @@ def _route(task: Task, numbers: Sequence[str]) -> Finding:
     return ok(check, f"is {shown}, to which there is a route")
 
 
+def dmlc_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of MXNet's transport that are set and not empty."""
+    return {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
+
+
 def check_dmlc(
     environment: Mapping[str, str], resolve: Resolve = addresses.resolve
 ) -> Iterator[Finding]:
@@ -195,7 +200,7 @@ def check_dmlc(
         environment: Environment variables.
         resolve: Resolves names of hosts.
     """
-    given = {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
+    given = dmlc_variables(environment)
     if found := dmlc_problem(given):
         yield problem("DMLC_*", found, DMLC_REMEDY)
         return

@@ -35,6 +35,7 @@ class Contact:
         name: Name of its task.
         numbers: IP numbers of its host.
         port: Its port.
+        comes: Whether it connects to this process, too.
         error: Why it does not answer: the last error; empty once it has answered.
         rtt_seconds: Shortest time of a question with its answer.
         offset_seconds: Its time of day minus that of this machine.
@@ -46,6 +47,7 @@ class Contact:
     name: str
     numbers: Sequence[str]
     port: int
+    comes: bool = True
     error: str = "timed out"
     rtt_seconds: float = float("inf")
     offset_seconds: float = 0.0
@@ -60,10 +62,11 @@ class Exchange:
 
     Args:
         own: What this process says of itself.
-        numbers: IP numbers to listen on.
+        numbers: IP numbers to listen on; none to listen nowhere.
         port: Port to listen on.
-        contacts: Peers to connect to, which also connect to this process.
+        contacts: Peers to connect to.
         seconds: Time for all of it.
+        visitors: Number of further processes that connect to this one.
     """
 
     own: Hello
@@ -71,6 +74,9 @@ class Exchange:
     port: int
     contacts: Sequence[Contact]
     seconds: float
+    visitors: int = 0
+    came: set[str] = field(default_factory=set, init=False)
+    """Names of the visitors that have come."""
     _open: int = field(default=0, init=False)
 
     def run(self) -> None:
@@ -93,8 +99,12 @@ class Exchange:
 
     async def _meet(self) -> None:
         await asyncio.gather(*map(self._reach, self.contacts))
-        while not all(contact.is_through for contact in self.contacts):
+        while not self._is_complete():
             await asyncio.sleep(0.02)
+
+    def _is_complete(self) -> bool:
+        coming = [contact for contact in self.contacts if contact.comes]
+        return len(self.came) >= self.visitors and all(each.is_through for each in coming)
 
     async def _reach(self, contact: Contact) -> None:
         """Connects to a peer again and again: it may start later than this process."""
@@ -163,9 +173,11 @@ class Exchange:
                 return
             writer.write(Times(time.time(), time.time()).line())
             await asyncio.wait_for(writer.drain(), CONNECT_SECONDS)
+        await asyncio.wait_for(reader.read(), CONNECT_SECONDS)  # until it has the last answer
         if contact is not None:
-            await asyncio.wait_for(reader.read(), CONNECT_SECONDS)  # until it has the last answer
             contact.is_through = True
+        elif hello.cluster == self.own.cluster and len(self.came) < self.visitors:
+            self.came.add(hello.task)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from lbbsp_core.doctor import addresses
@@ -49,12 +49,12 @@ def check_peers(
     if not cluster.peers:
         return [note("peers", "the cluster has no other task")]
     numbers = resolve([each.address.host for each in cluster.tasks])
-    mine = _numbers(numbers[task.address.host])
+    mine = numbers_of(numbers[task.address.host])
     own = Hello(task.name, _digest(cluster), own_versions() if versions is None else versions)
     contacts = [
         Contact(each.name, found, each.address.port)
         for each in cluster.peers
-        if (found := _numbers(numbers[each.address.host]))
+        if (found := numbers_of(numbers[each.address.host]))
     ]
     if not (listened := [number for number in mine if addresses.is_own(number)]):
         remedy = "correct this task's address, see above"
@@ -85,7 +85,9 @@ def describe(contact: Contact, own: Hello, task: Task, seconds: float) -> Iterat
         ahead = "ahead" if contact.offset_seconds >= 0 else "behind"
         yield ok(there, f"answers in {contact.rtt_seconds * 1e3:.2f} ms; its clock is "
                  f"{abs(contact.offset_seconds):.3f} s {ahead}")  # fmt: skip
-    if contact.has_come:
+    if not contact.comes:
+        pass
+    elif contact.has_come:
         yield ok(back, f"{contact.name} has reached {task.address}")
     else:
         yield problem(
@@ -118,8 +120,8 @@ def _differences(contact: Contact, hello: Hello, own: Hello) -> Iterator[Finding
         )  # fmt: skip
     if hello.cluster != own.cluster:
         yield problem(
-            f"TF_CONFIG of {name}", "names another cluster than that of this task",
-            "give all tasks the same addresses in the same order",
+            f"cluster of {name}", "is another one than that of this task",
+            "give all tasks the same addresses in the same order (TF_CONFIG, DMLC_*)",
         )  # fmt: skip
         return
     for package in sorted({*hello.versions, *own.versions}):
@@ -144,9 +146,6 @@ def _digest(cluster: Cluster) -> str:
     return digest(f"{task.name} {task.address}" for task in cluster.tasks)
 
 
-def _numbers(found: Sequence[str] | str) -> list[str]:
-    return [] if isinstance(found, str) else _unique(found)
-
-
-def _unique(numbers: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(numbers))
+def numbers_of(found: Sequence[str] | str) -> list[str]:
+    """Returns the IP numbers that `resolve` has found of a host; none if it says why not."""
+    return [] if isinstance(found, str) else list(found)

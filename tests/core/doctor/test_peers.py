@@ -1,10 +1,12 @@
 """Meetings of doctors: messages, threads of this process on the loopback, and impostors."""
 
 import json
+import platform
 import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -16,6 +18,7 @@ pytest.importorskip("packaging")
 from lbbsp_core.doctor.cluster import tf_cluster
 from lbbsp_core.doctor.messages import MAX_BYTES, PING, Hello, Times, digest
 from lbbsp_core.doctor.peers import check_peers
+from lbbsp_core.doctor.scheduler import check_scheduler
 from lbbsp_core.launch.cluster import free_ports
 
 VERSIONS = {"lbbsp": "1.0", "Python": "3.11.7", "keras": "3.15"}
@@ -79,22 +82,17 @@ def cluster(ports, index):
     return tf_cluster(json.dumps({"cluster": {"worker": addresses}, "task": task}))
 
 
+def at_once(functions):
+    """Returns what functions return that run at the same time."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [each.result() for each in [pool.submit(function) for function in functions]]
+
+
 def meet(*meetings, seconds=20.0):
-    """Runs `check_peers` of several clusters at the same time; returns what each has found."""
-    found = [None] * len(meetings)
-
-    def run(place, described, versions):
-        found[place] = check_peers(described, seconds, versions=versions)
-
-    threads = [
-        threading.Thread(target=run, args=(place, *meeting))
-        for place, meeting in enumerate(meetings)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    """Runs `check_peers` of several clusters and versions; returns what each has found."""
+    return at_once(
+        [lambda each=each: check_peers(each[0], seconds, versions=each[1]) for each in meetings]
+    )
 
 
 def problems(findings):
@@ -126,7 +124,7 @@ def test_another_cluster_at_the_same_address_is_a_problem_and_learns_no_versions
     ports = free_ports(3)
     mine, theirs = cluster(ports[:2], 0), cluster([ports[2], ports[1]], 1)
     findings, _ = meet((mine, VERSIONS), (theirs, VERSIONS), seconds=2.0)
-    assert "names another cluster" in " ".join(each.message for each in problems(findings))
+    assert "is another one than that" in " ".join(each.message for each in problems(findings))
     with listening_pair(ports[:2]) as exchanged:
         exchanged.sendall(Hello("worker 1", "another", {}).line())
         assert json.loads(exchanged.makefile("rb").readline())["versions"] == {}
@@ -220,3 +218,32 @@ def test_a_port_in_use_is_a_problem():
         [found] = check_peers(cluster(ports, 0), 5.0, versions=VERSIONS)
     assert "cannot listen on 127.0.0.1:" in found.message
     assert "in use" in found.message
+
+
+def dmlc(role, port):
+    return {"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"}  # fmt: skip
+
+
+def test_processes_of_mxnet_meet_at_the_scheduler(monkeypatch):
+    [port] = free_ports(1)
+    names = iter(["a", "b"])
+    monkeypatch.setattr(platform, "node", lambda: next(names))
+    roles = ("scheduler", "worker", "server")
+    at_scheduler, *others = at_once(
+        [lambda role=role: check_scheduler(dmlc(role, port), 20.0, versions={}) for role in roles]
+    )
+    assert [finding.status for finding in at_scheduler] == ["ok"]
+    assert "2 of 2 processes have reached 127.0.0.1:" in at_scheduler[0].message
+    for findings in others:
+        assert [finding.status for finding in findings] == ["ok"]
+        assert "answers in" in findings[0].message
+
+
+def test_a_scheduler_that_is_not_reached_or_not_there_is_a_problem():
+    [port] = free_ports(1)
+    [found] = check_scheduler(dmlc("scheduler", port), 0.3, versions={})
+    assert "0 of 2 processes have reached" in found.message
+    assert "for each worker and server" in found.remedy
+    [found] = check_scheduler(dmlc("worker", port), 0.3, versions={})
+    assert "scheduler does not answer: connection refused" in found.message
