@@ -9,22 +9,18 @@ Each check is a function that returns findings. None of them changes anything th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 from lbbsp_core.doctor.base import Diagnosis, Finding, count, figures, problem
-from lbbsp_core.doctor.cluster import (
-    check_addresses,
-    check_dmlc,
-    check_slurm,
-    check_tf_config,
-    dmlc_variables,
-    tf_cluster,
-)
+from lbbsp_core.doctor.cluster import check_addresses, check_tf_config, tf_cluster
+from lbbsp_core.doctor.dmlc import check_dmlc, dmlc_variables
 from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
 from lbbsp_core.doctor.machine import check_machine
 from lbbsp_core.doctor.peers import check_peers
 from lbbsp_core.doctor.scheduler import check_scheduler
 from lbbsp_core.doctor.settings import check_settings
+from lbbsp_core.doctor.slurm import check_slurm
 from lbbsp_core.doctor.versions import check_versions, framework_version
 from lbbsp_core.runtime.cluster_variables import dmlc_problem
 
@@ -48,19 +44,23 @@ def diagnose(
         Findings by topic.
     """
     chosen = _chosen(framework)
-    topics: dict[str, Iterable[Finding]] = {
-        "versions": check_versions(chosen),
-        "settings": check_settings(environment),
+    topics: dict[str, Callable[[], Iterable[Finding]]] = {
+        "versions": lambda: check_versions(chosen),
+        "settings": lambda: check_settings(environment),
         **_frameworks(framework, chosen, environment),
-        "cluster": [
-            *check_tf_config(environment.get("TF_CONFIG", "")),
-            *check_dmlc(environment),
-            *check_slurm(environment),
-            *_addresses(environment, peers),
-        ],
-        "machine": check_machine(environment),
+        "cluster": lambda: _cluster(environment, peers),
+        "machine": lambda: check_machine(environment),
     }
-    return {topic: list(findings) for topic, findings in topics.items()}
+    return {topic: list(_guarded(topic, check)) for topic, check in topics.items()}
+
+
+def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yields the findings of a check; one that fails does not prevent the others."""
+    try:
+        yield from check()
+    except Exception as error:
+        remedy = "report it as an error of lbbsp, with this line"
+        yield problem(topic, f"a check has failed: {type(error).__name__}: {error}", remedy)
 
 
 def _chosen(framework: str) -> list[str]:
@@ -72,14 +72,23 @@ def _chosen(framework: str) -> list[str]:
 
 def _frameworks(
     framework: str, chosen: Collection[str], environment: Mapping[str, str]
-) -> dict[str, list[Finding]]:
-    """Returns the findings of each framework, by its title."""
+) -> dict[str, Callable[[], Iterable[Finding]]]:
+    """Returns the checks of each framework, by its title."""
     if not chosen and framework != "none":
         remedy = "pip install 'lbbsp[tf]', 'lbbsp[tf-cpu]' or 'lbbsp[mx]'"
-        return {"frameworks": [problem("frameworks", "none is installed", remedy)]}
+        return {"frameworks": lambda: [problem("frameworks", "none is installed", remedy)]}
     return {
-        FRAMEWORKS[name].title: check_framework(FRAMEWORKS[name], environment) for name in chosen
+        each.title: partial(check_framework, each, environment)
+        for each in map(FRAMEWORKS.__getitem__, chosen)
     }
+
+
+def _cluster(environment: Mapping[str, str], peers: float | None) -> Iterator[Finding]:
+    """Yields what the variables say, and whether addresses and peers are as they say."""
+    yield from check_tf_config(environment.get("TF_CONFIG", ""))
+    yield from check_dmlc(environment)
+    yield from check_slurm(environment)
+    yield from _addresses(environment, peers)
 
 
 def _addresses(environment: Mapping[str, str], peers: float | None) -> Iterator[Finding]:

@@ -1,29 +1,18 @@
-"""What ``TF_CONFIG``, the ``DMLC_*`` variables and those of Slurm say, and whether it fits here."""
+"""What ``TF_CONFIG`` says, and whether its addresses fit here."""
 
 from __future__ import annotations
 
 import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
-
-import psutil
+from typing import NamedTuple
 
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Address, is_loopback, parse_address
 from lbbsp_core.doctor.base import Finding, note, ok, problem
-from lbbsp_core.runtime.cluster_variables import (
-    DMLC_NAMES,
-    DMLC_REMEDY,
-    TF_CONFIG_REMEDY,
-    dmlc_problem,
-    tf_config_problem,
-)
+from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
 
 Resolve = Callable[[Sequence[str]], Mapping[str, "list[str] | str"]]
-
-_SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
-                 "SLURM_STEP_TASKS_PER_NODE")  # fmt: skip
 
 
 class Task(NamedTuple):
@@ -134,7 +123,7 @@ def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> I
                 "use an address under which all hosts reach it",
             )  # fmt: skip
         else:
-            yield _route(task, found)
+            yield check_route(task, found)
 
 
 def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
@@ -159,12 +148,12 @@ def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Fi
             check, f"is {', '.join(own)} on this machine, which the others cannot reach under "
             "this number", "let the name resolve to the same number everywhere, see /etc/hosts",
         )  # fmt: skip
-    elif _port_error(port) == errno.EADDRINUSE:
+    elif port_error(port) == errno.EADDRINUSE:
         yield problem(
             check, f"port {port} is used by {addresses.user_of(port)}",
             f"end it (`ss -ltnp 'sport = :{port}'`), or choose another port in all TF_CONFIGs",
         )  # fmt: skip
-    elif _port_error(port) == errno.EACCES:
+    elif port_error(port) == errno.EACCES:
         yield problem(
             check, f"port {port} may not be opened by this user", "choose a port above 1023"
         )
@@ -172,107 +161,24 @@ def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Fi
         yield ok(check, f"is {', '.join(own)} on this machine, and port {port} is free")
 
 
-def _port_error(port: int) -> int:
+def port_error(port: int) -> int:
     """Returns the error of binding a port on all interfaces, as TensorFlow does; 0 if it can."""
     return addresses.bind_error("", port)
 
 
-def _route(task: Task, numbers: Sequence[str]) -> Finding:
+def check_route(task: Task, numbers: Sequence[str]) -> Finding:
+    """Checks that there is a route to a task on another machine.
+
+    Args:
+        task: The task.
+        numbers: IP numbers of its host.
+    """
     check, shown = f"{task.name} ({task.address})", ", ".join(numbers)
     reasons = [reason for number in numbers if (reason := addresses.no_route(number))]
     if len(reasons) == len(numbers):
         remedy = "connect this machine to that network, or correct the address"
         return problem(check, f"there is no route to {shown}: {reasons[0]}", remedy)
     return ok(check, f"is {shown}, to which there is a route")
-
-
-def dmlc_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of MXNet's transport that are set and not empty."""
-    return {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
-
-
-def check_dmlc(
-    environment: Mapping[str, str], resolve: Resolve = addresses.resolve
-) -> Iterator[Finding]:
-    """Checks the variables of MXNet's transport.
-
-    Args:
-        environment: Environment variables.
-        resolve: Resolves names of hosts.
-    """
-    given = dmlc_variables(environment)
-    if found := dmlc_problem(given):
-        yield problem("DMLC_*", found, DMLC_REMEDY)
-        return
-    if not given:
-        yield ok("DMLC_*", "are not set: one worker, without balancing")
-        return
-    host, port = given["DMLC_PS_ROOT_URI"], int(given["DMLC_PS_ROOT_PORT"])
-    role, workers, servers = (
-        given[name] for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
-    )
-    yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
-             f"scheduler listens at {host}:{port}")  # fmt: skip
-    yield _check_root(role, Address(host, port), resolve)
-    yield from _check_node_host(environment)
-
-
-def _check_root(role: str, root: Address, resolve: Resolve) -> Finding:
-    """Checks the address of the scheduler, from the scheduler itself or from another process."""
-    check, numbers = f"scheduler ({root})", resolve([root.host])[root.host]
-    if isinstance(numbers, str):
-        remedy = "correct DMLC_PS_ROOT_URI: the scheduler's IP number is best"
-        return problem(check, f"{root.host!r} has no address: {numbers}", remedy)
-    shown = ", ".join(numbers)
-    if all(map(is_loopback, numbers)):
-        remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
-        return note(check, f"{shown} is this machine itself: all processes must run here", remedy)
-    if role == "scheduler":
-        if not any(map(addresses.is_own, numbers)):
-            remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
-            return problem(check, f"{shown} is not an address of this machine", remedy)
-        if _port_error(root.port) == errno.EADDRINUSE:
-            remedy = "end it, or choose another DMLC_PS_ROOT_PORT everywhere"
-            return problem(check, f"is used by {addresses.user_of(root.port)}", remedy)
-        return ok(check, f"{shown} is on this machine, and the port is free")
-    return _route(Task("scheduler", root), numbers)
-
-
-def _check_node_host(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks the address and the interface that this process gives to the others."""
-    host = environment.get("DMLC_NODE_HOST", "").strip()
-    if host and not addresses.is_own(host):
-        remedy = "set it to an IP number of this machine, or leave it out"
-        yield problem("DMLC_NODE_HOST", f"{host!r} is not an address of this machine", remedy)
-    interface = environment.get("DMLC_INTERFACE", "").strip()
-    known = sorted(psutil.net_if_addrs())
-    if interface and interface not in known:
-        remedy = "correct it, or leave it out"
-        yield problem("DMLC_INTERFACE", f"must be one of {', '.join(known)}, got {interface!r}",
-                      remedy)  # fmt: skip
-
-
-def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Says what the variables of Slurm are good for; TensorFlow's resolver is asked by lbbsp_tf."""
-    job = environment.get("SLURM_JOB_ID", "")
-    if not job:
-        yield ok("Slurm", "this process is in no job of Slurm")
-        return
-    step = {name: environment[name] for name in _SLURM if name in environment}
-    if len(step) < len(_SLURM):
-        yield note(
-            "Slurm", f"job {job}, but {', '.join(sorted(set(_SLURM) - set(step)))} is not set: "
-            "this process is no task of srun, and SlurmClusterResolver cannot describe the job",
-            "start the workers with srun, one task each, or set TF_CONFIG",
-        )  # fmt: skip
-        return
-    yield ok(
-        "Slurm", f"job {job}, task {step['SLURM_PROCID']} of {step['SLURM_STEP_NUM_TASKS']} on "
-        f"{step['SLURM_STEP_NODELIST']} ({step['SLURM_STEP_TASKS_PER_NODE']} a node)"
-    )  # fmt: skip
-    if environment.get("TF_CONFIG", "").strip():
-        yield ok("Slurm", "TF_CONFIG describes the cluster, unless the strategy is given a "
-                 "SlurmClusterResolver")  # fmt: skip
 
 
 def _shortened(text: str, width: int = 300) -> str:

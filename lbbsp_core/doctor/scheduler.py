@@ -42,14 +42,20 @@ def check_scheduler(
     mine = own_versions() if versions is None else versions
     own = Hello(name, digest([str(root.address), f"{workers} {servers}"]), mine)
     numbers = numbers_of(resolve([host])[host])
+    if not numbers:
+        return []  # reported with the address
     if name != root.name:
         scheduler = Contact(root.name, numbers, port, comes=False)
-        if numbers:
-            Exchange(own, [], 0, [scheduler], seconds).run()
-            return list(describe(scheduler, own, root, seconds))
-        return []  # reported with the address
+        Exchange(own, [], 0, [scheduler], seconds).run()
+        return list(describe(scheduler, own, root, seconds))
     listened = [number for number in numbers if addresses.is_own(number)]
-    exchange = Exchange(own, listened, port, [], seconds, visitors=workers + servers)
+    return _wait(Exchange(own, listened, port, [], seconds, visitors=workers + servers), root)
+
+
+def _wait(exchange: Exchange, root: Task) -> list[Finding]:
+    """Waits for all others as the scheduler."""
+    if not exchange.numbers:
+        return []  # reported with the address
     try:
         exchange.run()
     except OSError as error:

@@ -11,16 +11,11 @@ pytest.importorskip("packaging")
 
 from lbbsp_core.doctor import diagnose, machine
 from lbbsp_core.doctor.base import count, figures, note, ok, problem
-from lbbsp_core.doctor.cluster import (
-    addresses,
-    check_addresses,
-    check_dmlc,
-    check_slurm,
-    check_tf_config,
-    tf_cluster,
-)
+from lbbsp_core.doctor.cluster import addresses, check_addresses, check_tf_config, tf_cluster
+from lbbsp_core.doctor.dmlc import check_dmlc
 from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
 from lbbsp_core.doctor.settings import check_settings
+from lbbsp_core.doctor.slurm import check_slurm
 from lbbsp_core.doctor.versions import check_optional, check_packages, check_python
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
@@ -150,6 +145,14 @@ def test_no_framework_is_a_problem_unless_none_is_wanted(monkeypatch):
     monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
     assert diagnose({})["frameworks"][0].message == "none is installed"
     assert "frameworks" not in diagnose({}, framework="none")
+
+
+def test_a_check_that_fails_does_not_prevent_the_others(monkeypatch):
+    monkeypatch.setattr("lbbsp_core.doctor.check_settings", raising(KeyError("x")))
+    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [ok("CPU", "")])
+    found = diagnose({}, framework="none")
+    assert "a check has failed: " in only_problem(found["settings"]).message
+    assert found["machine"] == [ok("CPU", "")]
 
 
 # settings
@@ -353,7 +356,7 @@ def nvml(**changes):
 
 
 def raising(error):
-    def fail():
+    def fail(*_):
         raise error
 
     return fail
