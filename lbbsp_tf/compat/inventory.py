@@ -101,7 +101,7 @@ def state_of(patch: Patch) -> State:
 
 def _state(patch: Patch) -> State:
     if not patch.names:
-        return State(patch.purpose, True, "needed, and can be applied (while a fit is prepared)")
+        return State(patch.purpose, True, "needed; applied while a fit is prepared")
     missing = [name for name in patch.names if not hasattr(patch.owner, name)]
     if missing:
         where = f"{patch.owner.__name__}.{missing[0]}"
