@@ -57,22 +57,24 @@ def _slurm() -> Iterator[Finding]:
     """Yields the cluster that TensorFlow's resolver reads from the variables of Slurm, if any."""
     if not env.in_slurm_step():
         return
-    check, resolver = "SlurmClusterResolver", tf.distribute.cluster_resolver.SlurmClusterResolver
+    check, kind = "SlurmClusterResolver", tf.distribute.cluster_resolver.SlurmClusterResolver
+    remedy = "set TF_CONFIG, or do as examples/cluster/keras_slurm.py (docs/clusters.md)"
     try:
-        yield ok(check, _described(resolver(auto_set_gpu=False)))
+        resolver = kind(auto_set_gpu=False)
+        yield ok(check, _described(resolver))
     except Exception as error:  # without GPUs it asks nvidia-smi, or counts in steps of zero
         try:
-            text = _described(resolver(gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False))
+            resolver = kind(gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False)
+            text = _described(resolver)
         except Exception:
-            remedy = "start the script with srun, or set TF_CONFIG"
             yield note(check, f"cannot read the variables of Slurm: {error}", remedy)
-        else:
-            yield note(
-                check,
-                f"its defaults fail here ({error}); with the arguments below, {text}",
-                "SlurmClusterResolver(gpus_per_node=TASKS_PER_NODE, gpus_per_task=1, "
-                "auto_set_gpu=False)",
-            )
+            return
+        yield note(check, f"its defaults fail here ({error}); with GPUs, {text}", remedy)
+    address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+    node = env.slurm_node()
+    if node and address.rpartition(":")[0] != node:
+        text = f"gives this task the address {address}, but it runs on {node}: it sorts names as "
+        yield note(check, text + "text, and takes ranks from Slurm", remedy)
 
 
 def _described(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> str:

@@ -13,3 +13,8 @@ def tf_config() -> str:
 def in_slurm_step() -> bool:
     """Returns whether this process is a task of ``srun``, which sets ``SLURM_STEP_NUM_TASKS``."""
     return "SLURM_STEP_NUM_TASKS" in os.environ
+
+
+def slurm_node() -> str:
+    """Returns ``SLURMD_NODENAME``, the node on which Slurm runs this task; empty if it is unset."""
+    return os.environ.get("SLURMD_NODENAME", "")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from namespaces import ip, namespaces
 from typer.testing import CliRunner
 
 from lbbsp_core.cli.app import application
@@ -75,7 +75,8 @@ def good(tmp_path_factory):
         pytest.skip("no framework is installed")
     folder = tmp_path_factory.mktemp("good")
     step = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
-            "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+            "SLURM_STEP_NODELIST": "n[9-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1",
+            "SLURMD_NODENAME": "n10"}  # fmt: skip
     return run(folder, TF_CONFIG=config(local(*free_ports(2))), **step)
 
 
@@ -94,10 +95,19 @@ def test_each_patch_of_keras_is_needed_and_in_place(good):
     patches = [each for each in found["ok"] if each["check"].startswith("patch: ")]
     assert len(patches) >= 21
     assert {each["message"].split(":")[0] for each in patches} >= {"needed, and in place"}
-    [slurm] = [
+
+
+def test_the_cluster_of_slurm_is_compared_with_the_node(good):
+    if "tensorflow" not in FRAMEWORKS:
+        pytest.skip("TensorFlow is not installed")
+    _, _, found = good
+    slurm = [
         each for each in (*found["ok"], *found["note"]) if each["check"] == "SlurmClusterResolver"
     ]
-    assert "this is worker 2 of worker n1:8888, n1:8889, n2:8888" in slurm["message"]
+    # Task 2 runs on n10, but names are sorted as texts: n10, n9.
+    assert "this is worker 2 of worker n10:8888, n9:8888, n9:8889" in slurm[0]["message"]
+    assert "gives this task the address n9:8889, but it runs on n10" in slurm[1]["message"]
+    assert "examples/cluster/keras_slurm.py" in slurm[1]["remedy"]
 
 
 def test_names_of_numpy_are_restored_for_mxnet(good):
@@ -162,34 +172,15 @@ def test_wrong_usage_has_status_2(tmp_path):
 # Several hosts
 
 
-def sh(*command):
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
-
-
 @pytest.fixture
 def hosts():
-    """Two network namespaces that are connected, as two hosts."""
-    if not shutil.which("ip") or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"lbbsp-{os.getpid()}-{i}" for i in range(2)]
-    with ExitStack() as stack:
-        try:
-            for name in names:
-                sh("ip", "netns", "add", name)
-                stack.callback(sh, "ip", "netns", "del", name)
-            sh("ip", "link", "add", "name", "veth0", "netns", names[0], "type", "veth", "peer",
-               "name", "veth0", "netns", names[1])  # fmt: skip
-            for index, name in enumerate(names):
-                sh("ip", "-n", name, "addr", "add", f"10.231.7.{index + 1}/30", "dev", "veth0")
-                for device in ("lo", "veth0"):
-                    sh("ip", "-n", name, "link", "set", device, "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces are not permitted here: {error.stderr!r}")
+    """Names of two namespaces that a link connects."""
+    with namespaces("10.231.7.1", "10.231.7.2") as names:
         yield names
 
 
 def meet_on(hosts, tmp_path, seconds):
-    addresses = ["10.231.7.1:2222", "10.231.7.2:2222"]
+    addresses = [f"{host}:2222" for host in hosts]
     options = ["--framework", "none", "--peers", "--timeout", str(seconds)]
     running = []
     for index, host in enumerate(hosts):
@@ -207,11 +198,11 @@ def test_hosts_meet_and_a_firewall_is_found_in_its_direction(hosts, tmp_path):
         assert status == bool(found["problem"])
         assert sum("answers in" in each["message"] for each in found["ok"]) == 1
     # The answers of worker 1 as a server are dropped: worker 0 cannot connect, worker 1 can.
-    sh("ip", "-n", hosts[1], "rule", "add", "ipproto", "tcp", "sport", "2222", "prohibit")
+    ip("-n", hosts[1], "rule", "add", "ipproto", "tcp", "sport", "2222", "prohibit")
     (status_0, _, found_0), (status_1, _, found_1) = meet_on(hosts, tmp_path, 20)
     assert (status_0, status_1) == (1, 1)
     [there] = [each for each in found_0["problem"] if each["check"] != "GPU"]
     assert "worker 1 does not answer: timed out" in there["message"]
     assert "admit this one to port 2222 of 10.231.7.2" in there["remedy"]
     [back] = [each for each in found_1["problem"] if each["check"] != "GPU"]
-    assert "worker 0 has not reached 10.231.7.2:2222" in back["message"]
+    assert f"worker 0 has not reached {hosts[1]}:2222" in back["message"]
