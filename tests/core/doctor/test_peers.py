@@ -1,6 +1,7 @@
 """Meetings of doctors: messages, threads of this process on the loopback, and impostors."""
 
 import json
+import os
 import platform
 import re
 import socket
@@ -9,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,6 +146,22 @@ def listening_pair(ports):
     with connected:
         yield connected
     waiting.join()
+
+
+def listening():
+    """Addresses on which this process listens."""
+    return {
+        tuple(each.laddr)
+        for each in psutil.net_connections("tcp")
+        if each.pid == os.getpid() and each.status == psutil.CONN_LISTEN
+    }
+
+
+def test_it_listens_on_its_own_address_and_only_until_it_ends():
+    ports, before = free_ports(2), listening()
+    with listening_pair(ports):
+        assert listening() - before == {("127.0.0.1", ports[0])}
+    assert listening() == before
 
 
 def test_a_task_that_does_not_run_is_named_in_both_directions():
