@@ -23,12 +23,21 @@ def launch(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT.py [ARGS]...", help="Script to run, followed by its own arguments."
+            metavar="SCRIPT.py [ARGS]...",
+            help="Script to run, or with -m a module, followed by its own arguments.",
         ),
     ],
     workers: Annotated[
         int, typer.Option("-n", "--workers", metavar="N", help="Number of workers.")
     ],
+    module: Annotated[
+        bool,
+        typer.Option(
+            "-m",
+            "--module",
+            help="Run a module as python -m does: -m package.train [ARGS]...",
+        ),
+    ] = False,
     framework: Annotated[
         str, typer.Option(help="Framework of the script: tensorflow or mxnet.")
     ] = "tensorflow",
@@ -96,7 +105,7 @@ def launch(
     """
     require_writable_folder("--run-dir", run_dir)
     status = launch_job(
-        command,
+        ["-m", *command] if module else command,
         workers=workers,
         framework=framework,
         servers=servers,

@@ -21,6 +21,7 @@ from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
 from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
+from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
     Emulation,
@@ -68,8 +69,8 @@ def launch(
     workers together get no more than the machine has.
 
     Args:
-        command: The script and its arguments. This Python runs it in every worker, or once where
-            tensorflow has servers.
+        command: The script and its arguments, or "-m", a module and its arguments. This Python
+            runs it in every worker, or once where tensorflow has servers.
         workers: Number of workers, >= 1.
         speeds: Relative speeds, one per worker, > 0. None emulates no speeds.
         speeds_at: Pairs of seconds since the start and the speeds from then on.
@@ -101,7 +102,8 @@ def launch(
         SIGTERM.
 
     Raises:
-        ValueError: An argument is invalid; then no process has been started.
+        ValueError: An argument is invalid, or there is no such script; then no process has been
+            started.
     """
     started = time.monotonic()
     _check(command, workers, timeout, grace)
@@ -113,6 +115,7 @@ def launch(
         cores = own_cores(workers)
         speeds = speeds if speeds is not None or cores else [1.0] * workers
     plan = _plan(speeds, speeds_at, workers)
+    check_command(command)
     events: SimpleQueue[Event] = SimpleQueue()
 
     def run(attempt: Attempt) -> Result:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,15 @@ def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
     assert command == ["train.py", *arguments]
 
 
+def test_a_module_is_handed_on_as_to_python(jobs):
+    run("launch", "-n", 1, "-m", "package.train", "-m", "--epochs", "5")
+    run("launch", "-n", 1, "--module", "train")
+    assert [command for command, _ in jobs] == [
+        ["-m", "package.train", "-m", "--epochs", "5"],
+        ["-m", "train"],
+    ]
+
+
 @pytest.mark.slow
 def test_launch_runs_a_script(tmp_path):
     script = tmp_path / "script.py"
@@ -111,7 +121,13 @@ def test_launch_runs_a_script(tmp_path):
     done = subprocess.run([*command, script, tmp_path, *arguments], timeout=60)
     assert done.returncode == 0
     assert [json.loads((tmp_path / rank).read_text()) for rank in "01"] == [arguments] * 2
-    failed = subprocess.run([*command, script, tmp_path, "--fail"], timeout=60, capture_output=True)
+    failed = subprocess.run(
+        [*command, "-m", "script", tmp_path, "--fail"],
+        timeout=60,
+        capture_output=True,
+        cwd=tmp_path,  # where python -m finds the module
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
     assert failed.returncode == 5
 
 
@@ -132,7 +148,7 @@ def test_launch_runs_a_script(tmp_path):
     ],
 )
 def test_launch_names_the_value_and_the_cure(arguments, words):
-    result = run("launch", "-n", 2, *arguments, "never_started.py")
+    result = run("launch", "-n", 2, *arguments, __file__)
     assert result.exit_code == 2
     for word in words:
         assert word in result.output
@@ -420,17 +436,20 @@ def places(tmp_path, monkeypatch, step_script):
 @pytest.mark.parametrize(
     "arguments",
     [
-        "launch -n 2 --run-dir file x.py",
-        "launch -n 2 --run-dir file/below x.py",
-        "launch -n 2 --speeds 1e300,1e-300 x.py",
-        "launch -n 2 --speeds 1e308,1e308 x.py",
-        "launch -n 2 --speeds 1e-320,1e-320 x.py",
-        "launch -n 2 --speeds inf,1 x.py",
-        "launch -n 2 --speeds 1,1e-9 x.py",
-        "launch -n 2 --speeds 1,1 --speeds-at inf:1,1 x.py",
-        "launch -n 0 x.py",
-        "launch -n 1 --timeout inf x.py",
-        "launch -n 1000000 x.py",
+        "launch -n 2 --run-dir file train.py",
+        "launch -n 2 --run-dir file/below train.py",
+        "launch -n 2 --speeds 1e300,1e-300 train.py",
+        "launch -n 2 --speeds 1e308,1e308 train.py",
+        "launch -n 2 --speeds 1e-320,1e-320 train.py",
+        "launch -n 2 --speeds inf,1 train.py",
+        "launch -n 2 --speeds 1,1e-9 train.py",
+        "launch -n 2 --speeds 1,1 --speeds-at inf:1,1 train.py",
+        "launch -n 0 train.py",
+        "launch -n 1 --timeout inf train.py",
+        "launch -n 1000000 train.py",
+        "launch -n 2 trian.py",
+        "launch -n 2 folder",
+        "launch -n 2 -m trian",
         "demo --run-dir file",
         "demo --json folder",
         "demo --json file/below.json",

@@ -127,13 +127,13 @@ def test_invalid_schedules_are_refused(schedules, match):
     with pytest.raises(ValueError, match=match):
         check_contention(schedules)
     with pytest.raises(ValueError, match=match):
-        launch(["missing.py"], workers=1, contention=schedules)
+        launch([__file__], workers=1, contention=schedules)
 
 
 def test_without_quotas_emulated_speeds_and_contention_exclude_each_other():
     with pytest.raises(ValueError, match="contention needs CPU quotas"):
         launch(
-            ["missing.py"],
+            [__file__],
             workers=1,
             speeds=[1],
             contention=[[Phase(1.0)]],

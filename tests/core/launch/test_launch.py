@@ -147,9 +147,9 @@ def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
 )
 def test_impossible_speeds(speeds, message):
     with pytest.raises(ValueError, match=message):
-        launch(["x.py"], workers=3, speeds=speeds)
+        launch([__file__], workers=3, speeds=speeds)
     with pytest.raises(ValueError, match=message):
-        launch(["x.py"], workers=3, speeds=[1, 1, 1], speeds_at=[(3, speeds)])
+        launch([__file__], workers=3, speeds=[1, 1, 1], speeds_at=[(3, speeds)])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_impossible_speeds(speeds, message):
 )
 def test_impossible_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
-        launch(["x.py"], **{"workers": 2, **arguments})
+        launch([__file__], **{"workers": 2, **arguments})
 
 
 @pytest.mark.parametrize("command", [[], "train.py"])
@@ -267,7 +267,7 @@ def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports(
 )
 def test_impossible_servers(framework, servers, message):
     with pytest.raises(ValueError, match=message):
-        launch(["x.py"], workers=2, framework=framework, servers=servers)
+        launch([__file__], workers=2, framework=framework, servers=servers)
 
 
 def test_emulated_workers_compute_in_one_thread_and_without_gpu(monkeypatch):

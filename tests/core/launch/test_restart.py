@@ -122,4 +122,4 @@ def test_survivors_keep_their_shares():
 )
 def test_impossible_limits(arguments, message):
     with pytest.raises(ValueError, match=message):
-        launch(["x.py"], workers=2, **arguments)
+        launch([__file__], workers=2, **arguments)
