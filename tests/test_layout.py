@@ -21,6 +21,7 @@ of all rooms, from the bottom up; a room may import itself and the rooms listed 
                                                                         launch, report
     testing      contracts and fakes                                 <- stages, runtime, sim
     cli          commands                                            <- everything in the core
+    __main__     python -m lbbsp_core                                <- cli
     lbbsp_tf, lbbsp_mx   plugins                                     <- stages, runtime
 """
 
@@ -79,6 +80,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": STAGES | {"registry", "runtime", "sim"},
     "cli": STAGES
     | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo", "doctor"},
+    "__main__": frozenset({"cli"}),
     # The package itself re-exports the stages, the loop and, on first use, the profiler.
     "__init__": STAGES | {"runtime", "profiler"},
     "lbbsp_tf": STAGES | {"runtime"},

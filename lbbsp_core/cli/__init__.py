@@ -15,4 +15,4 @@ def main() -> None:
         sys.exit(2)
     from lbbsp_core.cli.app import application
 
-    application()()
+    application()(prog_name="lbbsp")  # also as python -m lbbsp_core

@@ -10,7 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from lbbsp_core.cli.completion import FRAMEWORK
 from lbbsp_core.cli.options import (
+    JsonFile,
+    consoles,
     one_line_errors,
     parse_speeds,
     require_writable_file,
@@ -44,7 +47,10 @@ _EXPLANATION = (
 @one_line_errors
 def demo(
     framework: Annotated[
-        str, typer.Option(help="Framework to train with: tensorflow or mxnet.")
+        str,
+        typer.Option(
+            help="Framework to train with: tensorflow or mxnet.", autocompletion=FRAMEWORK
+        ),
     ] = "tensorflow",
     workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 3,
     speeds: Annotated[
@@ -56,16 +62,13 @@ def demo(
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="Number of steps of each run.")] = 110,
     run_dir: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures to this file as well."),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.
 
     Both runs train on handwritten digits with the same unequal workers and the same samples.
     """
-    console = Console()
+    console, _ = consoles(json_file)
     relative_speeds = _relative_speeds(workers, speeds)
     plan = Plan(_known_framework(framework), relative_speeds, steps, run_dir)
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)

@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lbbsp_core.cli.completion import some_of
 from lbbsp_core.cli.options import (
     ALL,
+    JsonFile,
+    consoles,
     one_line_errors,
     parse_predictors,
     require_picture,
@@ -47,15 +50,13 @@ def evaluate(
             metavar="A,B",
             help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Add options as in "
             "narx:hidden=4. Name your own class as module:Name.",
+            autocompletion=some_of([ALL, *PREDICTORS]),
         ),
     ] = ALL,
     horizon: Annotated[
         int, typer.Option(min=1, help="Iterations ahead to forecast; 1 is the next iteration.")
     ] = 1,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures to this JSON file."),
-    ] = None,
+    json_file: JsonFile = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
@@ -72,7 +73,7 @@ def evaluate(
     that knows each step's speeds, divided by the time of all workers of a trace together, whose
     batch sizes follow from the forecasts.
     """
-    out, err = Console(), Console(stderr=True)
+    out, err = consoles(json_file)
     require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     require_writable_file("--export", export)

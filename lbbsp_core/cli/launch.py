@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lbbsp_core.cli.completion import FRAMEWORK, one_of
 from lbbsp_core.cli.contention import parse_contention
 from lbbsp_core.cli.options import (
     one_line_errors,
@@ -39,7 +40,10 @@ def launch(
         ),
     ] = False,
     framework: Annotated[
-        str, typer.Option(help="Framework of the script: tensorflow or mxnet.")
+        str,
+        typer.Option(
+            help="Framework of the script: tensorflow or mxnet.", autocompletion=FRAMEWORK
+        ),
     ] = "tensorflow",
     servers: Annotated[
         int | None,
@@ -69,6 +73,7 @@ def launch(
             help="Let other processes compete with the workers for their cores: replay the column "
             "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
             "dbs[:SEED[:EPOCH_SECONDS]]).",
+            autocompletion=one_of(["bursty", "dbs"]),
         ),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder for the run record.")] = None,

@@ -8,13 +8,28 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
+from rich.console import Console
 
 from lbbsp_core.registry import PREDICTORS
 
 Command = TypeVar("Command", bound=Callable[..., None])
+
+STDOUT: Final = Path("-")
+"""Value of ``--json`` that stands for standard output."""
+
+JsonFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the figures to this JSON file; - stands for standard output, and then "
+        "everything else goes to standard error.",
+    ),
+]
+"""Option ``--json`` of a command; the parameter's default is None."""
 
 ALL: Final = "all"
 """Stands for all names of a kind."""
@@ -114,17 +129,28 @@ def one_line_errors(command: Command) -> Command:
     return run  # type: ignore[return-value]
 
 
+def consoles(json_file: Path | None) -> tuple[Console, Console]:
+    """Returns the consoles of results and of messages.
+
+    Both write to standard error if standard output is for figures.
+
+    Args:
+        json_file: Value of ``--json``.
+    """
+    return Console(stderr=json_file == STDOUT), Console(stderr=True)
+
+
 def require_writable_file(option: str, path: Path | None) -> None:
     """Checks that a file can be written, before a long computation.
 
     Args:
         option: Option that names the file, for the error message.
-        path: The file, or None, which is always right.
+        path: The file; None and `STDOUT` are always right.
 
     Raises:
         ValueError: It is a folder, or cannot be created.
     """
-    if path is None:
+    if path is None or path == STDOUT:
         return
     if os.path.isdir(path):
         raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")
@@ -179,6 +205,13 @@ def require_picture(option: str, path: Path | None) -> None:
 
 
 def write_figures(path: Path, figures: Mapping[str, object]) -> None:
-    """Writes figures as JSON, and creates the folder of the file."""
+    """Writes figures as JSON, to standard output if the path is `STDOUT`.
+
+    The folder of a file is created.
+    """
+    text = json.dumps(figures, indent=1)
+    if path == STDOUT:
+        typer.echo(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    path.write_text(f"{text}\n", encoding="utf-8")

@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lbbsp_core.cli.options import one_line_errors, require_picture, require_writable_file
+from lbbsp_core.cli.options import (
+    STDOUT,
+    JsonFile,
+    consoles,
+    one_line_errors,
+    require_picture,
+    require_writable_file,
+    write_figures,
+)
 from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 
 DEFAULT_OUT = Path("profile.json")
@@ -34,9 +42,7 @@ def profile(
             help="Write the profile to this file. Defaults to profile.json.",
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot the curve to this file.")
     ] = None,
@@ -70,7 +76,7 @@ def profile(
     The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
     child process, which may be killed when a batch is too large for the memory.
     """
-    out_console, err = Console(), Console(stderr=True)
+    out_console, err = consoles(json_file)
     require_writable_file("--out", out or DEFAULT_OUT)
     require_writable_file("--json", json_file)
     require_picture("--plot", plot)
@@ -81,8 +87,11 @@ def profile(
     for note in result.notes:
         err.print(note, style="yellow", markup=False)
     _print(out_console, result)
+    if json_file == STDOUT:
+        write_figures(STDOUT, result.figures())
     for path in {json_file, out} - {None} or {DEFAULT_OUT}:
-        assert path is not None
+        if path is None or path == STDOUT:
+            continue
         result.save(path)
         out_console.print(f"profile written to {path}", markup=False, highlight=False)
     if plot is not None:

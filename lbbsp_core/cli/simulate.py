@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lbbsp_core.cli.completion import one_of, some_of
 from lbbsp_core.cli.options import (
     ALL,
+    JsonFile,
+    consoles,
     one_line_errors,
     parse_predictors,
     require_picture,
@@ -25,7 +28,7 @@ from lbbsp_core.cli.options import (
     write_figures,
 )
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.registry import POLICIES, PREDICTORS
+from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
@@ -74,6 +77,7 @@ def simulate(
         typer.Option(
             metavar="NAME|FILE.toml",
             help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
+            autocompletion=one_of(PRESETS),
         ),
     ] = None,
     from_run: Annotated[
@@ -88,6 +92,7 @@ def simulate(
             metavar="A,B",
             help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
             "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
+            autocompletion=some_of([ALL, *POLICIES]),
         ),
     ] = ALL,
     predictors: Annotated[
@@ -96,6 +101,7 @@ def simulate(
             metavar="A,B",
             help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Name your own class as "
             f"module:Name. Default: {DEFAULT}; {_QUICK} for scenarios.",
+            autocompletion=some_of([ALL, *PREDICTORS]),
         ),
     ] = None,
     sync: Annotated[
@@ -104,6 +110,7 @@ def simulate(
             metavar="A,B",
             help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
             "class as module:Name.",
+            autocompletion=some_of(SYNCHRONISERS),
         ),
     ] = "bsp",
     workers: Annotated[
@@ -142,13 +149,14 @@ def simulate(
             metavar="A", help="Also train on digits, and show the time to this accuracy, in (0, 1]."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model to learn with: softmax or mlp.")] = "softmax",
+    model: Annotated[
+        str,
+        typer.Option(help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)),
+    ] = "softmax",
     learning_rate: Annotated[
         float, typer.Option(help="Learning rate of an update from X samples.")
     ] = 0.5,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this file.")
     ] = None,
@@ -169,7 +177,7 @@ def simulate(
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
-    out, err = Console(), Console(stderr=True)
+    out, err = consoles(json_file)
     require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     require_writable_folder("--plots", plots)

@@ -509,6 +509,40 @@ def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
     assert len(line) < 500
 
 
+# --json -: a command line for each command that has the option; its figures are all of the output
+
+FIGURES_OF = {
+    "demo": "demo --workers 2 --steps 20 --run-dir folder",
+    "evaluate": "evaluate trace.csv --predictors last,ema0.5",
+    "profile": "profile train.py --max-batch 2 --rounds 1",
+    "simulate": "simulate --trace trace.csv --policies bsp --predictors last",
+}
+
+
+def test_each_command_with_figures_is_tested():
+    commands = typer.main.get_command(application()).commands
+    have = {name for name, it in commands.items() if any("--json" in p.opts for p in it.params)}
+    assert have == set(FIGURES_OF)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "profile")) for name in FIGURES_OF],
+)
+def test_figures_are_all_of_standard_output(places, tmp_path, monkeypatch, complete, command):
+    if command == "demo":
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
+    done = run(*FIGURES_OF[command].split(), "--json", "-")
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert done.stderr.strip(), "the tables"
+    assert not {"-", "profile.json"} & {path.name for path in tmp_path.iterdir()}
+    assert run(*FIGURES_OF[command].split(), "--json", "as_file.json").exit_code == 0
+    in_file = json.loads((tmp_path / "as_file.json").read_text())
+    assert shown.keys() == in_file.keys()
+
+
 @pytest.mark.slow
 def test_a_full_disk_under_the_figures(places, tmp_path):
     (tmp_path / "figures.json").symlink_to("/dev/full")
