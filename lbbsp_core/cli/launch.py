@@ -76,6 +76,17 @@ def launch(
             autocompletion=one_of(["bursty", "dbs"]),
         ),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1+2,none",
+            help="GPUs of each worker, by CUDA_VISIBLE_DEVICES: an entry for each worker, with + "
+            "between several devices; none for CPUs only; all to leave the variable alone. By "
+            "default worker i gets GPU i modulo their number, or its part of the variable if "
+            "you have set it.",
+            autocompletion=one_of(["none", "all"]),
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder for the run record.")] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
@@ -117,6 +128,7 @@ def launch(
         speeds=None if speeds is None else parse_speeds(speeds),
         speeds_at=parse_speeds_at(speeds_at or []),
         contention=None if contention is None else parse_contention(contention, workers),
+        devices=devices,
         run_dir=run_dir,
         timeout=timeout,
         max_restarts=max_restarts,

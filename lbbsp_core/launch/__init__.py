@@ -20,6 +20,7 @@ from typing import Final
 from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
+from lbbsp_core.launch.devices import assign_devices
 from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Supervisor, signal_handlers
@@ -54,6 +55,7 @@ def launch(
     output: Callable[[int, str], None] | None = None,
     emulation: Emulation = "auto",
     contention: Contention | None = None,
+    devices: str | Sequence[str] | None = None,
 ) -> int:
     """Runs a script as a job of local worker processes and waits for its end.
 
@@ -95,6 +97,12 @@ def launch(
             `Phase`, by worker number modulo their number. A schedule starts with its worker. With
             more workers than cores, each worker gets a CPU quota, by default all the same. None
             starts no such processes.
+        devices: GPUs of each worker, as values of CUDA_VISIBLE_DEVICES: "0,1,2" or ["0", "1", "2"]
+            gives each of three workers one, "0+1,2+3" each of two workers two, "0,none" the second
+            worker none. "none" hides the GPUs from all workers; "all" leaves the variable alone.
+            By default worker i gets GPU i modulo their number, or its part of the user's
+            CUDA_VISIBLE_DEVICES; a worker keeps its GPU in restarts. Processes beside the workers
+            get no GPU.
 
     Returns:
         0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
@@ -115,18 +123,23 @@ def launch(
         cores = own_cores(workers)
         speeds = speeds if speeds is not None or cores else [1.0] * workers
     plan = _plan(speeds, speeds_at, workers)
+    emulated = plan is not None or contention is not None
+    gpus = assign_devices(devices, workers, emulated=emulated)
     check_command(command)
+    if gpus is not None and gpus.note is not None:
+        notify(gpus.note)
     events: SimpleQueue[Event] = SimpleQueue()
 
     def run(attempt: Attempt) -> Result:
         job = job_spec(
             framework,
             len(attempt.members),
-            emulated=plan is not None or contention is not None,
+            emulated=emulated,
             run_dir=run_dir,
             servers=servers,
             restart=attempt.number,
             workers_at_first=workers,
+            devices=None if gpus is None else [gpus.environments[i] for i in attempt.members],
         )
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)

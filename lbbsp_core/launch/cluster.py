@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from lbbsp_core.launch.devices import NO_GPU
 
 HOST: Final = "127.0.0.1"
 
@@ -77,6 +79,7 @@ def job_spec(
     servers: int | None = None,
     restart: int = 0,
     workers_at_first: int | None = None,
+    devices: Sequence[Mapping[str, str]] | None = None,
 ) -> JobSpec:
     """Returns the environments of the workers and of the processes beside them.
 
@@ -91,6 +94,8 @@ def job_spec(
         restart: Number of restarts before this attempt, passed on as LBBSP_RESTART.
         workers_at_first: Number of workers of the first attempt, passed on in LBBSP_ELASTIC with
             that of this one; None if it is the same.
+        devices: Variables of each worker's GPUs. The processes beside the workers, and a
+            coordinator, then use no GPU. None leaves the GPUs to the user's environment.
 
     Raises:
         ValueError: The framework is unknown, or the number of servers is invalid.
@@ -104,11 +109,17 @@ def job_spec(
         shared["LBBSP_RUN_DIR"] = str(run_dir.absolute())
     emulation = emulation_defaults() if emulated else {}
     settings = {**quiet_defaults(), **emulation, **os.environ}
-    common = {**allocator_defaults(settings), **settings, **shared}
+
+    def complete(role: Mapping[str, str], gpus: Mapping[str, str]) -> dict[str, str]:
+        common = {**settings, **gpus}
+        return {**allocator_defaults(common), **common, **shared, **role}
+
+    given = [{}] * workers if devices is None else devices
+    beside = {} if devices is None else NO_GPU
     return own._replace(
-        workers=[{**common, **variables} for variables in own.workers],
-        helpers=[h._replace(environment={**common, **h.environment}) for h in own.helpers],
-        coordinator=None if own.coordinator is None else {**common, **own.coordinator},
+        workers=[complete(role, gpus) for role, gpus in zip(own.workers, given, strict=True)],
+        helpers=[h._replace(environment=complete(h.environment, beside)) for h in own.helpers],
+        coordinator=None if own.coordinator is None else complete(own.coordinator, beside),
     )
 
 

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any, final
 
 from lbbsp_core.resources.base import Factor
 from lbbsp_core.resources.host import Host
+
+
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """Returns the number of NVIDIA GPUs, without a framework; 0 where there is no driver.
+
+    The driver is asked through nvidia-ml-py; if that is not installed, the device files are
+    counted. MIG instances are not counted.
+
+    Args:
+        devices: Folder of the device files.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # a missing package, library or driver: different exceptions
+        return sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*"))
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    except Exception:
+        return 0
+    finally:
+        nvml.nvmlShutdown()
 
 
 @final

@@ -51,7 +51,7 @@ def jobs(monkeypatch):
 def test_launch_hands_everything_on(jobs):
     result = run(
         "launch", "-n", 3, "--speeds", "1,1,0.5", "--speeds-at", "30:0.5,1,1",
-        "--contention", "bursty:4",
+        "--contention", "bursty:4", "--devices", "0,1+2,none",
         "--speeds-at", "60:1,1,1", "--run-dir", "here", "--timeout", 9,
         "--max-restarts", 3, "--elastic", 2, "--grace", 5, "train.py",
     )  # fmt: skip
@@ -66,6 +66,7 @@ def test_launch_hands_everything_on(jobs):
                 "speeds": [1.0, 1.0, 0.5],
                 "speeds_at": [(30.0, [0.5, 1.0, 1.0]), (60.0, [1.0, 1.0, 1.0])],
                 "contention": [bursty(worker, 4) for worker in range(3)],
+                "devices": "0,1+2,none",
                 "run_dir": Path("here"),
                 "timeout": 9.0,
                 "max_restarts": 3,
@@ -79,7 +80,7 @@ def test_launch_hands_everything_on(jobs):
 def test_launch_leaves_out_what_is_not_given(jobs):
     assert run("launch", "-n", 2, "train.py").exit_code == 7
     [(_, options)] = jobs
-    assert options["speeds"] is options["run_dir"] is options["timeout"] is None
+    assert options["speeds"] is options["run_dir"] is options["devices"] is None
     assert options["speeds_at"] == []
 
 

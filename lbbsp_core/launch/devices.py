@@ -1,0 +1,183 @@
+"""GPUs of local workers: which devices each of them sees, by ``CUDA_VISIBLE_DEVICES``.
+
+number of GPUs, or the user's CUDA_VISIBLE_DEVICES ──> one value per worker, kept in restarts
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from lbbsp_core.resources.gpu import count_gpus
+from lbbsp_core.validate import shortened
+
+VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+NO_GPU: Final[Mapping[str, str]] = {VARIABLE: "-1"}
+"""Variables of a process that uses no GPU."""
+
+_NAME: Final = re.compile(r"\d+|(GPU|MIG)-\S+")
+_SYNTAX: Final = "give each worker its devices, such as 0,1,2 or 0+1,2+3, or give none or all"
+
+
+class Devices(NamedTuple):
+    """GPUs of the workers.
+
+    Args:
+        environments: Variables of each worker, by its number in the first attempt.
+        note: Message to the user, or None.
+    """
+
+    environments: tuple[Mapping[str, str], ...]
+    note: str | None = None
+
+
+def assign_devices(
+    devices: str | Sequence[str] | None,
+    workers: int,
+    *,
+    emulated: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Devices | None:
+    """Returns which GPUs each worker uses, or None to leave that to the environment.
+
+    Args:
+        devices: Entries of the workers, in a list or separated by commas: names of devices with
+            "+" between them, or "none". "none" alone is for all workers; "all" leaves the
+            variables as they are. None divides the user's CUDA_VISIBLE_DEVICES, or else gives
+            worker i the GPU i modulo their number.
+        workers: Number of workers, >= 1.
+        emulated: Whether the speeds of the workers are emulated, which hides the GPUs.
+        environ: Environment of the launcher; None is that of this process.
+
+    Raises:
+        ValueError: There is not one entry per worker, or an entry names no device that may be used.
+    """
+    environ = os.environ if environ is None else environ
+    entries = devices.split(",") if isinstance(devices, str) else devices
+    if entries is not None and list(entries) == ["none"]:
+        return Devices((NO_GPU,) * workers)
+    if emulated and entries is not None:
+        raise ValueError(
+            f"devices = {shortened(devices)} cannot be combined with emulated speeds or "
+            "contention, which limit CPU time and hide the GPUs: omit one of them, or give "
+            "devices none"
+        )
+    if emulated or (entries is not None and list(entries) == ["all"]):
+        return None
+    if entries is None:
+        return _automatic(workers, environ)
+    return _as_named([str(entry) for entry in entries], workers, environ)
+
+
+def _automatic(workers: int, environ: Mapping[str, str]) -> Devices | None:
+    given = environ.get(VARIABLE)
+    names = [str(each) for each in range(count_gpus())] if given is None else _usable(given)
+    if not names:
+        return None
+    if given is not None and len(names) >= workers:
+        chosen = _divided(names, workers)
+    else:
+        chosen = [[names[worker % len(names)]] for worker in range(workers)]
+    return Devices(
+        _environments(chosen, environ, number=given is None), _note(workers, names, given)
+    )
+
+
+def _note(workers: int, names: Sequence[str], given: str | None) -> str | None:
+    """Returns what the user should know of an automatic choice, or None."""
+    if workers > len(names):
+        return (
+            f"{workers} workers share {_count(names)}, which NCCL does not support: start at most "
+            f"{len(names)}, or let some of them use the CPU, by an entry none of --devices"
+        )
+    if given is None and workers < len(names):
+        return (
+            f"each worker uses one of {_count(names)}: to use all of them, give --devices "
+            + ",".join(map("+".join, _divided(names, workers)))
+        )
+    return None
+
+
+def _divided(names: Sequence[str], workers: int) -> list[Sequence[str]]:
+    """Divides at least as many names as there are workers, in their order."""
+    cuts = [len(names) * worker // workers for worker in range(workers + 1)]
+    return [names[begin:end] for begin, end in pairwise(cuts)]
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} GPU" + ("s" if len(names) != 1 else "")
+
+
+def _as_named(entries: Sequence[str], workers: int, environ: Mapping[str, str]) -> Devices:
+    if len(entries) != workers:
+        raise ValueError(
+            f"devices must have one entry per worker = {workers}, got {len(entries)} "
+            f"({shortened(','.join(entries))}): {_SYNTAX}"
+        )
+    chosen = [[] if entry.strip() == "none" else _names(entry) for entry in entries]
+    named = [name for names in chosen for name in names]
+    _check_usable(named, environ.get(VARIABLE))
+    numbers = all(name.isdecimal() for name in named)
+    return Devices(_environments(chosen, environ, number=numbers and VARIABLE not in environ))
+
+
+def _names(entry: str) -> list[str]:
+    names = [name.strip() for name in entry.split("+")]
+    if not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
+        raise ValueError(
+            "an entry of devices must be numbers or UUIDs of different GPUs, got "
+            f"{shortened(entry)}: {_SYNTAX}"
+        )
+    return names
+
+
+def _check_usable(named: Sequence[str], given: str | None) -> None:
+    """Raises ValueError if a device is not there, or was not given to the launcher."""
+    if given is not None:
+        usable = _usable(given)
+        if foreign := [name for name in named if name not in usable]:
+            raise ValueError(
+                f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
+                f"{foreign[0]}: choose from these, or unset the variable"
+            )
+        return
+    known = count_gpus()
+    if known and (beyond := [each for each in named if each.isdecimal() and int(each) >= known]):
+        raise ValueError(
+            f"devices must be numbers from 0 to {known - 1}, because this machine has {known} "
+            f"GPUs, got {beyond[0]}: choose from these"
+        )
+
+
+def _usable(given: str) -> list[str]:
+    """Returns the devices of CUDA_VISIBLE_DEVICES; CUDA ignores all after an invalid name."""
+    names = [name.strip() for name in given.split(",")]
+    valid = [bool(_NAME.fullmatch(name)) for name in names]
+    return names[: valid.index(False)] if False in valid else names
+
+
+def _environments(
+    chosen: Sequence[Sequence[str]], environ: Mapping[str, str], *, number: bool
+) -> tuple[Mapping[str, str], ...]:
+    """Returns the variables of each worker.
+
+    Args:
+        chosen: Devices of each worker.
+        environ: Environment of the launcher, whose settings are kept.
+        number: Whether the devices are numbered as by the driver. CUDA would otherwise number the
+            fastest GPU first.
+    """
+    defaults = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if number else {}
+    uses = Counter(name for names in chosen for name in names)
+    found = []
+    for names in chosen:
+        own = {VARIABLE: ",".join(names) or NO_GPU[VARIABLE], **defaults}
+        if any(uses[name] > 1 for name in names):
+            own["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # else the first takes all of the memory
+        found.append({k: v for k, v in own.items() if k == VARIABLE or k not in environ})
+    return tuple(found)

@@ -1,0 +1,232 @@
+"""Devices of the workers, with an invented number of GPUs."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from lbbsp_core.launch import cluster, devices, launch
+from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY, job_spec
+from lbbsp_core.launch.devices import NO_GPU, VARIABLE, assign_devices
+from lbbsp_core.resources.gpu import count_gpus
+
+# Prints what a worker sees. The first worker of the first attempt is killed.
+SCRIPT = """
+import json, os, signal, time
+rank, restart = json.loads(os.environ["TF_CONFIG"])["task"]["index"], os.environ["LBBSP_RESTART"]
+names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH")
+print(json.dumps([restart, *map(os.environ.get, names)]))
+if restart == "0" and os.environ.get("KILL"):
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Returns a function that sets the number of GPUs; there are none at first."""
+    for name in (VARIABLE, "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"):
+        monkeypatch.delenv(name, raising=False)
+
+    def with_gpus(number):
+        monkeypatch.setattr(devices, "count_gpus", lambda: number)
+
+    with_gpus(0)
+    return with_gpus
+
+
+def visible(given, workers, **options):
+    assigned = assign_devices(given, workers, **options)
+    return None if assigned is None else [own[VARIABLE] for own in assigned.environments]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "values"),
+    [
+        (0, 2, None),
+        (1, 1, ["0"]),
+        (3, 3, ["0", "1", "2"]),
+        (4, 2, ["0", "1"]),
+        (2, 5, ["0", "1", "0", "1", "0"]),
+    ],
+)
+def test_each_worker_gets_a_gpu_of_its_own(machine, gpus, workers, values):
+    machine(gpus)
+    assert visible(None, workers) == values
+
+
+@pytest.mark.parametrize(
+    ("users", "workers", "values"),
+    [
+        ("4,5,6", 3, ["4", "5", "6"]),
+        ("3,1", 1, ["3,1"]),
+        ("4,5,6,7", 2, ["4,5", "6,7"]),
+        ("4,5,6", 2, ["4", "5,6"]),
+        ("GPU-a1,MIG-b2", 3, ["GPU-a1", "MIG-b2", "GPU-a1"]),
+        ("4, 5,-1,6", 2, ["4", "5"]),  # CUDA ignores those after an invalid one
+        ("", 2, None),
+        ("-1", 2, None),
+        ("none", 2, None),
+    ],
+)
+def test_the_users_devices_are_divided(machine, users, workers, values):
+    machine(8)
+    assert visible(None, workers, environ={VARIABLE: users}) == values
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ("0,1", ["0", "1"]),
+        ("0+1,2+3", ["0,1", "2,3"]),
+        (["0+1", "GPU-a1"], ["0,1", "GPU-a1"]),
+        ([0, 3], ["0", "3"]),
+        ("1,none", ["1", "-1"]),
+        ("2,2", ["2", "2"]),
+        ("none", ["-1", "-1"]),
+        (["none", "none"], ["-1", "-1"]),
+        ("all", None),
+    ],
+)
+def test_devices_are_those_that_are_named(machine, given, values):
+    for gpus in (0, 4):  # none: there may be GPUs that are not found
+        machine(gpus)
+        assert visible(given, 2) == values
+
+
+@pytest.mark.parametrize(
+    ("given", "users", "words"),
+    [
+        ("0", None, "one entry per worker = 2, got 1 ('0'): give each worker its devices, such as"),
+        ("0,1,2", None, "per worker = 2, got 3"),
+        ("0,", None, "numbers or UUIDs of different GPUs, got ''"),
+        ("0,one", None, "got 'one'"),
+        ("0,-1", None, "got '-1'"),
+        ("0,1+1", None, "different GPUs, got '1+1'"),
+        ("0,all", None, "got 'all'"),
+        ("0,4", None, "from 0 to 3, because this machine has 4 GPUs, got 4"),
+        ("0,1", "2,1", "must be among those of CUDA_VISIBLE_DEVICES = '2,1', got 0"),
+        ("0,1", "-1", "CUDA_VISIBLE_DEVICES = '-1', got 0: choose from these, or unset"),
+    ],
+)
+def test_impossible_devices(machine, monkeypatch, given, users, words):
+    machine(4)
+    if users is not None:
+        monkeypatch.setenv(VARIABLE, users)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        launch([__file__], workers=2, devices=given)
+
+
+def test_emulation_hides_the_gpus(machine):
+    machine(2)
+    assert visible(None, 2, emulated=True) is None, "the launcher's own defaults hide them"
+    assert visible("none", 2, emulated=True) == ["-1", "-1"]
+    for given in ("0,1", "all", ["0", "1"]):
+        with pytest.raises(ValueError, match="omit one of them, or give devices none"):
+            launch([__file__], workers=2, speeds=[1, 1], devices=given)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "users", "workers", "words"),
+    [
+        (2, None, 3, "3 workers share 2 GPUs, which NCCL does not support: start at most 2"),
+        (8, "1", 2, "2 workers share 1 GPU,"),
+        (4, None, 2, "each worker uses one of 4 GPUs: to use all of them, give --devices 0+1,2+3"),
+        (2, None, 2, None),
+        (8, "1,2,3", 2, None),
+    ],
+)
+def test_what_the_user_should_know_of_the_choice(machine, gpus, users, workers, words):
+    machine(gpus)
+    note = assign_devices(None, workers, environ={} if users is None else {VARIABLE: users}).note
+    assert note is None if words is None else note.startswith(words)
+
+
+def test_devices_are_numbered_as_by_the_driver_and_shared_ones_are_not_filled(machine):
+    machine(2)
+    first, _, third = assign_devices("0,1,0", 3, environ={}).environments
+    assert first == third == {
+        VARIABLE: "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }  # fmt: skip
+    (own,) = assign_devices(None, 1, environ={VARIABLE: "1"}).environments
+    assert own == {VARIABLE: "1"}, "the user's numbers are CUDA's own"
+    users = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "TF_FORCE_GPU_ALLOW_GROWTH": "false"}
+    assert set(assign_devices("0,0", 2, environ=users).environments[0]) == {VARIABLE}
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "mxnet"])
+def test_processes_beside_the_workers_use_no_gpu(monkeypatch, tmp_path, framework):
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(cluster, "GPU_DEVICES", (tmp_path / "driver",))
+    given = [{VARIABLE: "3"}, NO_GPU]
+    job = job_spec(framework, 2, emulated=False, run_dir=None, servers=1, devices=given)
+    assert [worker[VARIABLE] for worker in job.workers] == ["3", "-1"]
+    beside = [helper.environment for helper in job.helpers]
+    beside += [] if job.coordinator is None else [job.coordinator]
+    assert {own[VARIABLE] for own in beside} == {"-1"}
+    kept = [own.items() >= KEEP_FREED_MEMORY.items() for own in [*job.workers, *beside]]
+    assert kept == [False, True, *[True] * len(beside)], "where tensors are on the CPU"
+
+
+def run(tmp_path, **options):
+    """Runs a job and returns what its workers print, by attempt and rank."""
+    (tmp_path / "see.py").write_text(SCRIPT)
+    seen = {}
+
+    def note(rank, line):
+        restart, *values = json.loads(line)
+        seen[restart, rank] = values
+
+    assert launch([str(tmp_path / "see.py")], output=note, timeout=60, **options) == 0
+    return seen
+
+
+@pytest.mark.slow
+def test_workers_see_their_devices(machine, tmp_path, capfd):
+    machine(2)
+    assert run(tmp_path, workers=3) == {
+        ("0", 0): ["0", "PCI_BUS_ID", "true"],
+        ("0", 1): ["1", "PCI_BUS_ID", None],
+        ("0", 2): ["0", "PCI_BUS_ID", "true"],
+    }
+    assert capfd.readouterr().err.count("3 workers share 2 GPUs") == 1
+
+
+@pytest.mark.slow
+def test_survivors_keep_their_devices(machine, tmp_path, monkeypatch, capfd):
+    machine(4)
+    monkeypatch.setenv("KILL", "1")
+    options = {"workers": 3, "max_restarts": 1, "elastic": 1}
+    seen = run(tmp_path, **options)
+    assert {key: value[0] for key, value in seen.items() if key[0] == "1"} == {
+        ("1", 0): "1",
+        ("1", 1): "2",
+    }
+    assert capfd.readouterr().err.count("--devices") == 1, "said once"
+
+
+# The number of GPUs
+
+
+def test_gpus_are_counted_by_the_driver_or_by_device_files(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia0x"):
+        (tmp_path / name).touch()
+    calls = []
+    driver = SimpleNamespace(
+        nvmlInit=lambda: calls.append("init"),
+        nvmlShutdown=lambda: calls.append("shutdown"),
+        nvmlDeviceGetCount=lambda: 3,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert count_gpus(tmp_path) == 3
+    assert calls == ["init", "shutdown"]
+    driver.nvmlDeviceGetCount = None  # an error of the driver
+    assert count_gpus(tmp_path) == 0
+    driver.nvmlInit = None
+    assert count_gpus(tmp_path) == 2
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert count_gpus(tmp_path) == 2
+    assert count_gpus(tmp_path / "none") == 0
