@@ -14,8 +14,8 @@ from lbbsp_core.validate import require_nonnegative
 SHORT_STEP_SECONDS: Final = 0.05
 """Default threshold: a time slice of another process, of up to 10 ms, is a fifth of it."""
 
-_GROWTH = 2.0
-_WEIGHT = 0.1
+_LARGEST_RATIO = 5.0
+_RISE, _FALL = 0.025, 0.1
 
 
 class ShortSteps:
@@ -31,8 +31,9 @@ class ShortSteps:
     .. math:: |x_i - e_i| \le e_i T / D
 
     so that it is wrong by less than a fraction T / D whatever is measured. Steps of at least D are
-    not restricted. T grows by at most a tenth per step, so that a pause of a process does not
-    widen the bounds, and starts at the time of the fastest worker.
+    not restricted. T is the expectile 0.2 of the slowest worker's busy time, because contention
+    makes short steps longer, but not speeds better known. It grows by at most a tenth per step,
+    so that a pause of a process widens no bounds, and starts at the time of the fastest worker.
 
     Decisions are the same on all workers: scalar operations on exchanged integers (rule 3).
 
@@ -78,7 +79,8 @@ class ShortSteps:
         self.steps += 1
         if self.seconds is None:
             self.seconds = min(known)
-        self.seconds += _WEIGHT * (min(max(known), _GROWTH * self.seconds) - self.seconds)
+        change = min(max(known), _LARGEST_RATIO * self.seconds) - self.seconds
+        self.seconds += (_RISE if change > 0 else _FALL) * change
 
     def narrow(self, constraints: BatchConstraints) -> BatchConstraints:
         """Returns the constraints for the next plan; the even plan always satisfies them."""
