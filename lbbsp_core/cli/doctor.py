@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -12,7 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.cli.options import one_line_errors, require_writable_file, write_figures
+from lbbsp_core.cli.options import (
+    JsonFile,
+    consoles,
+    one_line_errors,
+    require_writable_file,
+    write_figures,
+)
 from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
 from lbbsp_core.validate import require_known
 
@@ -35,10 +40,7 @@ def doctor(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time to wait for the peers.")
     ] = 30.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the findings to this JSON file."),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.
 
@@ -51,7 +53,7 @@ def doctor(
     _require_seconds(timeout)
     require_writable_file("--json", json_file)
     diagnosis = diagnose(os.environ, framework=framework, peers=timeout if peers else None)
-    _print(Console(), diagnosis)
+    _print(consoles(json_file)[0], diagnosis)
     if json_file is not None:
         write_figures(json_file, figures(diagnosis))
     raise typer.Exit(1 if count(diagnosis, "problem") else 0)

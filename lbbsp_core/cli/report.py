@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from lbbsp_core.cli.options import one_line_errors, require_writable_file, write_figures
+from lbbsp_core.cli.options import (
+    JsonFile,
+    consoles,
+    one_line_errors,
+    require_writable_file,
+    write_figures,
+)
 
 
 @one_line_errors
@@ -22,9 +27,7 @@ def report(
             "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Show what a run gained, where time was lost, and what to change.
 
@@ -32,7 +35,7 @@ def report(
     """
     from lbbsp_core.report.html import write_report
 
-    console = Console()
+    console, _ = consoles(json_file)
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
     require_writable_file("--out", path)
     require_writable_file("--json", json_file)

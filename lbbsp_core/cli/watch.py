@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lbbsp_core.cli.options import one_line_errors, require_writable_file, write_figures
+from lbbsp_core.cli.options import (
+    STDOUT,
+    JsonFile,
+    consoles,
+    one_line_errors,
+    require_writable_file,
+    write_figures,
+)
 from lbbsp_core.report.live import LiveRun, View, WorkerView
 
 _BAR: Final = 8
@@ -27,8 +33,6 @@ _LATE_SECONDS: Final = 10.0
 _BALANCED: Final = 0.02
 """Share of waiting up to which workers count as balanced."""
 
-STANDARD_OUTPUT: Final = Path("-")
-
 
 @one_line_errors
 def watch(
@@ -39,15 +43,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Print one view and end, as without a terminal.")
     ] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write the figures to this JSON file at the end; with - print them instead of "
-            "the view.",
-        ),
-    ] = None,
+    json_file: JsonFile = None,
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two views.")
     ] = 1.0,
@@ -66,24 +62,21 @@ def watch(
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
     """
-    to_stdout = json_file == STANDARD_OUTPUT
-    if json_file is not None and not to_stdout:
-        require_writable_file("--json", json_file)
-    out, err = Console(), Console(stderr=True)
-    once = once or to_stdout or not out.is_terminal
+    require_writable_file("--json", json_file)
+    out, err = consoles(json_file)
+    once = once or json_file == STDOUT or not out.is_terminal
     run = LiveRun(run_dir)
     limit = 0.0 if once and timeout is None else timeout
     try:
         _await_start(run, err, limit, interval)
         if once:
-            if not to_stdout:
-                out.print(render(run.view(), ascii_only=out.options.ascii_only))
+            out.print(render(run.view(), ascii_only=out.options.ascii_only))
         else:
             follow(run, out, interval)
     except KeyboardInterrupt:
         pass
     if run.header is not None and json_file is not None:
-        _write(run.view(), json_file)
+        write_figures(json_file, run.view().to_json())
 
 
 def follow(
@@ -223,10 +216,3 @@ def _clock(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _write(view: View, file: Path) -> None:
-    if file == STANDARD_OUTPUT:
-        typer.echo(json.dumps(view.to_json(), indent=1))
-    else:
-        write_figures(file, view.to_json())

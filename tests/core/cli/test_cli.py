@@ -432,6 +432,8 @@ def places(tmp_path, monkeypatch, step_script):
     (tmp_path / "trace.csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(rows))
     (tmp_path / "slow.toml").write_text("workers = 1000000\nsteps = 1000000\n")
     (tmp_path / "run.jsonl").write_text("{")
+    lines = [step_line(k, [4, 4], [0.1, 0.3], 0.31) for k in range(12)]
+    write_lines(tmp_path / "recorded" / "run.jsonl", *lines, workers=2, total=8)
 
 
 @pytest.mark.parametrize(
@@ -513,6 +515,9 @@ def test_a_wrong_value_is_one_line_and_status_2(places, monkeypatch, arguments):
 # --json -: a command line for each command that has the option; its figures are all of the output
 
 FIGURES_OF = {
+    "doctor": "doctor --framework none",
+    "report": "report recorded",
+    "watch": "watch recorded",
     "demo": "demo --workers 2 --steps 20 --run-dir folder",
     "evaluate": "evaluate trace.csv --predictors last,ema0.5",
     "profile": "profile train.py --max-batch 2 --rounds 1",
@@ -531,8 +536,9 @@ def test_each_command_with_figures_is_tested():
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "profile")) for name in FIGURES_OF],
 )
 def test_figures_are_all_of_standard_output(places, tmp_path, monkeypatch, complete, command):
-    if command == "demo":
-        pytest.importorskip("matplotlib")
+    needed = {"demo": "matplotlib", "report": "plotly"}
+    if command in needed:
+        pytest.importorskip(needed[command])
     monkeypatch.setattr(comparison, "launch", pretend([0.01, 0.03]))
     done = run(*FIGURES_OF[command].split(), "--json", "-")
     assert done.exit_code == 0, done.output

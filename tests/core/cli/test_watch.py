@@ -52,10 +52,10 @@ def test_without_a_terminal_one_view_is_printed(tmp_path):
     assert json.loads(figures.read_text())["slowest"] == 1
 
 
-def test_figures_on_standard_output_replace_the_view(tmp_path):
+def test_figures_on_standard_output_and_the_view_beside_it(tmp_path):
     write(tmp_path / "run.jsonl", line(0, (0.3, 0.3)))
     result = watch(tmp_path, "--json", "-")
-    assert json.loads(result.output)["recent"] == {"waiting": 0.0, "speedup": 1.0}
+    assert json.loads(result.stdout)["recent"] == {"waiting": 0.0, "speedup": 1.0}
     assert "Balanced: no worker waits" in watch(tmp_path, "--once").output
 
 
