@@ -1,0 +1,112 @@
+"""Commands in documents: what a reader would type must exist, with these options and values."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer
+from doc_pages import ROOT
+from typer.testing import CliRunner
+
+from lbbsp_core.cli import launch as launch_command
+from lbbsp_core.cli.app import application
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SEPARATORS = frozenset({"&", "&&", "||", ";", "|", ">", "<", ">>", "(", ")"})
+PREFIXES = re.compile(r"\w+=.*|exec|srun|-\S+|timeout|\d+")
+"""Words before the program: variables, and programs that run it, with their options."""
+
+RUN = {"evaluate", "simulate"}
+"""Commands that are run, if all files that they name exist; others are parsed."""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yields the words of each command of a shell script, without comments and redirections."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in lexer:
+            if word in SEPARATORS:
+                yield from [command] if command else []
+                command = []
+            else:
+                command.append(word)
+        yield from [command] if command else []
+
+
+def check(command: list[str]) -> None:
+    """Checks a command that lbbsp, make, pip or Python's interpreter would get.
+
+    Raises:
+        AssertionError: It has an option that the command of lbbsp does not know or a wrong value,
+            or names a target, an extra or a file that does not exist.
+    """
+    while command and PREFIXES.fullmatch(command[0]):
+        command = command[1:]
+    program, *words = command or [""]
+    name = Path(program).name
+    if name == "lbbsp":
+        check_lbbsp(words)
+    elif name == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        unknown = {word for word in words if "=" not in word} - set(targets)
+        assert not unknown, f"the Makefile has no target {unknown}"
+    elif name == "pip":
+        check_extras(words)
+    elif re.fullmatch(r"python3?", name) and words and words[0].startswith(("benchm", "exampl")):
+        assert (ROOT / words[0]).is_file(), f"there is no file {words[0]}"
+
+
+def check_extras(words: list[str]) -> None:
+    """Checks that the extras of lbbsp in a requirement exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for word in words:
+        if match := re.fullmatch(r"(?:lbbsp|\.)\[(.*)\].*", word):
+            unknown = set(match[1].split(",")) - set(project["optional-dependencies"])
+            assert not unknown, f"lbbsp has no extra {unknown}"
+
+
+def check_lbbsp(words: list[str]) -> None:
+    """Parses a command of lbbsp. That of ``launch`` runs up to the start of the job."""
+    app = application()
+    for info in app.registered_commands:
+        if info.callback is not None and not _is_run(info.callback.__name__, words):
+            info.callback = _parse_only(info.callback)
+    start, launch_command.launch_job = launch_command.launch_job, _start_nothing
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        launch_command.launch_job = start
+    assert result.exit_code == 0, f"lbbsp {' '.join(words)}: {result.output} {result.exception!r}"
+
+
+def _start_nothing(
+    command: list[str], *, workers: int, speeds: list[float] | None, **_: object
+) -> int:
+    assert speeds is None or len(speeds) == workers, f"{workers} workers, got speeds {speeds}"
+    return 0
+
+
+def _is_run(name: str, words: list[str]) -> bool:
+    if "--scenario" in words:
+        return False  # takes seconds
+    files = [word for word in words[1:] if re.search(r"[./]", word)]
+    return name == "launch" or (name in RUN and all(Path(file).exists() for file in files))
+
+
+def _parse_only(callback: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(callback)
+    def parsed(*_: object, **__: object) -> None:
+        raise typer.Exit(0)
+
+    return parsed

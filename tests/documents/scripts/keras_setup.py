@@ -1,0 +1,39 @@
+"""Names that the documents about Keras use without a definition, for one process."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import lbbsp_core
+import lbbsp_tf
+from lbbsp_core import Profile
+
+X = 256
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x = random.normal(size=(X + 10, 4)).astype("float32")
+y = random.normal(size=len(x)).astype("float32")
+lengths = random.integers(1, 5, size=len(x))
+tokens = tf.ragged.constant([list(range(length)) for length in lengths])
+labels = y
+
+
+class Model(keras.Sequential):
+    """A model whose ``compile(...)``, as written in the documents, stands for some arguments."""
+
+    def compile(self, *arguments, **options):
+        if arguments == (...,):
+            arguments = ("sgd", "mse")
+        super().compile(*arguments, **options)
+
+
+def build():
+    return Model([keras.layers.Input((4,)), keras.layers.Dense(1)])
+
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+balancer = lbbsp_tf.LoadBalancer(strategy, X)
+with strategy.scope():
+    model = build()
+    model.compile(...)
+Profile([1, 2, 4, 300], [0.1, 0.2, 0.3, 0.4]).save("gpu.json")

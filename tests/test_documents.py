@@ -1,0 +1,164 @@
+"""Runs the code of all documents: Python, commands, and files of other formats.
+
+A block of Python runs in the namespace of its document. A comment before a block says what else it
+needs: ``<!-- set-up: NAME -->`` fills the namespace by ``documents/scripts/NAME_setup.py``, in a
+process of its own, and ``<!-- not run: REASON -->`` excepts the block. Commands of ``lbbsp`` are
+parsed, and run where that is cheap; targets of make, extras of pip and scripts must exist.
+"""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+from doc_pages import ROOT, Block, Page, documents
+
+from lbbsp_core.runtime.record import RunRecord, StepLine, run_header
+
+SCRIPT = Path(__file__).parent / "documents" / "scripts" / "run_blocks.py"
+RUN_ELSEWHERE = {"docs/adding-a-framework.md": "tests/core/runtime/test_toy_plugin.py"}
+MAX_EXCEPTED = 6
+STEPS = 20
+TEXT = {"text", "diff", "dockerfile"}
+"""Languages of blocks that are read, not run: outputs, formulas, changes of files."""
+
+BLOCKS = [block for path in documents() for block in Page(path).blocks]
+
+
+def chosen(*languages):
+    """Parametrises a test by the blocks in one of these languages."""
+    found = [block for block in BLOCKS if block.language in languages and not block.reason]
+    return pytest.mark.parametrize("block", found, ids=[block.place for block in found])
+
+
+def python_blocks(set_up):
+    """Returns the blocks of Python with this set-up."""
+    return [
+        block
+        for block in BLOCKS
+        if block.language == "python" and block.set_up == set_up and not block.reason
+        if block.document not in RUN_ELSEWHERE
+    ]
+
+
+@functools.cache
+def outcomes(set_up: str, folder: Path) -> dict[Block, str]:
+    """Runs all blocks of a set-up in one process; returns the traceback of each, or ""."""
+    blocks = python_blocks(set_up)
+    process = subprocess.run(
+        [sys.executable, SCRIPT, set_up],
+        input=json.dumps([(block.document, block.line, block.text) for block in blocks]),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert process.returncode == 0, process.stderr
+    return dict(zip(blocks, json.loads(process.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with the files that commands of the documents name."""
+    path = tmp_path_factory.mktemp("documents")
+    record_trace(path / "trace.csv")
+    (path / "traces").symlink_to(ROOT / "traces")
+    record_run(path / "runs" / "plain")
+    return path
+
+
+def record_trace(path):
+    """Writes the first steps of a recorded trace."""
+    header, *rows = (ROOT / "traces" / "job_replayed_bsp.csv").read_text("utf-8").splitlines()
+    first = [row for row in rows if int(row.split(",")[1]) <= STEPS]
+    path.write_text("\n".join([header, *first]) + "\n", encoding="utf-8")
+
+
+def record_run(path):
+    """Writes the record of a run of plain BSP on two workers."""
+    path.mkdir(parents=True)
+    header = run_header("tensorflow", workers=2, global_batch_size=8, versions={})
+    record = RunRecord(path / "run.jsonl", header)
+    measured = {"sizes": (4, 4), "busy_seconds": (0.1, 0.2), "wall_seconds": 0.21}
+    for step in range(STEPS):
+        record.write(StepLine(step=step, predicted_seconds=(None, None), excluded=(), **measured))
+    record.close()
+
+
+SET_UPS = sorted({block.set_up for block in BLOCKS if block.set_up})
+WITH_SET_UP = [block for name in SET_UPS for block in python_blocks(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", WITH_SET_UP, ids=[block.place for block in WITH_SET_UP])
+def test_python_with_a_set_up_runs(block, folder):
+    failure = outcomes(block.set_up, folder)[block]
+    assert not failure, failure
+
+
+NAMESPACES: dict[str, dict] = {}
+
+
+@pytest.mark.parametrize("block", python_blocks(""), ids=[b.place for b in python_blocks("")])
+def test_python_runs(block, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    namespace = NAMESPACES.setdefault(block.document, {"__name__": "document"})
+    exec(compile("\n" * (block.line - 1) + block.text, block.document, "exec"), namespace)
+
+
+@chosen("sh", "bash", "console")
+def test_commands_exist(block, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    text = block.text
+    if block.language == "console":
+        typed = [line for line in text.splitlines() if line.startswith("$ ")]
+        text = "\n".join(line.removeprefix("$ ") for line in typed)
+    elif shutil.which("bash"):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)
+    for command in commands.commands(text):
+        commands.check(command)
+
+
+@chosen("json", "toml", "yaml", "ini")
+def test_files_can_be_read(block):
+    if block.language == "json":
+        json.loads(block.text)
+    elif block.language == "toml":
+        commands.tomllib.loads(block.text)
+    elif block.language == "ini":
+        configparser.ConfigParser(allow_no_value=True).read_string(block.text)
+    else:
+        list(pytest.importorskip("yaml").safe_load_all(block.text))
+
+
+def test_each_block_is_run_or_says_why_not():
+    known = {"python", "sh", "bash", "console", "json", "toml", "yaml", "ini"} | TEXT
+    unknown = [f"{b.place}: {b.language!r}" for b in BLOCKS if b.language not in known]
+    assert not unknown, f"name a language of {sorted(known)} behind the fence: {unknown}"
+    excepted = [b.place for b in BLOCKS if b.reason]
+    assert len(excepted) <= MAX_EXCEPTED, excepted
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lbbsp launch -n 2 --no-such-option train.py",
+        "lbbsp launch -n 2 --speeds 1,1,0.5 train.py > file",
+        "lbbsp evaluate trace.csv --predictors no_such_predictor",
+        "make demo no-such-target",
+        "A=1 pip install 'lbbsp[mx,no-such-extra]'",
+        "python benchmarks/no_such_script.py | tail",
+    ],
+)
+def test_a_wrong_command_is_found(command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    [words] = list(commands.commands(command))[:1]
+    with pytest.raises(AssertionError):
+        commands.check(words)
