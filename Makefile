@@ -1,8 +1,9 @@
-# Two commands do everything on a fresh machine with Python 3.10 to 3.12:
+# These commands do everything on a fresh machine with Python 3.10 to 3.12:
 #   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
 #   make test   sets up, checks style and types, runs every test
+#   make docs   builds the documentation site in site/
 # While working, `make test-fast` runs ruff and the unit tests of the core in less than a minute.
-.PHONY: demo test test-fast lint setup bench clean
+.PHONY: demo test test-fast lint docs setup bench clean
 
 PYTHON ?= $(shell for v in 3.11 3.12 3.10; do \
 	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
@@ -10,6 +11,7 @@ PYTHON := $(if $(PYTHON),$(PYTHON),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
 
 demo: $(READY)
 	$(BIN)/lbbsp demo
@@ -24,12 +26,17 @@ test-fast: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -q -m "not slow" tests/core tests/test_docstrings.py tests/test_layout.py \
-		tests/test_markdown.py lbbsp_core
+		tests/test_markdown.py tests/test_site.py lbbsp_core
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Opens as site/index.html. Broken links and anchors, and resources of other servers, are errors.
+docs: $(READY_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
+	$(BIN)/python tools/check_site.py site
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocate.py
@@ -63,5 +70,9 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[tf-cpu,mx,dev]'
 	touch $(READY)
 
+$(READY_DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $(READY_DOCS)
+
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info
+	rm -rf $(VENV) site runs build dist *.egg-info

@@ -1,0 +1,62 @@
+"""Checks of the documentation site that need no build: its reference, navigation and resources."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from check_site import external_resources
+from doc_pages import ROOT
+
+PACKAGES = ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")
+OUTSIDE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md", "traces.md"}
+"""Pages that tools/site_hooks.py makes of documents outside docs/."""
+
+
+def public_names(package):
+    """Returns `__all__` of a package, without importing it."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))
+    [names] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return [f"{package}.{name}" for name in names]
+
+
+def test_each_public_name_is_in_the_reference_once():
+    pages = [path.read_text("utf-8") for path in ROOT.glob("docs/reference/*.md")]
+    documented = re.findall(r"^::: (\S+)$", "\n".join(pages), re.MULTILINE)
+    public = [name for package in PACKAGES for name in public_names(package)]
+    assert sorted(documented) == sorted(public)
+
+
+def test_each_document_is_in_the_navigation():
+    lines = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1].splitlines()
+    entries = re.findall(r"[\w/-]+\.md", "\n".join(line.split("#")[0] for line in lines))
+    documents = {p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md")}
+    assert sorted(entries) == sorted(documents | OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("page.html", '<script src="https://x.test/a.js"></script>'),
+        ("page.html", '<link rel="stylesheet" href="//x.test/a.css">'),
+        ("page.html", '<img alt="" src=http://x.test/a.png>'),
+        ("style.css", "@font-face { src: url('https://x.test/a.woff') }"),
+        ("style.css", '@import "https://x.test/a.css";'),
+    ],
+)
+def test_resources_of_other_servers_are_found(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    [found] = external_resources(tmp_path)
+    assert found.startswith(f"{name}: ")
+
+
+def test_links_and_own_resources_are_no_such_resources(tmp_path):
+    text = '<a href="https://x.test/">x</a><img src="a.png"><link rel="canonical" href="https://x">'
+    (tmp_path / "page.html").write_text(text)
+    (tmp_path / "a.css").write_text("a { background: url(data:image/svg+xml;base64,aaaa) }")
+    assert external_resources(tmp_path) == []
