@@ -11,6 +11,7 @@ from __future__ import annotations
 import configparser
 import functools
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,8 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("documents")
     record_trace(path / "trace.csv")
     (path / "traces").symlink_to(ROOT / "traces")
-    record_run(path / "runs" / "plain")
+    for name in ("plain", "even", "balanced"):
+        record_run(path / "runs" / name)
     return path
 
 
@@ -103,11 +105,20 @@ def test_python_with_a_set_up_runs(block, folder):
     assert not failure, failure
 
 
+@pytest.fixture
+def log_level():
+    """Restores the level of our loggers, which a document changes."""
+    logger = logging.getLogger("lbbsp")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
 NAMESPACES: dict[str, dict] = {}
 
 
 @pytest.mark.parametrize("block", python_blocks(""), ids=[b.place for b in python_blocks("")])
-def test_python_runs(block, folder, monkeypatch):
+def test_python_runs(block, folder, monkeypatch, log_level):
     monkeypatch.chdir(folder)
     namespace = NAMESPACES.setdefault(block.document, {"__name__": "document"})
     exec(compile("\n" * (block.line - 1) + block.text, block.document, "exec"), namespace)
