@@ -30,7 +30,7 @@ OUTSIDE = {
 COMMANDS = "<!-- commands -->"
 """Place of the reference of all commands."""
 
-_LINK = re.compile(r"\]\((?P<target>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
+_LINK = re.compile(r"\[(?P<text>[^]]*)\]\((?P<target>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -67,8 +67,10 @@ def commands() -> str:
 
 
 def _moved(link: re.Match[str], source: PurePosixPath, page: str) -> str:
-    """Returns a link of a document as its page must write it."""
+    """Returns a link as its page must write it; of a file that is no page, only the text."""
     target = os.path.normpath(source.parent / link["target"])
+    if target not in OUTSIDE and not target.startswith("docs/"):
+        return link["text"]
     moved = OUTSIDE.get(target, target.removeprefix("docs/"))
     relative = os.path.relpath(moved, PurePosixPath(page).parent)
-    return f"]({relative}{link['anchor'] or ''})"
+    return f"[{link['text']}]({relative}{link['anchor'] or ''})"
