@@ -71,6 +71,7 @@ class LoadBalancer(keras.callbacks.Callback):
     Raises:
         ValueError: No plan can satisfy the options, the strategy is unsuitable, or TF_CONFIG is
             wrong.
+        RuntimeError: Keras is too old, or ``TF_USE_LEGACY_KERAS`` makes `tf.keras` Keras 2.
 
     Example::
 
@@ -311,6 +312,11 @@ class LoadBalancer(keras.callbacks.Callback):
         return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
 
     # Hooks of Keras, in the order in which it calls them
+
+    def set_model(self, model: keras.Model) -> None:
+        """Takes the model of the fit, unless it belongs to Keras 2."""
+        checks.check_model_class(model)
+        super().set_model(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""

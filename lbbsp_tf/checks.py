@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from lbbsp_core.validate import shortened
-from lbbsp_tf import compat
+from lbbsp_tf import compat, env
 from lbbsp_tf.cluster import cluster_size
 
 OLDEST_KERAS = (3, 11)
@@ -19,11 +19,17 @@ logger = logging.getLogger("lbbsp.tf")
 
 
 def check_keras() -> None:
-    """Raises an error unless Keras is recent enough.
+    """Raises an error unless Keras is recent enough and `tf.keras` is the same Keras.
 
     Raises:
-        RuntimeError: Keras is older; names its version and the remedy.
+        RuntimeError: Keras is older, or `tf.keras` is Keras 2; names the remedy.
     """
+    if env.uses_legacy_keras():
+        raise RuntimeError(
+            "TF_USE_LEGACY_KERAS makes tf.keras Keras 2, whose models LoadBalancer cannot train: "
+            "remove TF_USE_LEGACY_KERAS from the environment, and build the model with Keras 3 "
+            "(import keras)"
+        )
     major, minor = (int(part) for part in keras.__version__.split(".")[:2])
     if (major, minor) < OLDEST_KERAS:
         oldest = ".".join(map(str, OLDEST_KERAS))
@@ -44,6 +50,20 @@ def require_strategy(strategy: object) -> None:
             f"strategy must be a tf.distribute.Strategy, got {shortened(strategy)}: write "
             "LoadBalancer(strategy, global_batch_size=256), where strategy = "
             "tf.distribute.MultiWorkerMirroredStrategy()"
+        )
+
+
+def check_model_class(model: object) -> None:
+    """Raises an error unless `model` belongs to Keras 3.
+
+    Raises:
+        TypeError: The model's class is another one, such as one of the package ``tf_keras``.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"the model must be a keras.Model of Keras {keras.__version__}, got a class of "
+            f"{type(model).__module__.partition('.')[0]}: build it with `import keras`, instead "
+            "of tf_keras (Keras 2)"
         )
 
 

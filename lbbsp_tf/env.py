@@ -18,3 +18,8 @@ def in_slurm_step() -> bool:
 def slurm_node() -> str:
     """Returns ``SLURMD_NODENAME``, the node on which Slurm runs this task; empty if it is unset."""
     return os.environ.get("SLURMD_NODENAME", "")
+
+
+def uses_legacy_keras() -> bool:
+    """Returns whether ``TF_USE_LEGACY_KERAS`` makes `tf.keras` Keras 2, as TensorFlow reads it."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")

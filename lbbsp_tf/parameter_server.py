@@ -23,6 +23,7 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.record import PushLine, PushLog, RunHeader, run_header
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
+from lbbsp_tf.checks import check_model_class
 from lbbsp_tf.cluster import check_chief
 from lbbsp_tf.compat import Nest
 
@@ -101,6 +102,7 @@ def fit_asynchronously(
     Raises:
         ValueError: The model belongs to another strategy or is not compiled, or a number is out
             of range.
+        TypeError: The model is not one of Keras 3.
     """
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
@@ -277,6 +279,7 @@ def _build(model: keras.Model, arrays: Nest) -> None:
 
 
 def _check(model: keras.Model, strategy: tf.distribute.Strategy, epochs: int) -> None:
+    check_model_class(model)
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ValueError(
             "the model must belong to the strategy of lbbsp_tf.parameter_server_strategy(), got "

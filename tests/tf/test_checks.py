@@ -1,10 +1,15 @@
-"""Checks of a model before a fit."""
+"""Checks of Keras and of a model before a fit."""
+
+import os
+import subprocess
+import sys
 
 import keras
 import pytest
 import tensorflow as tf
 
-from lbbsp_tf.checks import check_model
+from lbbsp_tf import LoadBalancer, fit_asynchronously
+from lbbsp_tf.checks import check_keras, check_model
 
 L = keras.layers
 
@@ -24,3 +29,51 @@ def test_plain_batch_normalisation_is_warned_about_with_the_remedy(layer, warnin
     check_model(model, tf.distribute.get_strategy())
     assert len(caplog.records) == warnings
     assert all("lbbsp_tf.synchronize_batch_norm(model)" in r.message for r in caplog.records)
+
+
+class OfKeras2:
+    """Model of another package, under no strategy."""
+
+    distribute_strategy = tf.distribute.get_strategy()
+
+
+OfKeras2.__module__ = "tf_keras.src.engine.training"
+
+SCRIPT = """
+import lbbsp_tf
+import tensorflow as tf
+lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 8)
+"""
+
+
+def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    environment.pop("TF_CONFIG", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2")
+    assert "remove TF_USE_LEGACY_KERAS from the environment" in last
+
+
+@pytest.mark.parametrize("value", ["1", "true", "True"])
+def test_legacy_keras_is_refused_for_each_value_that_tensorflow_accepts(monkeypatch, value):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
+    with pytest.raises(RuntimeError, match="TF_USE_LEGACY_KERAS"):
+        check_keras()
+
+
+@pytest.mark.parametrize("value", ["0", "", "false"])
+def test_other_values_select_keras_3(monkeypatch, value):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)
+    check_keras()
+
+
+def test_a_model_of_keras_2_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    balancer = LoadBalancer(tf.distribute.get_strategy(), 8)
+    for use in (balancer.set_model, lambda model: fit_asynchronously(model, None, batch_size=1)):
+        with pytest.raises(TypeError, match=r"got a class of tf_keras: build it with .import ker"):
+            use(OfKeras2())
