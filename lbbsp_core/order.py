@@ -259,8 +259,8 @@ class SampleStream:
 
     Example:
         >>> stream = SampleStream(4, seed=1)
-        >>> first, rest = stream.take(0, 3), stream.take(3, 8)
-        >>> sorted([*first, rest[0]]), sorted(rest[1:].tolist())
+        >>> taken = [*stream.take(0, 3).tolist(), *stream.take(3, 8).tolist()]
+        >>> sorted(taken[:4]), sorted(taken[4:])
         ([0, 1, 2, 3], [0, 1, 2, 3])
     """
 

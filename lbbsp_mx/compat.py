@@ -19,6 +19,9 @@ from lbbsp_mx import env
 
 _SERVER_MODULE = "mxnet.kvstore.kvstore_server"
 
+_UNSUPPORTED_PYTHON = (3, 13)
+"""Oldest Python without a release of NumPy 1, on which MXNet 1.9.1 depends."""
+
 
 def import_mxnet() -> ModuleType:
     """Imports MXNet, after restoring the names that it needs in NumPy.
@@ -27,8 +30,9 @@ def import_mxnet() -> ModuleType:
     watch over the job: its module that does so is left out, and `lbbsp_mx.server` serves instead.
 
     Raises:
-        ImportError: MXNet is not installed, an earlier import has failed halfway, or a system
-            library is missing; names the remedy.
+        ModuleNotFoundError: MXNet is not installed; names the remedy.
+        ImportError: An earlier import has failed halfway, or a system library is missing; names
+            the remedy.
     """
     restore_numpy_names()
     if "mxnet" not in sys.modules and "mxnet.base" in sys.modules:
@@ -43,8 +47,8 @@ def import_mxnet() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "mxnet":
             raise _explained(error) from error
-        raise ImportError(
-            "mxnet is not installed: pip install 'lbbsp[mx]' (Linux on x86-64, Python 3.10 to 3.12)"
+        raise ModuleNotFoundError(
+            f"mxnet is not installed: {_installation()}", name="mxnet"
         ) from error
     except (AttributeError, OSError) as error:
         raise _explained(error) from error
@@ -127,6 +131,18 @@ def _explained(error: Exception) -> ImportError:
         if isinstance(error, OSError)
         else "pip install setuptools"
         if "distutils" in str(error)
-        else "pip install 'lbbsp[mx]', which installs compatible versions"
+        else f"{_installation()}, which installs compatible versions"
     )
     return ImportError(f"mxnet cannot be imported ({error}): {remedy}")
+
+
+def _installation() -> str:
+    """Returns how to install MXNet for this Python, or where it can be installed."""
+    command = "pip install 'lbbsp[mx]'"
+    if sys.version_info[:2] < _UNSUPPORTED_PYTHON:
+        return f"{command} (Linux on x86-64)"
+    running = ".".join(map(str, sys.version_info[:2]))
+    return (
+        f"MXNet 1.9.1 needs NumPy 1, which Python {running} does not have; create a virtual "
+        f"environment with Python 3.10 to 3.12, and run {command} there"
+    )

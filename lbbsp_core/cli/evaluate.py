@@ -78,7 +78,7 @@ def evaluate(
     require_picture("--plot", plot)
     require_writable_file("--export", export)
     search_current_directory()
-    chosen = _predictors(predictors, horizon, err)
+    chosen = _predictors(predictors, horizon)
     runs = [trace_from_run(path) for path in from_run or []]
     loaded = [*(read_trace(path) for path in traces or []), *runs]
     if not loaded:
@@ -88,6 +88,11 @@ def evaluate(
             _note(err, f"{trace.path}: {note}")
     if export is not None:
         _export(out, runs, export)
+    if predictors == ALL and "arima" not in chosen:
+        _note(
+            err,
+            "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'",
+        )
     result = _run(err, loaded, chosen, horizon)
     for note in result.notes.values():
         _note(err, note)
@@ -101,17 +106,11 @@ def evaluate(
         out.print(f"plot written to {plot}", markup=False)
 
 
-def _predictors(text: str, horizon: int, err: Console) -> dict[str, Predictor]:
+def _predictors(text: str, horizon: int) -> dict[str, Predictor]:
     """Creates the predictors of the option ``--predictors``, by the names given there."""
     if text != ALL:
         return {name: PREDICTORS.build(name, horizon=horizon) for name in parse_predictors(text)}
-    found = contenders(horizon)
-    if "arima" not in found:
-        _note(
-            err,
-            "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'",
-        )
-    return found
+    return contenders(horizon)
 
 
 def _note(err: Console, text: str) -> None:

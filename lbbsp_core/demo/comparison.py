@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,11 +35,22 @@ class Framework(NamedTuple):
         module: Module of the framework.
         plugin: Module of our plugin.
         extra: Extra of the ``lbbsp`` distribution that installs the framework.
+        newest_python: Newest Python for which the extra installs the framework; None if there is
+            no such limit.
     """
 
     module: str
     plugin: str
     extra: str
+    newest_python: tuple[int, int] | None = None
+
+    @property
+    def where(self) -> str:
+        """Where the extra can be installed, if this Python is too new for it."""
+        if self.newest_python is None or sys.version_info[:2] <= self.newest_python:
+            return ""
+        version = ".".join(map(str, self.newest_python))
+        return f" in a virtual environment with Python {version} or earlier"
 
 
 class Training(NamedTuple):
@@ -120,7 +132,7 @@ BALANCED: Final = Training("LB-BSP", "lbbsp", "lbbsp")
 FRAMEWORKS: Final[Mapping[str, Framework]] = MappingProxyType(
     {
         "tensorflow": Framework("tensorflow", "lbbsp_tf", "tf-cpu"),
-        "mxnet": Framework("mxnet", "lbbsp_mx", "mx"),
+        "mxnet": Framework("mxnet", "lbbsp_mx", "mx", newest_python=(3, 12)),
     }
 )
 
@@ -148,7 +160,7 @@ def require_packages(framework: str) -> None:
     ):
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"{module} is not installed: run pip install 'lbbsp[{extra}]'"
+                f"{module} is not installed: run pip install 'lbbsp[{extra}]'{wanted.where}"
             )
 
 

@@ -1,8 +1,10 @@
 """A small data set and network, for tests in one process."""
 
-import lbbsp_mx  # noqa: F401  before mxnet
+import pytest
 
-import mxnet as mx  # isort: skip
+pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 

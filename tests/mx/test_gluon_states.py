@@ -4,15 +4,16 @@ import pickle
 import pickletools
 from pathlib import Path
 
-import lbbsp_mx
-
-import mxnet as mx  # isort: skip
-import numpy as np
 import pytest
-from helpers import weights
-from mxnet import autograd, gluon, nd
 
-from lbbsp_mx.gluon_states import gluon_order
+lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import weights  # noqa: E402
+from mxnet import autograd, gluon, nd  # noqa: E402
+
+from lbbsp_mx.gluon_states import gluon_order  # noqa: E402
 
 X = 8
 LAYERS = 12

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
 from lbbsp_mx.script_keys import FIRST_OWN_KEY, ScriptKeys, flat
 
 

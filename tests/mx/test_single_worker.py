@@ -221,13 +221,6 @@ def test_after_a_failed_import_it_says_what_to_do():
     assert "nothing to fail" in said or "`import lbbsp_mx` before `import mxnet`" in said
 
 
-def test_a_missing_framework_names_the_extra():
-    text = "import sys; sys.modules['mxnet'] = None; import lbbsp_mx"
-    status, said = program(text)
-    assert status == 1
-    assert "pip install 'lbbsp[mx]'" in said
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

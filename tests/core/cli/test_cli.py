@@ -300,6 +300,18 @@ def test_demo_says_what_to_install(monkeypatch, tmp_path, missing, cure):
 
 
 @pytest.mark.parametrize(
+    ("version", "where"),
+    [((3, 12, 1), ""), ((3, 13, 0), " in a virtual environment with Python 3.12 or earlier")],
+)
+def test_demo_says_which_python_its_framework_needs(monkeypatch, version, where):
+    monkeypatch.setattr(comparison, "find_spec", lambda name: None)
+    monkeypatch.setattr(comparison.sys, "version_info", version)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        comparison.require_packages("mxnet")
+    assert str(raised.value) == (f"mxnet is not installed: run pip install 'lbbsp[mx]'{where}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--framework", "abacus"], ["--framework", "'abacus'", "tensorflow"]),
