@@ -26,8 +26,7 @@ test: lint
 test-fast: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -q -m "not slow" tests/core tests/test_docstrings.py tests/test_layout.py \
-		tests/test_markdown.py tests/test_site.py lbbsp_core
+	$(BIN)/pytest -q -m "not slow" tests/core tests/test_*.py lbbsp_core
 
 lint: $(READY)
 	$(BIN)/ruff check .

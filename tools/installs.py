@@ -123,7 +123,7 @@ class Installer:
         self._folder, self._keep = folder, keep
         self._environ = _environment()
         self._uv = shutil.which("uv") or self._own_uv()
-        self._run(self._uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+        self._run(self._uv, "build", "--quiet", "--out-dir", folder, ROOT)  # by way of the sdist
         self._wheel = next(folder.glob("lbbsp-*.whl"))
 
     def measure(self, name: str, python: str, resolution: str) -> Outcome:
