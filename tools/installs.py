@@ -39,6 +39,9 @@ CORE = (
     "tests/core/policy",
     "tests/core/sync",
 )
+TF = ("single_worker", "checks", "batchnorm", "conditional_updates", "evaluation")
+MX = ("missing", "data", "agreement", "gluon_states", "script_keys")
+JOB = ("launch", "-n", "2", "--timeout", "600")
 SIMULATE = ("simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
 
 
@@ -51,12 +54,14 @@ class Extra:
         tests: Files and folders for pytest.
         module: Module without which the extra is not available.
         commands: Arguments of the command ``lbbsp``, each of which must succeed.
+        needs: Further distributions that the tests or commands import.
     """
 
     packages: tuple[str, ...]
     tests: tuple[str, ...]
     module: str
     commands: tuple[tuple[str, ...], ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 EXTRAS = {
@@ -69,17 +74,17 @@ EXTRAS = {
     "dev": Extra(("pytest", "hypothesis"), CORE, "pytest"),
     "tf-cpu": Extra(
         ("tensorflow-cpu", "keras", "numpy"),
-        ("tests/tf", "tests/parallel/test_fitting.py"),
+        tuple(f"tests/tf/test_{name}.py" for name in TF),
         "lbbsp_tf",
+        ((*JOB, str(ROOT / "examples" / "keras_digits_balanced.py")),),
+        needs=("scikit-learn",),
     ),
     "mx": Extra(
         ("mxnet", "numpy"),
-        (
-            "tests/mx/test_data.py",
-            "tests/mx/test_agreement.py",
-            "tests/parallel/test_mx_trainers.py",
-        ),
+        tuple(f"tests/mx/test_{name}.py" for name in MX),
         "lbbsp_mx",
+        ((*JOB, "--framework", "mxnet", str(ROOT / "examples" / "gluon_digits_balanced.py")),),
+        needs=("scikit-learn",),
     ),
 }
 
@@ -145,7 +150,8 @@ class Installer:
 
     def _install(self, name: str, python: str, resolution: str, target: Path) -> None:
         extra = () if name == "none" else ("--extra", name)
-        pins = target.with_suffix(".txt")
+        pins = self._folder / f"{target.name}.txt"
+        pins.unlink(missing_ok=True)  # uv would prefer the versions of an earlier run
         # fmt: off
         resolve = (self._uv, "pip", "compile", "--quiet", "--python", python, "--no-build",
                    "--resolution", RESOLUTIONS[resolution], *extra, "--output-file", pins,
@@ -156,7 +162,7 @@ class Installer:
         install = (self._uv, "pip", "install", "--quiet", "--no-build", "--python", target)
         self._run(*install, "--requirements", pins)
         self._run(*install, "--no-deps", self._wheel)
-        self._run(*install, "--constraints", pins, *TEST_PACKAGES)
+        self._run(*install, "--constraints", pins, *TEST_PACKAGES, *EXTRAS[name].needs)
 
     def _versions(self, target: Path, packages: Sequence[str]) -> str:
         listed = self._run(self._uv, "pip", "list", "--format", "json", "--python", target)
@@ -171,6 +177,9 @@ class Installer:
         """Yields the outcome of each program that a cell runs."""
         for arguments in extra.commands:
             done = self._start(target / "bin" / "lbbsp", *arguments, cwd=self._folder)
+            (self._folder / f"{target.name}-{arguments[0]}.log").write_text(
+                done.stdout + done.stderr
+            )
             yield f"`lbbsp {arguments[0]}` {'passed' if done.returncode == 0 else 'failed'}"
         pytest = (target / "bin" / "pytest", "-q", "-p", "no:cacheprovider", "-m", "not alone")
         done = self._start(*pytest, *extra.tests, cwd=ROOT)
