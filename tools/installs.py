@@ -39,7 +39,7 @@ CORE = (
     "tests/core/policy",
     "tests/core/sync",
 )
-TF = ("single_worker", "checks", "batchnorm", "conditional_updates", "evaluation")
+TF = ("single_worker", "checks", "evaluation")
 MX = ("missing", "data", "agreement", "gluon_states", "script_keys")
 JOB = ("launch", "-n", "2", "--timeout", "600")
 SIMULATE = ("simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
