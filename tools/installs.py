@@ -228,7 +228,7 @@ def _reason(stderr: str) -> str:
     """Returns the line of an error that says why: uv's cause, or a traceback's last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no message"]
     causes = [line for line in lines if "Because" in line or line.startswith("cause:")]
-    return (causes or lines[-1:])[0].replace("|", "/")
+    return re.sub(r"^\w+Error: ", "", (causes or lines)[-1]).partition(";")[0].replace("|", "/")
 
 
 def _counts(done: subprocess.CompletedProcess[str]) -> str:
