@@ -15,14 +15,11 @@ from functools import wraps
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import (
-    GLOBAL_SEED_GENERATOR,
-    SeedGenerator,
-    global_seed_generator,
-)
+from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"  # Keras names it by a constant from 3.13 on
 _STRIDE = 1_000_003  # between the seeds of replicas
 
 _rank = PerThread()
@@ -54,12 +51,12 @@ def _by_rank(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 def has_global_seed() -> bool:
     """Returns whether Keras's global random state exists in this thread."""
-    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is not None
+    return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR) is not None
 
 
 def forget_global_seed() -> None:
     """Makes Keras create its global random state anew when it next needs it."""
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
 
 
 def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
@@ -74,4 +71,4 @@ def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
     with strategy.scope():
         generator = global_seed_generator()
     random.setstate(state)
-    return lambda: global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    return lambda: global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
