@@ -19,7 +19,7 @@ from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
-_GLOBAL_SEED_GENERATOR = "global_seed_generator"  # Keras names it by a constant from 3.13 on
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas
 
 _rank = PerThread()

@@ -71,6 +71,8 @@ def test_it_learns_what_stock_keras_learns_from_the_same_order(balancer, options
 def test_keras_does_not_warn_that_it_ignores_shuffle(balancer, recwarn):
     fit(balancer, balancer.dataset(FEATURES, LABELS))
     assert not [str(each.message) for each in recwarn if "shuffle" in str(each.message)]
+    if keras.__version__.startswith("3.12."):
+        return  # stock Keras 3.12 does not warn here
     model().fit(tf.data.Dataset.from_tensors((FEATURES, LABELS)), verbose=0)  # as stock Keras
     assert [each for each in recwarn if "`shuffle=True`" in str(each.message)]
 
