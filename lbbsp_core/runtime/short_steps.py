@@ -11,8 +11,8 @@ from lbbsp_core.policy import BatchConstraints, Even, Sizes
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_nonnegative
 
-SHORT_STEP_SECONDS: Final = 0.05
-"""Default threshold: a time slice of another process, of up to 10 ms, is a fifth of it."""
+SHORT_STEP_SECONDS: Final = 0.025
+"""Default threshold: some time slices of other processes, of 2 to 10 ms."""
 
 _LARGEST_RATIO = 5.0
 _RISE, _FALL = 0.025, 0.1

@@ -219,7 +219,7 @@ class Watching:
     """Even batches; keeps what it observes."""
 
     seen: list[Observation]
-    uses_costs = is_static = False
+    uses_costs = is_static = needs_common_steps = False
 
     def init(self, constraints):
         return Even().init(constraints)

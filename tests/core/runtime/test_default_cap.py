@@ -216,7 +216,7 @@ def test_workers_compare_the_threshold_of_short_steps(monkeypatch):
 
 
 def test_short_steps_are_reported_once_and_bound_the_plan(monkeypatch, said):
-    workers = sessions()
+    workers = sessions(short_step_seconds=0.05)
     costs = [Affine(0.008, 2e-5), Affine(0.004, 2e-5), Affine(0.001, 2e-5)]
     train(workers, costs, SHORT_STEPS + 2, monkeypatch)
     (text,) = said("too short")
