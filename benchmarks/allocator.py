@@ -1,13 +1,13 @@
 """Measures what page faults cost a worker on the CPU, and what glibc saves by keeping memory.
 
 Workers train networks of several widths: Keras as a plain graph (`model.fit` in one process), Keras
-under `MultiWorkerMirroredStrategy` in several processes, and gluon in one process. Keras computes
-without oneDNN, as on processors without AVX512-VNNI or its successors, and with it, when TensorFlow
-has an allocator of its own. The batches of a Keras worker have one size; those of gluon have one
-size, or the size changes every fourth step as under a policy. The jobs alternate between glibc's
-defaults and the variables with which `lbbsp launch` starts workers. Prints a table of the CPU time
-of a sample (all threads of all workers, user and system), the page faults of a sample, and the
-largest resident memory of a worker.
+under `MultiWorkerMirroredStrategy` in several processes, plain and balanced, and gluon in one
+process. Keras computes without oneDNN, as on processors without AVX512-VNNI or its successors, and
+with it, when TensorFlow has an allocator of its own. The batches of a plain Keras worker have one
+size; those of gluon have one size, or the size changes every fourth step as under a policy. The
+jobs alternate between glibc's defaults and the variables with which `lbbsp launch` starts workers.
+Prints a table of the CPU time of a sample (all threads of all workers, user and system), the page
+faults of a sample, and the largest resident memory of a worker.
 
 CPU time depends less than elapsed time on what else the machine does, but it is not independent of
 it: run it on an idle machine, with one core per worker.
@@ -43,6 +43,7 @@ class Kind(NamedTuple):
         framework: Framework of the job.
         distributed: Whether it has several workers.
         changing: Whether the batch size changes.
+        balanced: Whether lbbsp plans the batch sizes.
         onednn: Whether TensorFlow uses oneDNN, which it chooses by the processor.
     """
 
@@ -50,12 +51,14 @@ class Kind(NamedTuple):
     framework: str
     distributed: bool = False
     changing: bool = False
+    balanced: bool = False
     onednn: bool = False
 
 
 KINDS = {
     "plain": Kind("Keras, plain graph", "tensorflow"),
     "mwms": Kind("Keras, MWMS", "tensorflow", distributed=True),
+    "lbbsp": Kind("Keras, MWMS, lbbsp", "tensorflow", distributed=True, balanced=True),
     "plain-onednn": Kind("Keras, plain graph, oneDNN", "tensorflow", onednn=True),
     "mwms-onednn": Kind("Keras, MWMS, oneDNN", "tensorflow", distributed=True, onednn=True),
     "gluon": Kind("gluon", "mxnet"),
@@ -85,16 +88,17 @@ class Meter:
         print("RESULT", cpu / samples * 1e3, faults / samples, after.ru_maxrss / 1024)
 
 
-def fit_keras(distributed: bool, channels: int, steps: int) -> None:
-    """Trains with `model.fit` as one of the workers, in steps of the same size."""
+def fit_keras(kind: Kind, channels: int, steps: int) -> None:
+    """Trains with `model.fit` as one of the workers, in steps of the same size in total."""
     import keras
     import tensorflow as tf
     from networks import SAMPLES, convolutional, data
 
+    from lbbsp_tf import LoadBalancer
     from lbbsp_tf.compat import patch_keras
 
     strategy, workers = tf.distribute.get_strategy(), 1
-    if distributed:
+    if kind.distributed:
         patch_keras()  # Keras 3 cannot fit under this strategy without it
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         workers = strategy.num_replicas_in_sync
@@ -112,8 +116,14 @@ def fit_keras(distributed: bool, channels: int, steps: int) -> None:
         def on_train_end(self, logs=None):
             meter.stop(steps * MEAN_SIZE)
 
-    model.fit(x, y, batch_size=MEAN_SIZE * workers, epochs=(WARM_UP + steps) // epoch_steps,
-              callbacks=[Measured()], verbose=0)  # fmt: skip
+    options = {"callbacks": [Measured()], "epochs": (WARM_UP + steps) // epoch_steps, "verbose": 0}
+    total = MEAN_SIZE * workers
+    if kind.balanced:
+        balancer = LoadBalancer(strategy, global_batch_size=total)
+        options["callbacks"].append(balancer)
+        model.fit(balancer.dataset(x, y, seed=0), steps_per_epoch=epoch_steps, **options)
+    else:
+        model.fit(x, y, batch_size=total, **options)
 
 
 def train_gluon(changing: bool, channels: int, steps: int) -> None:
@@ -193,7 +203,7 @@ def main() -> None:
         if kind.framework == "mxnet":
             train_gluon(kind.changing, *options.channels, options.steps)
         else:
-            fit_keras(kind.distributed, *options.channels, options.steps)
+            fit_keras(kind, *options.channels, options.steps)
         return
     print("| | channels | CPU ms a sample | with the variables | page faults a sample "
           "| resident memory, MB |\n|---|---|---|---|---|---|", flush=True)  # fmt: skip
