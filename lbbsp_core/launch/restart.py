@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from lbbsp_core.launch.supervise import TIMED_OUT, Outcome
-from lbbsp_core.processes.child import Event, Signalled
+from lbbsp_core.processes.child import Event, Signalled, next_event
 
 QUICK_SECONDS: Final = 30.0
 """Duration of an attempt that has failed at once: no training step is likely within it."""
@@ -114,11 +114,7 @@ def run_attempts(
 
 def _drain(events: SimpleQueue[Event], until: float) -> None:
     """Drops the events of the attempt that has ended, and waits; a signal ends the wait."""
-    while True:
-        try:
-            event = events.get(timeout=max(0.0, until - time.monotonic()))
-        except Empty:
-            return
+    while (event := next_event(events, until)) is not None:
         if isinstance(event, Signalled):
             return
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -23,7 +23,15 @@ from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.processes import _reaper
-from lbbsp_core.processes.child import ChildProcess, Event, Exited, Output, OutputFailed, Signalled
+from lbbsp_core.processes.child import (
+    ChildProcess,
+    Event,
+    Exited,
+    Output,
+    OutputFailed,
+    Signalled,
+    next_event,
+)
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
 from lbbsp_core.runtime.marks import folder_variable, read_marks
@@ -185,7 +193,7 @@ class Supervisor:
         while any(script.running for script in self._scripts):
             next_change = started + pending[0].seconds if pending else None
             next_look = time.monotonic() + MARKS_SECONDS if self._ended_workers() else None
-            event = self._next_event(_earliest(deadline, next_change, next_look))
+            event = next_event(self._events, _earliest(deadline, next_change, next_look))
             outcome = self._handle_event(event) if event is not None else self._missed_worker()
             if outcome is not None:
                 return outcome
@@ -218,7 +226,9 @@ class Supervisor:
         if outcome.signalled:
             self._ask_scripts_to_leave()
         while any(script.running for script in self._scripts):
-            event = self._next_event(min(time.monotonic() + NOTICE_SECONDS, started + seconds))
+            event = next_event(
+                self._events, min(time.monotonic() + NOTICE_SECONDS, started + seconds)
+            )
             if isinstance(event, Exited):
                 self._mark_exited(event)
                 is_script = self._processes()[event.process_index] in self._scripts
@@ -280,7 +290,7 @@ class Supervisor:
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""
-        while (event := self._next_event(0.0)) is not None:
+        while (event := next_event(self._events, 0.0)) is not None:
             if isinstance(event, OutputFailed):
                 raise event.error
 
@@ -294,12 +304,6 @@ class Supervisor:
     def _processes(self) -> list[ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
         return [*self._workers, *self._helpers]
-
-    def _next_event(self, until: float | None) -> Event | None:
-        try:
-            return self._events.get(timeout=_remaining(until))
-        except Empty:
-            return None
 
     def _handle_event(self, event: Event) -> Outcome | None:
         """Returns the outcome that an event causes, or None if the job continues."""
@@ -378,7 +382,7 @@ class Supervisor:
     def _failures_within(self, seconds: float) -> list[Exited]:
         """Returns the processes that fail shortly after the first failure, as its consequence."""
         until, failures = time.monotonic() + seconds, []
-        while isinstance(event := self._next_event(until), Exited):
+        while isinstance(event := next_event(self._events, until), Exited):
             self._mark_exited(event)
             if event.code != 0:
                 failures.append(event)
@@ -402,7 +406,7 @@ class Supervisor:
         """Returns whether all processes end in time; a second signal ends the wait."""
         until = time.monotonic() + seconds
         while self._alive():
-            event = self._next_event(min(until, time.monotonic() + POLL_SECONDS))
+            event = next_event(self._events, min(until, time.monotonic() + POLL_SECONDS))
             if isinstance(event, Signalled) or time.monotonic() >= until:
                 return False
         return True
@@ -444,11 +448,6 @@ def _is_zombie(pid: int) -> bool:
 
 def _earliest(*times: float | None) -> float | None:
     return min((moment for moment in times if moment is not None), default=None)
-
-
-def _remaining(until: float | None) -> float | None:
-    # A queue accepts no wait of centuries; the caller waits again.
-    return None if until is None else min(max(0.0, until - time.monotonic()), 1e6)
 
 
 @contextmanager

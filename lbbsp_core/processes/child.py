@@ -6,10 +6,11 @@ import io
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
 from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python, wait_unreaped
@@ -62,6 +63,29 @@ class OutputFailed(NamedTuple):
 
 
 Event: TypeAlias = Exited | Signalled | OutputFailed
+
+
+def next_event(events: SimpleQueue[Event], until: float | None) -> Event | None:
+    """Returns the next event, or None if none arrives in time.
+
+    In Python 3.10 `SimpleQueue.get` waits for ever if its timeout passes before it begins to wait,
+    unless an attempt without a timeout has just failed.
+
+    Args:
+        events: Queue from which no other thread reads.
+        until: End of the wait on the monotonic clock, in seconds; None waits without a limit. If
+            it has passed, only events that have arrived are returned.
+    """
+    try:
+        return events.get_nowait()
+    except Empty:
+        remaining = None if until is None else until - time.monotonic()
+    if remaining is not None and remaining <= 0:
+        return None
+    try:  # a queue accepts no wait of centuries; the caller waits again
+        return events.get(timeout=None if remaining is None else min(remaining, 1e6))
+    except Empty:
+        return None
 
 
 class ChildProcess:
