@@ -261,6 +261,7 @@ def _unchecked(values: Mapping[str, Any]) -> StepLine:
         busy_seconds=tuple(values["busy_seconds"]),
         predicted_seconds=(),
         wall_seconds=0.0,
+        even_seconds=values.get("even_seconds"),
         excluded=tuple(values["excluded"]),
         short=bool(values.get("short")),
         work=tuple(values.get("work", ())),

@@ -28,6 +28,7 @@ from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
 from lbbsp_core.runtime.default_cap import capped
+from lbbsp_core.runtime.figures import even_seconds
 from lbbsp_core.runtime.naming import (
     AnyCost,
     LimitsOrMaximum,
@@ -441,7 +442,7 @@ class Balancer:
         costs = tuple(map(curve, messages, self._peers))
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         plan, shares = self._shares(self.step)
-        self._write(shares, busy, excluded, wall_seconds)
+        self._write(shares, busy, excluded, wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
         if shares.work is not plan:
             busy = tuple(t * x / w for t, x, w in zip(busy, plan, shares.work, strict=True))
@@ -575,6 +576,7 @@ class Balancer:
         busy_seconds: tuple[float, ...],
         excluded: tuple[int, ...],
         wall_seconds: float,
+        forecasts: Sequence[Cost | None],
     ) -> None:
         if self._record is None:
             return
@@ -589,6 +591,7 @@ class Balancer:
                 for cost, amount in zip(costs, shares.work, strict=True)
             ),
             wall_seconds=wall_seconds,
+            even_seconds=even_seconds(shares.work, busy_seconds, forecasts),
             excluded=excluded,
             short=short,
             drivers=self._known,

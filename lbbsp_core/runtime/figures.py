@@ -4,25 +4,26 @@ For worker i of N with the work :math:`x_i` and the busy time :math:`b_i` in a s
 
 ===================  ===================================================================
 waiting              :math:`\sum_i (\max_j b_j - b_i) \,/\, (N \max_j b_j)`
-even seconds         :math:`\max_i (b_i / x_i) \cdot X / N`: the slowest busy time with even
-                     batches, at the same cost per sample
+even seconds         :math:`\max_i b_i \, c_i(X / N) / c_i(x_i)`: the slowest busy time with even
+                     batches, at the costs :math:`c_i` that are forecast after the step
 speed-up             even seconds / :math:`\max_i b_i`
 ===================  ===================================================================
 
 Figures of several steps are ratios of sums. Only regular steps count, if there are any. They are
 computed from exchanged numbers by scalar operations, and are the same on all workers.
 
-The speed-up is an estimate: as in `lbbsp_core.report.summary.ideal_busy_seconds`, costs are
-proportional to the batch at the operating point of the run. Where a batch of any size takes some
-time, it is too large. Communication is not in it.
+The speed-up is an estimate. It knows the time that a batch of any size takes as far as the changes
+of a worker's batch have shown it, or its profile. Without a forecast, costs are proportional to the
+batch. Communication is not in it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from lbbsp_core.cost import Cost
 from lbbsp_core.runtime.record import StepLine
 
 RECENT: Final = 20
@@ -57,10 +58,10 @@ class StepTimes(NamedTuple):
     @classmethod
     def of(cls, line: StepLine) -> StepTimes:
         """Returns the times of a step."""
-        busy, amounts = line.busy_seconds, line.amounts
-        slowest = max(busy)
-        costs = [b / x for b, x in zip(busy, amounts, strict=True) if x > 0]
-        even = max(costs, default=0.0) * (sum(amounts) / len(amounts))
+        busy, slowest = line.busy_seconds, max(line.busy_seconds)
+        even = line.even_seconds
+        if even is None:
+            even = even_seconds(line.amounts, busy, [None] * len(busy))
         return cls(slowest - sum(busy) / len(busy), slowest, even)
 
     @property
@@ -69,6 +70,34 @@ class StepTimes(NamedTuple):
         if not self.slowest > 0:
             return None
         return Figures(self.waited / self.slowest, self.even / self.slowest)
+
+
+def even_seconds(
+    amounts: Sequence[float], busy_seconds: Sequence[float], costs: Sequence[Cost | None]
+) -> float:
+    """Estimates the busy time of the slowest worker with even batches.
+
+    Args:
+        amounts: Samples or work of each worker.
+        busy_seconds: Measured busy time of each worker, in seconds.
+        costs: Cost of each worker, in any unit; None if unknown, then it is proportional.
+
+    Example:
+        >>> from lbbsp_core import Affine
+        >>> even_seconds((2, 6), (2.0, 3.0), (Affine(1.0, 0.5), None))  # (1 + 2) / (1 + 1) * 2.0
+        3.0
+    """
+    even = sum(amounts) / len(amounts)
+    workers = zip(amounts, busy_seconds, costs, strict=True)
+    return max((busy * _ratio(cost, even, x) for x, busy, cost in workers if x > 0), default=0.0)
+
+
+def _ratio(cost: Cost | None, even: float, amount: float) -> float:
+    """Returns the cost of an even batch in terms of that of the batch that a worker had."""
+    seconds = 0.0 if cost is None else float(cost(amount))
+    if cost is None or not seconds > 0:
+        return even / amount
+    return float(cost(even)) / seconds
 
 
 def total(times: Iterable[StepTimes]) -> StepTimes:

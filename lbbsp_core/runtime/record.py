@@ -87,6 +87,8 @@ class StepLine:
         busy_seconds: Busy time of each worker; 0 where it could not be measured.
         predicted_seconds: Time that each worker was predicted to take; None without a prediction.
         wall_seconds: Time from barrier to barrier, as rank 0 measures it.
+        even_seconds: Estimate of the slowest worker's busy time with even batches, see
+            `lbbsp_core.runtime.figures`; None if nobody estimated it.
         excluded: Ranks whose measurement was excluded from learning.
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where
@@ -100,6 +102,7 @@ class StepLine:
     busy_seconds: tuple[float, ...]
     predicted_seconds: tuple[float | None, ...]
     wall_seconds: float
+    even_seconds: float | None = None
     excluded: tuple[int, ...]
     short: bool = False
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
@@ -525,6 +528,7 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
             _check_range(where, name, given)
         _check_range(where, "step", [line.step])
         _check_range(where, "wall_seconds", [line.wall_seconds])
+        _check_range(where, "even_seconds", [line.even_seconds])
         _check_range(where, "time", [line.time])
         return line
     if isinstance(values, dict) and "push" in values:

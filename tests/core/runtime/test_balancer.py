@@ -35,6 +35,7 @@ from lbbsp_core import (
     StepMessage,
     read_run,
 )
+from lbbsp_core.runtime.observers import Observers
 from lbbsp_core.runtime.record import StepLine, open_record, run_header
 from lbbsp_core.testing import check_plan, exchange_in_process
 
@@ -666,10 +667,34 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
         busy_seconds=(0.6, 0.3),
         predicted_seconds=(None, None),
         wall_seconds=0.6,
+        even_seconds=0.6,
         excluded=(),
     )
+    assert [second.even_seconds, third.even_seconds] == pytest.approx([0.6, 0.15])
     assert (second.sizes, second.excluded, second.wall_seconds) == ((4, 8), (1,), 0.5)
     assert second.busy_seconds == (0.4, 0.0)
     assert second.predicted_seconds == pytest.approx((0.4, 0.4))
     assert (third.sizes, third.short) == ((1, 2), True)
     assert third.predicted_seconds == (None, None)
+
+
+def test_the_record_estimates_even_batches_from_the_costs() -> None:
+    costs = [Affine(0.2, 0.01), Affine(0.6, 0.03)]  # kappa = 20 samples
+    shape = CostShape(Affine(20.0, 1.0), max_overhead=20)
+    lines = record_of(team(2, 200, policy=EXACT, predictor=LastValue(), cost=shape), costs)
+    assert lines[-1].sizes == (160, 40)  # (20 + 160) 0.01 = (20 + 40) 0.03
+    assert [line.even_seconds for line in lines] == pytest.approx([costs[1](100)] * 12)
+    lines = record_of(team(2, 200, policy=EXACT, predictor=LastValue()), costs)
+    proportional = 100 / lines[-1].sizes[1] * lines[-1].busy_seconds[1]
+    assert lines[0].even_seconds == pytest.approx(costs[1](100))
+    assert costs[1](100) < lines[-1].even_seconds < proportional  # learned, from the prior 0
+
+
+def record_of(balancers: Sequence[Balancer], costs: Sequence[Cost]) -> list[StepLine]:
+    """The record of twelve steps."""
+    lines: list[StepLine] = []
+    observers = Observers()
+    observers.add(lines.append)
+    balancers[0].record_to(observers)
+    run(balancers, costs, steps=12)
+    return lines

@@ -77,6 +77,10 @@ def test_known_work_counts_instead_of_samples():
     assert figures_of([known]) == pytest.approx((0.0, (28 / 3) / 4))
 
 
+def test_a_recorded_estimate_of_even_batches_counts_instead_of_proportional_times():
+    assert figures_of([line(0, (16, 8, 4), even_seconds=6.0)]).speedup == pytest.approx(6 / 4)
+
+
 def test_without_measurements_there_are_no_figures():
     assert figures_of([line(0, (4, 4, 4), busy_seconds=(0.0,) * 3)]) is None
     assert figures_of([line(0, (0, 4, 4))]).speedup > 0
