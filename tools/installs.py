@@ -39,10 +39,17 @@ CORE = (
     "tests/core/policy",
     "tests/core/sync",
 )
-TF = ("single_worker", "checks", "evaluation")
-MX = ("missing", "data", "agreement", "gluon_states", "script_keys")
-JOB = ("launch", "-n", "2", "--timeout", "600")
-SIMULATE = ("simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
+TF = tuple(f"tests/tf/test_{name}.py" for name in ("single_worker", "checks", "evaluation"))
+MX = tuple(
+    f"tests/mx/test_{name}.py"
+    for name in ("missing", "data", "agreement", "gluon_states", "script_keys")
+)
+HELP = ("lbbsp", "--help")
+SIMULATE = ("lbbsp", "simulate", "--trace", str(ROOT / "traces" / "pai_job_1.csv"))
+SITE = ("mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml"))
+JOB = ("lbbsp", "launch", "-n", "2", "--timeout", "600")
+KERAS_JOB = (*JOB, str(ROOT / "examples" / "keras_digits_balanced.py"))
+GLUON_JOB = (*JOB, "--framework", "mxnet", str(ROOT / "examples" / "gluon_digits_balanced.py"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Extra:
         packages: Distributions whose versions the table shows.
         tests: Files and folders for pytest.
         module: Module without which the extra is not available.
-        commands: Arguments of the command ``lbbsp``, each of which must succeed.
+        commands: Command lines of the environment's programs, each of which must succeed.
         needs: Further distributions that the tests or commands import.
     """
 
@@ -66,26 +73,26 @@ class Extra:
 
 EXTRAS = {
     "none": Extra(("numpy", "scipy", "psutil"), CORE, "lbbsp_core"),
-    "cli": Extra(("typer", "click", "rich"), ("tests/core/cli",), "typer", (("--help",), SIMULATE)),
-    "report": Extra(("matplotlib",), ("tests/core/report",), "matplotlib"),
+    "cli": Extra(("typer", "click", "rich"), ("tests/core/cli",), "typer", (HELP, SIMULATE)),
+    "report": Extra(("matplotlib", "plotly"), ("tests/core/report",), "matplotlib"),
     "arima": Extra(("statsmodels", "pandas"), ("tests/core/predict",), "statsmodels"),
     "gpu": Extra(("nvidia-ml-py",), ("tests/core/resources",), "pynvml"),
     "demo": Extra(("scikit-learn",), ("tests/core/sim/test_learning.py",), "sklearn"),
     "dev": Extra(("pytest", "hypothesis"), CORE, "pytest"),
+    "docs": Extra(
+        ("mkdocs", "mkdocs-material", "mkdocstrings"), ("tests/test_site.py",), "mkdocs", (SITE,)
+    ),
     "tf-cpu": Extra(
-        ("tensorflow-cpu", "keras", "numpy"),
-        tuple(f"tests/tf/test_{name}.py" for name in TF),
+        ("tensorflow-cpu", "keras", "numpy"), TF, "lbbsp_tf", (KERAS_JOB,), needs=("scikit-learn",)
+    ),
+    "tf": Extra(
+        ("tensorflow", "nvidia-cudnn-cu12", "nvidia-ml-py", "keras", "numpy"),
+        TF,
         "lbbsp_tf",
-        ((*JOB, str(ROOT / "examples" / "keras_digits_balanced.py")),),
+        (KERAS_JOB,),
         needs=("scikit-learn",),
     ),
-    "mx": Extra(
-        ("mxnet", "numpy"),
-        tuple(f"tests/mx/test_{name}.py" for name in MX),
-        "lbbsp_mx",
-        ((*JOB, "--framework", "mxnet", str(ROOT / "examples" / "gluon_digits_balanced.py")),),
-        needs=("scikit-learn",),
-    ),
+    "mx": Extra(("mxnet", "numpy"), MX, "lbbsp_mx", (GLUON_JOB,), needs=("scikit-learn",)),
 }
 
 
@@ -175,12 +182,11 @@ class Installer:
 
     def _tests(self, target: Path, extra: Extra) -> Iterator[str]:
         """Yields the outcome of each program that a cell runs."""
-        for arguments in extra.commands:
-            done = self._start(target / "bin" / "lbbsp", *arguments, cwd=self._folder)
-            (self._folder / f"{target.name}-{arguments[0]}.log").write_text(
-                done.stdout + done.stderr
-            )
-            yield f"`lbbsp {arguments[0]}` {'passed' if done.returncode == 0 else 'failed'}"
+        for program, *arguments in extra.commands:
+            done = self._start(target / "bin" / program, *arguments, cwd=self._folder)
+            log = self._folder / f"{target.name}-{arguments[0]}.log"
+            log.write_text(done.stdout + done.stderr)
+            yield f"`{program} {arguments[0]}` {'passed' if done.returncode == 0 else 'failed'}"
         pytest = (target / "bin" / "pytest", "-q", "-p", "no:cacheprovider", "-m", "not alone")
         done = self._start(*pytest, *extra.tests, cwd=ROOT)
         (self._folder / f"{target.name}.log").write_text(done.stdout + done.stderr)
