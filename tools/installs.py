@@ -80,7 +80,11 @@ EXTRAS = {
     "demo": Extra(("scikit-learn",), ("tests/core/sim/test_learning.py",), "sklearn"),
     "dev": Extra(("pytest", "hypothesis"), CORE, "pytest"),
     "docs": Extra(
-        ("mkdocs", "mkdocs-material", "mkdocstrings"), ("tests/test_site.py",), "mkdocs", (SITE,)
+        ("mkdocs", "mkdocs-material", "mkdocstrings"),
+        ("tests/test_site.py",),
+        "mkdocs",
+        (SITE,),
+        needs=("markdown-it-py",),
     ),
     "tf-cpu": Extra(
         ("tensorflow-cpu", "keras", "numpy"), TF, "lbbsp_tf", (KERAS_JOB,), needs=("scikit-learn",)
