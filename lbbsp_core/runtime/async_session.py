@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even
 from lbbsp_core.predict.estimator import SpeedEstimator
+from lbbsp_core.runtime.collectives import to_integers
 from lbbsp_core.runtime.coordination import (
+    TOLD_INTEGERS,
     Answer,
     CoordinatorService,
     Question,
@@ -29,6 +31,7 @@ from lbbsp_core.runtime.coordination import (
 )
 from lbbsp_core.runtime.coordinator import Coordinator
 from lbbsp_core.runtime.default_cap import capped, default_cap
+from lbbsp_core.runtime.identity import Identity
 from lbbsp_core.runtime.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
@@ -93,6 +96,7 @@ class AsyncSession:
         framework: Name of the framework, for the run record.
         versions: Versions of the framework's packages, for the run record.
         facts: Further facts, as text, that must be the same on all workers.
+        devices: Devices of this process as short texts, for the run record.
 
     Raises:
         ValueError: The options cannot be satisfied, or exclude each other.
@@ -108,6 +112,7 @@ class AsyncSession:
         framework: str,
         versions: Mapping[str, str],
         facts: str,
+        devices: Sequence[str] = (),
     ) -> None:
         self.servers = servers
         self.sync = read_synchroniser(sync)
@@ -146,6 +151,8 @@ class AsyncSession:
         self._logged = 0
         self._log: PushLog | None = None
         self._record_path = options.record_path() if servers.rank == 0 else None
+        self._identity = Identity.here(devices)
+        self._identities: list[Identity] = []  # of all workers, where they are recorded
         self._meter = StepMeter()
         self._meter.open(options.choose_drivers(self.policy))
 
@@ -158,10 +165,20 @@ class AsyncSession:
     def start(self) -> None:
         """Starts the training; the service must be running.
 
+        Worker 0 waits for the others if it records the run, because the record names their hosts.
+
         Raises:
             DisagreementError: Another worker was started with other options.
         """
+        row = self._identity.pack()
+        for place in reversed(range(0, len(row), TOLD_INTEGERS)):  # the length is told last
+            self._ask(Question.TELL, place, *row[place : place + TOLD_INTEGERS])
         self._compare(0)
+        if self._record_path is not None:
+            with self.servers.waiting("for the names of the other workers"):
+                self._identities = [
+                    Identity.unpack(list(self._told(rank))) for rank in range(self.servers.workers)
+                ]
 
     def use_samples(self, num_samples: int) -> None:
         """Checks that all workers train on the same data set in the same order.
@@ -290,6 +307,14 @@ class AsyncSession:
                 "all workers with the same ones"
             )
 
+    def _told(self, rank: int) -> Iterator[int]:
+        """Yields `Identity.pack` of a worker; waits until the worker has told it."""
+        while not (length := self._ask(Question.READ, rank, 0).first):
+            time.sleep(_LONGEST_PAUSE_SECONDS)
+        for place in range(0, 1 + len(to_integers(bytes(length))), 2):
+            answer = self._ask(Question.READ, rank, place)
+            yield from (answer.first, answer.second)
+
     def _ask(self, question: Question, *values: int) -> Answer:
         """Asks the coordinator, and waits for its answer."""
         self._asked += 1
@@ -312,7 +337,7 @@ class AsyncSession:
 
     def _drain(self) -> None:
         """Records the pushes since the last call, on rank 0."""
-        if self._record_path is None:
+        if self._record_path is None or not self._identities:
             return
         if self._log is None and (self._answer.pushes or not self._departed):
             self._log = PushLog(open_record(self._record_path, self._header()))
@@ -331,4 +356,6 @@ class AsyncSession:
             sync=self.sync,
             policy=self.policy,
             predictor=self._estimator.predictor,
+            hosts=[each.host for each in self._identities],
+            devices=[each.device(rank) for rank, each in enumerate(self._identities)],
         )

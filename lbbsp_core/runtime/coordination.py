@@ -23,6 +23,9 @@ Table = npt.NDArray[np.float32]
 QUESTION_INTEGERS: Final = 8
 """Integers of a question: kind, number, up to six values. An `Answer` has fewer."""
 
+TOLD_INTEGERS: Final = 5
+"""Integers that one question tells at most, after their place among all that a worker tells."""
+
 LOG_ROWS: Final = 64
 """Maximum number of pushes that one reading of the log returns, after a row with their number."""
 
@@ -40,6 +43,8 @@ class Question(IntEnum):
     ENTERED = 4
     APPLIED = 5
     FINISH = 6
+    TELL = 7
+    READ = 8
 
 
 class Answer(NamedTuple):
@@ -52,8 +57,9 @@ class Answer(NamedTuple):
         updates: Number of updates of the model.
         active: Number of workers that have not departed.
         first: Answer to the question: position of the first claimed sample, fingerprint of a
-            compared fact, or 1 for yes and 0 for no.
-        second: Position after the last claimed sample; 0 for other questions.
+            compared fact, an integer that a worker has told, or 1 for yes and 0 for no.
+        second: Position after the last claimed sample, or the next integer that the worker has
+            told; 0 for other questions.
     """
 
     number: int = 0
@@ -116,6 +122,7 @@ class CoordinatorService:
         self._coordinator = coordinator
         self._facts = {0: fingerprint}
         self._answers: list[Answer] = []
+        self._told: dict[tuple[int, int], int] = {}  # integers by worker and place
 
     def answer(self, table: Table) -> Table:
         """Answers the question of one worker, and updates the counts in the rows of all workers.
@@ -179,6 +186,13 @@ class CoordinatorService:
         if question is Question.APPLIED:
             coordinator.applied()
             return 0, 0
+        if question is Question.TELL:
+            place, *told = values
+            self._told |= {(worker, place + k): value for k, value in enumerate(told)}
+            return 0, 0
+        if question is Question.READ:
+            whose, place = values[:2]
+            return self._told.get((whose, place), 0), self._told.get((whose, place + 1), 0)
         return int(coordinator.finish(worker)), 0
 
 

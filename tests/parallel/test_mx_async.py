@@ -2,12 +2,14 @@
 
 from collections import Counter
 from importlib.util import find_spec
+from socket import gethostname
 from statistics import median
 
 import pytest
 from jobs import run
 
 from lbbsp_core import read_run
+from lbbsp_core.validate import one_line
 
 pytestmark = [
     pytest.mark.alone,
@@ -98,7 +100,9 @@ def test_bsp_by_kept_pushes_learns_what_one_process_learns(runs):
 def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
     done = job(tmp_path, "ssp", policy, servers=2)
     assert done.status == 0
-    pushes = read_run(tmp_path).pushes
+    header, pushes = read_run(tmp_path).header, read_run(tmp_path).pushes
+    assert header.hosts == (one_line(gethostname()),) * 3
+    assert {device.partition(",")[0] for device in header.devices} == {"cpu"}
     late = pushes[len(pushes) // 2 :]
     typical = [median(p.samples for p in late if p.worker == rank) for rank in range(3)]
     assert typical[2] < 0.6 * min(typical[:2])

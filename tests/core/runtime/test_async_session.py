@@ -79,6 +79,7 @@ def run(
     options=lambda rank: SessionOptions(),
     samples=lambda rank: SAMPLES,
     before_drawing=lambda rank, drawn: None,
+    before_start=lambda rank: None,
 ):
     """Trains; returns the server and what each worker drew."""
     server, drawn, errors = ListServer(SAMPLES), [[] for _ in range(WORKERS)], []
@@ -87,12 +88,14 @@ def run(
         try:
             servers = Servers(server, rank)
             session = AsyncSession(
-                servers, sync, X, options(rank), framework="list", versions={}, facts="a list"
-            )
+                servers, sync, X, options(rank), framework="list", versions={}, facts="a list",
+                devices=[f"gpu of worker {rank}, äöü"],
+            )  # fmt: skip
             if rank == 0:
                 server.service = session.make_service()
                 server.ready.set()
             assert server.ready.wait(PATIENCE_SECONDS)
+            before_start(rank)
             session.start()
             session.use_samples(samples(rank))
             stream = SampleStream(SAMPLES, session.options.seed)
@@ -138,6 +141,20 @@ def test_every_sample_is_drawn_and_enters_the_model_once_an_epoch(sync, policy, 
     for rank in range(WORKERS):
         mine = [line.iteration for line in pushes if line.worker == rank]
         assert mine == list(range(len(mine)))
+
+
+def test_the_record_names_hosts_and_devices_though_the_last_worker_starts_late(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LBBSP_HOST", "a name of a host, which takes several questions to tell")
+    run(
+        ASP(),
+        lambda rank: SessionOptions(record=tmp_path),
+        before_start=lambda rank: time.sleep(0.2 * rank),
+    )
+    header = read_run(tmp_path).header
+    assert header.hosts == ("a name of a host, which takes several questions to tell",) * WORKERS
+    assert header.devices == ("gpu of worker 0, äöü", "gpu of worker 1, äöü")
 
 
 def test_the_record_is_complete_though_the_first_worker_comes_too_late(tmp_path):
