@@ -51,7 +51,10 @@ def diagnose(
         "cluster": lambda: _cluster(environment, peers),
         "machine": lambda: check_machine(environment),
     }
-    return {topic: list(_guarded(topic, check)) for topic, check in topics.items()}
+    # First the cluster: all hosts meet when the command starts, however long their imports take.
+    order = sorted(topics, key=lambda topic: topic != "cluster")
+    found = {topic: list(_guarded(topic, topics[topic])) for topic in order}
+    return {topic: found[topic] for topic in topics}
 
 
 def _guarded(topic: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:

@@ -155,6 +155,20 @@ def test_a_check_that_fails_does_not_prevent_the_others(monkeypatch):
     assert found["machine"] == [ok("CPU", "")]
 
 
+def test_peers_are_met_before_the_frameworks_are_imported(monkeypatch):
+    done = []
+
+    def recording(check):
+        return lambda *_: done.append(check) or [ok(check, "")]
+
+    for check in ("versions", "settings", "framework", "addresses", "peers", "machine"):
+        monkeypatch.setattr(f"lbbsp_core.doctor.check_{check}", recording(check))
+    two = config({"worker": ["a:1111", "b:2222"]})
+    found = diagnose({"TF_CONFIG": two}, framework="mxnet", peers=1.0)
+    assert done == ["addresses", "peers", "versions", "settings", "framework", "machine"]
+    assert list(found) == ["versions", "settings", "MXNet", "cluster", "machine"]
+
+
 # settings
 
 
