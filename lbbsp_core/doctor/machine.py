@@ -82,17 +82,20 @@ def check_gpus(
     if not has_device:
         yield ok("GPU", "there is none: workers train on the CPU")
         return
+    if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
+        return
     try:
         nvml = import_nvml()
         nvml.nvmlInit()
     except ModuleNotFoundError:
-        yield problem("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
-                      "predictors do not see other users of the GPU",
-                      "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
+        yield note("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
+                   "predictors do not see other users of the GPU",
+                   "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
         return
     except Exception as error:  # NVMLError, or OSError of the library
         remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
-        yield problem("GPU", f"NVML does not start: {error}", remedy)
+        yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)
         return
     try:
         yield ok("GPU", ", ".join(_gpu_names(nvml)) or "there is none")
@@ -101,8 +104,6 @@ def check_gpus(
     finally:
         with suppress(Exception):
             nvml.nvmlShutdown()
-    if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
 
 
 def _gpu_names(nvml: Any) -> list[str]:
