@@ -46,7 +46,7 @@ def diagnose(
     chosen = _chosen(framework)
     topics: dict[str, Callable[[], Iterable[Finding]]] = {
         "versions": lambda: check_versions(chosen),
-        "settings": lambda: check_settings(environment),
+        "settings": lambda: check_settings(environment, chosen),
         **_frameworks(framework, chosen, environment),
         "cluster": lambda: _cluster(environment, peers),
         "machine": lambda: check_machine(environment),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from lbbsp_core.doctor.base import Finding, ok, problem
 
 
-def check_settings(environment: Mapping[str, str]) -> list[Finding]:
+def check_settings(
+    environment: Mapping[str, str], frameworks: Collection[str] = ()
+) -> list[Finding]:
     """Checks the environment variables of Keras and of lbbsp.
 
     Args:
         environment: Environment variables.
+        frameworks: Frameworks to check; variables of Keras do not matter for MXNet alone.
     """
-    found = [*_keras(environment), *_run_dir(environment)]
+    found = [] if set(frameworks) == {"mxnet"} else list(_keras(environment))
+    found += _run_dir(environment)
     return found or [ok("environment variables", "none of them disturbs")]
 
 
@@ -25,7 +29,7 @@ def _keras(environment: Mapping[str, str]) -> Iterator[Finding]:
             "TF_USE_LEGACY_KERAS", "makes tf.keras that of Keras 2, whose models lbbsp_tf does not "
             "know", "unset TF_USE_LEGACY_KERAS, and use models of Keras 3 (import keras)",
         )  # fmt: skip
-    backend = environment.get("KERAS_BACKEND", "tensorflow")
+    backend = environment.get("KERAS_BACKEND") or "tensorflow"  # Keras ignores an empty value
     if backend != "tensorflow":
         yield problem(
             "KERAS_BACKEND", f"is {backend!r}, but lbbsp_tf trains with tensorflow",

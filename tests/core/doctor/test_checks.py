@@ -177,10 +177,18 @@ def test_settings_that_break_keras_or_the_record(tmp_path):
     legacy, backend = check_settings({"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "jax"})
     assert "unset TF_USE_LEGACY_KERAS" in legacy.remedy
     assert "'jax'" in backend.message
+    assert statuses(check_settings({"KERAS_BACKEND": ""})) == ["ok"]
     (tmp_path / "file").touch()
     assert statuses(check_settings({"LBBSP_RUN_DIR": str(tmp_path / "new")})) == ["ok"]
     [folder] = check_settings({"LBBSP_RUN_DIR": str(tmp_path / "file" / "new")})
     assert (folder.check, folder.status) == ("LBBSP_RUN_DIR", "problem")
+
+
+@pytest.mark.parametrize(("framework", "status"), [("mxnet", "ok"), ("none", "problem")])
+def test_settings_of_keras_do_not_matter_for_mxnet_alone(monkeypatch, framework, status):
+    for other in ("machine", "framework", "versions"):
+        monkeypatch.setattr(f"lbbsp_core.doctor.check_{other}", lambda *_: [])
+    assert statuses(diagnose({"KERAS_BACKEND": "jax"}, framework=framework)["settings"]) == [status]
 
 
 # TF_CONFIG
