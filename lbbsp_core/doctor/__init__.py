@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from lbbsp_core.doctor.base import Diagnosis, Finding, count, figures, problem
-from lbbsp_core.doctor.cluster import check_addresses, check_tf_config, tf_cluster
+from lbbsp_core.doctor.cluster import check_addresses, check_ports, check_tf_config, tf_cluster
 from lbbsp_core.doctor.dmlc import check_dmlc, dmlc_variables
 from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
 from lbbsp_core.doctor.machine import check_machine
@@ -97,6 +97,8 @@ def _cluster(environment: Mapping[str, str], peers: float | None) -> Iterator[Fi
 def _addresses(environment: Mapping[str, str], peers: float | None) -> Iterator[Finding]:
     """Yields the findings of the addresses of a cluster, and those of its peers if wanted."""
     cluster = tf_cluster(environment.get("TF_CONFIG", ""))
+    if cluster is not None and any(check_ports(cluster)):
+        return  # reported with TF_CONFIG; sockets refuse such ports
     if cluster is not None and cluster.tasks:
         yield from check_addresses(cluster)
         if peers is not None:

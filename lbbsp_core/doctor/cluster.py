@@ -72,11 +72,12 @@ def check_tf_config(text: str) -> Iterator[Finding]:
     names = [task.name for task in cluster.tasks]
     own = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
     yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
-    yield from _check_ports(cluster)
+    yield from check_ports(cluster)
     yield from _check_kinds({name.split()[0] for name in names}, len(names))
 
 
-def _check_ports(cluster: Cluster) -> Iterator[Finding]:
+def check_ports(cluster: Cluster) -> Iterator[Finding]:
+    """Checks that all ports of a cluster are in the range of ports."""
     for task in cluster.tasks:
         if not 1 <= task.address.port <= 65_535:
             remedy = "choose a port that is free on that host"

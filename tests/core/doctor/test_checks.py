@@ -226,6 +226,16 @@ def test_a_wrong_tf_config_is_a_problem(text, message):
     assert found.remedy
 
 
+@pytest.mark.parametrize("ports", [(70000, 1), (1, 70000), (0, 1)])
+def test_addresses_with_ports_that_do_not_exist_are_not_tried(monkeypatch, ports):
+    monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    environment = {"TF_CONFIG": config({"worker": workers}), "SLURM_JOB_ID": "9"}
+    found = diagnose(environment, framework="none", peers=0.1)["cluster"]
+    assert "must be in [1, 65535]" in only_problem(found).message
+    assert found[-1].check == "Slurm"
+
+
 def test_no_cluster_and_single_workers():
     assert statuses(check_tf_config("")) == ["ok"]
     assert statuses(check_tf_config(config({"worker": ["a:1"]}))) == ["ok", "note"]
