@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Address, is_loopback, parse_address
 from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.doctor.ports import check_port
 from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
 
 Resolve = Callable[[Sequence[str]], Mapping[str, "list[str] | str"]]
@@ -144,27 +144,16 @@ def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Fi
             "correct the task's index on this machine, or its address (unless something forwards "
             "its connections here)",
         )  # fmt: skip
-    elif all(map(is_loopback, own)) and not alone:
+        return
+    busy = list(check_port(check, port, "all TF_CONFIGs"))
+    if all(map(is_loopback, own)) and not alone:
         yield note(
             check, f"is {', '.join(own)} on this machine, which the others cannot reach under "
             "this number", "let the name resolve to the same number everywhere, see /etc/hosts",
         )  # fmt: skip
-    elif port_error(port) == errno.EADDRINUSE:
-        yield problem(
-            check, f"port {port} is used by {addresses.user_of(port)}",
-            f"end it (`ss -ltnp 'sport = :{port}'`), or choose another port in all TF_CONFIGs",
-        )  # fmt: skip
-    elif port_error(port) == errno.EACCES:
-        yield problem(
-            check, f"port {port} may not be opened by this user", "choose a port above 1023"
-        )
-    else:
+    elif not busy:
         yield ok(check, f"is {', '.join(own)} on this machine, and port {port} is free")
-
-
-def port_error(port: int) -> int:
-    """Returns the error of binding a port on all interfaces, as TensorFlow does; 0 if it can."""
-    return addresses.bind_error("", port)
+    yield from busy
 
 
 def check_route(task: Task, numbers: Sequence[str]) -> Finding:

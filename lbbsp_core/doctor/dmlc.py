@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 
 import psutil
@@ -10,7 +9,8 @@ import psutil
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Address, is_loopback
 from lbbsp_core.doctor.base import Finding, note, ok, problem
-from lbbsp_core.doctor.cluster import Resolve, Task, check_route, port_error
+from lbbsp_core.doctor.cluster import Resolve, Task, check_route
+from lbbsp_core.doctor.ports import check_port
 from lbbsp_core.runtime.cluster_variables import DMLC_NAMES, DMLC_REMEDY, dmlc_problem
 
 
@@ -41,29 +41,33 @@ def check_dmlc(
     )
     yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
              f"scheduler listens at {host}:{port}")  # fmt: skip
-    yield _check_root(role, Address(host, port), resolve)
+    yield from _check_root(role, Address(host, port), resolve)
     yield from _check_node_host(environment)
 
 
-def _check_root(role: str, root: Address, resolve: Resolve) -> Finding:
+def _check_root(role: str, root: Address, resolve: Resolve) -> Iterator[Finding]:
     """Checks the address of the scheduler, from the scheduler itself or from another process."""
     check, numbers = f"scheduler ({root})", resolve([root.host])[root.host]
     if isinstance(numbers, str):
         remedy = "correct DMLC_PS_ROOT_URI: the scheduler's IP number is best"
-        return problem(check, f"{root.host!r} has no address: {numbers}", remedy)
-    shown = ", ".join(numbers)
+        yield problem(check, f"{root.host!r} has no address: {numbers}", remedy)
+        return
+    shown, listens = ", ".join(numbers), role == "scheduler"
+    own = [number for number in numbers if addresses.is_own(number)]
+    if listens and not own:
+        remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
+        yield problem(check, f"{shown} is not an address of this machine", remedy)
+        return
+    where = "DMLC_PS_ROOT_PORT everywhere"
+    busy = list(check_port(check, root.port, where, own)) if listens else []
     if all(map(is_loopback, numbers)):
         remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
-        return note(check, f"{shown} is this machine itself: all processes must run here", remedy)
-    if role == "scheduler":
-        if not any(map(addresses.is_own, numbers)):
-            remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
-            return problem(check, f"{shown} is not an address of this machine", remedy)
-        if port_error(root.port) == errno.EADDRINUSE:
-            remedy = "end it, or choose another DMLC_PS_ROOT_PORT everywhere"
-            return problem(check, f"is used by {addresses.user_of(root.port)}", remedy)
-        return ok(check, f"{shown} is on this machine, and the port is free")
-    return check_route(Task("scheduler", root), numbers)
+        yield note(check, f"{shown} is this machine itself: all processes must run here", remedy)
+    elif not listens:
+        yield check_route(Task("scheduler", root), numbers)
+    elif not busy:
+        yield ok(check, f"{shown} is on this machine, and the port is free")
+    yield from busy
 
 
 def _check_node_host(environment: Mapping[str, str]) -> Iterator[Finding]:

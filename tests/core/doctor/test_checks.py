@@ -300,6 +300,27 @@ def test_an_own_name_that_resolves_to_the_loopback_is_noted(network):
     assert statuses(of_addresses(network)) == ["ok", "ok"]  # all on one machine
 
 
+PORT_ERRORS = {
+    errno.EADDRINUSE: "is used by process 7 (python)",
+    errno.EACCES: "may not be opened by this user",
+    errno.EADDRNOTAVAIL: "cannot be opened: ",
+}
+
+
+@pytest.mark.parametrize("number", ["10.0.0.1", "127.0.0.1"])
+@pytest.mark.parametrize(("error", "message"), PORT_ERRORS.items())
+def test_a_port_is_checked_whatever_is_noted_of_its_address(network, error, message, number):
+    network.names["a"], network.bound = [number], error
+    scheduler = {**DMLC, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "a"}
+    for found, port, where in (
+        (of_addresses(network), 1111, "all TF_CONFIGs"),
+        (list(check_dmlc(scheduler, network.resolve)), 9000, "DMLC_PS_ROOT_PORT everywhere"),
+    ):
+        assert only_problem(found).message.startswith(f"port {port} {message}")
+        assert where in only_problem(found).remedy
+        assert statuses(found).count("note") == (number == "127.0.0.1")
+
+
 # DMLC_* and Slurm
 
 DMLC = {
