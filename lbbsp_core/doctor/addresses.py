@@ -78,7 +78,7 @@ def is_loopback(number: str) -> bool:
 
 def is_own(number: str) -> bool:
     """Returns whether an IP number is one of this machine's."""
-    return bind_error(number, 0) != errno.EADDRNOTAVAIL
+    return bind_error(number, 0) == 0
 
 
 def bind_error(number: str, port: int) -> int:

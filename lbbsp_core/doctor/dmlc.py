@@ -42,7 +42,7 @@ def check_dmlc(
     yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
              f"scheduler listens at {host}:{port}")  # fmt: skip
     yield from _check_root(role, Address(host, port), resolve)
-    yield from _check_node_host(environment)
+    yield from _check_node_host(environment, resolve)
 
 
 def _check_root(role: str, root: Address, resolve: Resolve) -> Iterator[Finding]:
@@ -70,11 +70,14 @@ def _check_root(role: str, root: Address, resolve: Resolve) -> Iterator[Finding]
     yield from busy
 
 
-def _check_node_host(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _check_node_host(environment: Mapping[str, str], resolve: Resolve) -> Iterator[Finding]:
     """Checks the address and the interface that this process gives to the others."""
     host = environment.get("DMLC_NODE_HOST", "").strip()
-    if host and not addresses.is_own(host):
-        remedy = "set it to an IP number of this machine, or leave it out"
+    numbers = resolve([host])[host] if host else []
+    remedy = "set it to an IP number of this machine, or leave it out"
+    if isinstance(numbers, str):
+        yield problem("DMLC_NODE_HOST", f"{host!r} has no address: {numbers}", remedy)
+    elif host and not any(map(addresses.is_own, numbers)):
         yield problem("DMLC_NODE_HOST", f"{host!r} is not an address of this machine", remedy)
     interface = environment.get("DMLC_INTERFACE", "").strip()
     known = sorted(psutil.net_if_addrs())

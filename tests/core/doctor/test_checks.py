@@ -2,6 +2,7 @@
 
 import errno
 import json
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -243,10 +244,28 @@ def test_no_cluster_and_single_workers():
     assert "an evaluator" in found.message
 
 
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [(0, True), (errno.EADDRNOTAVAIL, False), (errno.EAFNOSUPPORT, False), (-2, False)],
+)
+def test_a_number_is_own_only_if_it_can_be_bound(monkeypatch, error, own):
+    def new_socket(family, _):
+        if error:
+            raise OSError(error, "no such socket")
+        return real(family, socket.SOCK_STREAM)
+
+    real = socket.socket
+    monkeypatch.setattr(
+        addresses, "socket", SimpleNamespace(**{**vars(socket), "socket": new_socket})
+    )
+    assert addresses.is_own("127.0.0.1") == own
+
+
 @pytest.fixture
 def network(monkeypatch):
     """Names and numbers of a fake network, in which 10.0.0.1 is this machine."""
-    state = SimpleNamespace(names={"a": ["10.0.0.1"], "b": ["10.0.0.2"]}, bound=0, route="")
+    names = {"a": ["10.0.0.1"], "b": ["10.0.0.2"], "10.0.0.9": ["10.0.0.9"]}
+    state = SimpleNamespace(names=names, bound=0, route="")
 
     def bind_error(number, port):
         if port == 0:
@@ -337,6 +356,7 @@ def test_dmlc_variables_that_are_right(network):
     assert statuses(check_dmlc(DMLC, network.resolve)) == ["ok", "ok"]
     scheduler = {**DMLC, "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "a"}
     assert statuses(check_dmlc(scheduler, network.resolve)) == ["ok", "ok"]
+    assert statuses(check_dmlc({**DMLC, "DMLC_NODE_HOST": "a"}, network.resolve)) == ["ok", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +368,7 @@ def test_dmlc_variables_that_are_right(network):
         ({"DMLC_PS_ROOT_URI": "elsewhere"}, "'elsewhere' has no address"),
         ({"DMLC_ROLE": "scheduler"}, "10.0.0.2 is not an address of this machine"),
         ({"DMLC_NODE_HOST": "10.0.0.9"}, "'10.0.0.9' is not an address of this machine"),
+        ({"DMLC_NODE_HOST": "elsewhere"}, "'elsewhere' has no address: unknown name"),
         ({"DMLC_INTERFACE": "none0"}, "got 'none0'"),
     ],
 )
