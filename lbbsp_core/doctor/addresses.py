@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Final, NamedTuple
 
 import psutil
@@ -44,7 +45,7 @@ def resolve(
 
     Args:
         hosts: Names or numbers.
-        seconds: Longest time to wait for the name service.
+        seconds: Longest time to wait for the name service, for all of them together.
 
     Returns:
         The IP numbers of each host, or a text that says why there are none.
@@ -63,8 +64,9 @@ def resolve(
     threads = [threading.Thread(target=look_up, args=(each,), daemon=True) for each in found]
     for thread in threads:
         thread.start()
+    end = monotonic() + seconds
     for thread in threads:
-        thread.join(seconds)
+        thread.join(max(0.0, end - monotonic()))
     return dict(found)
 
 

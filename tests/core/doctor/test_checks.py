@@ -244,6 +244,25 @@ def test_no_cluster_and_single_workers():
     assert "an evaluator" in found.message
 
 
+def test_all_names_have_one_limit_of_time(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+
+    class Silent:
+        """A thread in virtual time, whose name service does not answer."""
+
+        def __init__(self, **_):
+            self.start = lambda: None
+
+        def join(self, seconds):
+            clock.now += seconds
+
+    monkeypatch.setattr(addresses, "threading", SimpleNamespace(Thread=Silent))
+    monkeypatch.setattr(addresses, "monotonic", lambda: clock.now)
+    found = addresses.resolve([f"host{index}" for index in range(8)], 0.5)
+    assert set(found.values()) == {"the name service did not answer within 0.5 s"}
+    assert clock.now == 100.5
+
+
 @pytest.mark.parametrize(
     ("error", "own"),
     [(0, True), (errno.EADDRNOTAVAIL, False), (errno.EAFNOSUPPORT, False), (-2, False)],
