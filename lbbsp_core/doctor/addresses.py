@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Final, NamedTuple
@@ -76,6 +76,11 @@ def is_loopback(number: str) -> bool:
         return ipaddress.ip_address(number.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def is_local(found: Sequence[str] | str) -> bool:
+    """Returns whether a host that `resolve` has looked up has numbers of the loopback only."""
+    return not isinstance(found, str) and all(map(is_loopback, found))
 
 
 def is_own(number: str) -> bool:

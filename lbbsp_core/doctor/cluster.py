@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lbbsp_core.doctor import addresses
-from lbbsp_core.doctor.addresses import Address, is_loopback, parse_address
+from lbbsp_core.doctor.addresses import Address, is_local, parse_address
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.ports import check_port
 from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
@@ -103,11 +103,8 @@ def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> I
         resolve: Resolves names of hosts.
     """
     numbers = resolve([task.address.host for task in cluster.tasks])
-    loopback = {
-        task.name
-        for task in cluster.tasks
-        if isinstance(found := numbers[task.address.host], list) and all(map(is_loopback, found))
-    }
+    own = numbers[cluster.own.address.host] if cluster.own else ""
+    alone = all(is_local(numbers[task.address.host]) for task in cluster.tasks)
     for task in cluster.tasks:
         found = numbers[task.address.host]
         if isinstance(found, str):
@@ -116,8 +113,10 @@ def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> I
                 "correct the name, enter it in DNS or /etc/hosts, or use an IP number",
             )  # fmt: skip
         elif task == cluster.own:
-            yield from check_own(task, found, alone=len(loopback) == len(cluster.tasks))
-        elif task.name in loopback and len(loopback) < len(cluster.tasks):
+            yield from check_own(task, found, alone=alone)
+        elif is_local(found) and not alone and found == own:
+            yield _only_here(f"{task.name} ({task.address})", found)
+        elif is_local(found) and not alone:
             yield problem(
                 f"{task.name} ({task.address})", f"{', '.join(found)} is this machine itself, but "
                 "other tasks are on other machines",
@@ -146,14 +145,18 @@ def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Fi
         )  # fmt: skip
         return
     busy = list(check_port(check, port, "all TF_CONFIGs"))
-    if all(map(is_loopback, own)) and not alone:
-        yield note(
-            check, f"is {', '.join(own)} on this machine, which the others cannot reach under "
-            "this number", "let the name resolve to the same number everywhere, see /etc/hosts",
-        )  # fmt: skip
+    if is_local(own) and not alone:
+        yield _only_here(check, own)
     elif not busy:
         yield ok(check, f"is {', '.join(own)} on this machine, and port {port} is free")
     yield from busy
+
+
+def _only_here(check: str, numbers: Sequence[str]) -> Finding:
+    """Returns that a task of this machine has a number under which no other reaches it."""
+    text = f"is {', '.join(numbers)} on this machine, which the others cannot reach under this "
+    remedy = "let the name resolve to the same number everywhere, see /etc/hosts"
+    return note(check, f"{text}number", remedy)
 
 
 def check_route(task: Task, numbers: Sequence[str]) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import psutil
 
 from lbbsp_core.doctor import addresses
-from lbbsp_core.doctor.addresses import Address, is_loopback
+from lbbsp_core.doctor.addresses import Address, is_local
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.cluster import Resolve, Task, check_route
 from lbbsp_core.doctor.ports import check_port
@@ -60,7 +60,7 @@ def _check_root(role: str, root: Address, resolve: Resolve) -> Iterator[Finding]
         return
     where = "DMLC_PS_ROOT_PORT everywhere"
     busy = list(check_port(check, root.port, where, own)) if listens else []
-    if all(map(is_loopback, numbers)):
+    if is_local(numbers):
         remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
         yield note(check, f"{shown} is this machine itself: all processes must run here", remedy)
     elif not listens:

@@ -1,7 +1,8 @@
 """Connections between the doctors of a cluster, which run on all of its hosts at the same time.
 
-Each of them listens on the address of its own task, and on no other, until it ends; connects to all
-others; and asks each a few times for the time of day.
+Each of them listens on the address of its own task (on all interfaces if that is an address of the
+loopback, but other tasks are elsewhere), until it ends; connects to all others; and asks each a few
+times for the time of day.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ def check_peers(
         for each in cluster.peers
         if (found := numbers_of(numbers[each.address.host]))
     ]
-    if not (listened := [number for number in mine if addresses.is_own(number)]):
+    alone = all(addresses.is_local(found) for found in numbers.values() if numbers_of(found))
+    if not (listened := _listened(mine, alone=alone)):
         remedy = "correct this task's address, see above"
         return [problem("peers", f"cannot listen: {task.address} is not on this machine", remedy)]
     try:
@@ -65,6 +66,22 @@ def check_peers(
         remedy = "see above: free the port, or choose another one"
         return [problem("peers", f"cannot listen on {task.address}: {error.strerror}", remedy)]
     return [finding for each in contacts for finding in describe(each, own, task, seconds)]
+
+
+def _listened(numbers: Sequence[str], *, alone: bool) -> list[str]:
+    """Returns the IP numbers to listen on: those of the own task that are on this machine.
+
+    Debian lets a machine's own name resolve to 127.0.1.1 there. The other machines know another
+    number, under which they reach TensorFlow, because it listens on all interfaces: so do we.
+
+    Args:
+        numbers: IP numbers of the own task's host.
+        alone: Whether all tasks whose hosts have a number are on this machine.
+    """
+    own = [number for number in numbers if addresses.is_own(number)]
+    if alone or not addresses.is_local(own):
+        return own
+    return list(dict.fromkeys("::" if ":" in number else "0.0.0.0" for number in own))
 
 
 def describe(contact: Contact, own: Hello, task: Task, seconds: float) -> Iterator[Finding]:

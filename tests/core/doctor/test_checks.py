@@ -338,6 +338,14 @@ def test_an_own_name_that_resolves_to_the_loopback_is_noted(network):
     assert statuses(of_addresses(network)) == ["ok", "ok"]  # all on one machine
 
 
+def test_another_task_of_the_own_host_is_noted_as_the_own_one(network):
+    network.names = {"a": ["127.0.0.1"], "b": ["10.0.0.1"]}
+    for index, expected in ((0, ["note", "note", "ok"]), (2, ["problem", "problem", "ok"])):
+        workers = {"worker": ["a:1111", "a:1112", "b:2222"]}
+        cluster = tf_cluster(config(workers, index=index))
+        assert statuses(check_addresses(cluster, network.resolve)) == expected
+
+
 PORT_ERRORS = {
     errno.EADDRINUSE: "is used by process 7 (python)",
     errno.EACCES: "may not be opened by this user",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("packaging")
 
+from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.cluster import tf_cluster
 from lbbsp_core.doctor.messages import MAX_BYTES, PING, Hello, Times, digest
 from lbbsp_core.doctor.peers import check_peers
@@ -162,6 +163,25 @@ def test_it_listens_on_its_own_address_and_only_until_it_ends():
     with listening_pair(ports):
         assert listening() - before == {("127.0.0.1", ports[0])}
     assert listening() == before
+
+
+def test_a_machine_whose_own_name_is_of_the_loopback_is_reached(monkeypatch):
+    # As if 127.0.0.2 and 127.0.0.3 were addresses of two machines.
+    monkeypatch.setattr(addresses, "is_loopback", lambda number: number == "127.0.1.1")
+    ports = free_ports(2)
+    workers = {"worker": [f"debian:{ports[0]}", f"other:{ports[1]}"]}
+    names = [
+        {"debian": ["127.0.1.1"], "other": ["127.0.0.2"]},
+        {"debian": ["127.0.0.3"], "other": ["127.0.0.2"]},
+    ]
+    each = [{"cluster": workers, "task": {"type": "worker", "index": index}} for index in (0, 1)]
+
+    def check(index):
+        own = tf_cluster(json.dumps(each[index]))
+        return check_peers(own, 10.0, versions=VERSIONS, resolve=lambda _: names[index])
+
+    for findings in at_once([lambda index=index: check(index) for index in (0, 1)]):
+        assert [finding.status for finding in findings] == ["ok", "ok"], findings
 
 
 def test_a_task_that_does_not_run_is_named_in_both_directions():
