@@ -174,7 +174,9 @@ class Exchange:
                 return
             writer.write(Times(time.time(), time.time()).line())
             await asyncio.wait_for(writer.drain(), CONNECT_SECONDS)
-        await asyncio.wait_for(reader.read(), CONNECT_SECONDS)  # until it has the last answer
+        # Until it has the last answer. It sends nothing more: never collect what comes.
+        if await asyncio.wait_for(reader.read(1), CONNECT_SECONDS):
+            return
         if contact is not None:
             contact.is_through = True
         elif hello.cluster == self.own.cluster and len(self.came) < self.visitors:

@@ -19,6 +19,7 @@ pytest.importorskip("packaging")
 
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.cluster import tf_cluster
+from lbbsp_core.doctor.exchange import PINGS
 from lbbsp_core.doctor.messages import MAX_BYTES, PING, Hello, Times, digest
 from lbbsp_core.doctor.peers import check_peers
 from lbbsp_core.doctor.scheduler import check_scheduler
@@ -147,6 +148,16 @@ def listening_pair(ports):
     with connected:
         yield connected
     waiting.join()
+
+
+def test_what_follows_the_last_question_is_not_collected():
+    ports = free_ports(2)
+    with listening_pair(ports) as connected:
+        lines = connected.makefile("rb")
+        connected.sendall(Hello("worker 1", "another", {}).line() + PINGS * PING)
+        assert all(lines.readline() for _ in range(1 + PINGS))
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            connected.sendall(bytes(64 << 20))
 
 
 def listening():
