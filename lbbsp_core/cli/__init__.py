@@ -8,9 +8,10 @@ from importlib.util import find_spec
 
 def main() -> None:
     """Runs the command line and exits with its status."""
-    if any(find_spec(name) is None for name in ("typer", "rich")):
+    if any(find_spec(name) is None for name in ("typer", "rich", "packaging")):
         print(
-            "the lbbsp command needs typer and rich: run pip install 'lbbsp[cli]'", file=sys.stderr
+            "the lbbsp command needs typer, rich and packaging: run pip install 'lbbsp[cli]'",
+            file=sys.stderr,
         )
         sys.exit(2)
     from lbbsp_core.cli.app import application

@@ -171,7 +171,7 @@ def test_parsing():
 # lbbsp
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", ["typer", "rich", "packaging"])
 def test_without_its_packages_the_command_says_how_to_get_them(monkeypatch, capsys, missing):
     monkeypatch.setattr(lbbsp_core.cli, "find_spec", lambda name: None if name == missing else 1)
     with pytest.raises(SystemExit) as end:
