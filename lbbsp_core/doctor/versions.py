@@ -24,6 +24,9 @@ PURPOSES: Final[Mapping[str, str]] = {
 }
 """Extras whose packages may be missing, and what needs them."""
 
+_PURPOSES_OF_PACKAGES: Final[Mapping[str, str]] = {"plotly": "`lbbsp report`"}
+"""Packages that something else needs than the others of their extra."""
+
 Installed = Callable[[str], str | None]
 
 
@@ -123,7 +126,8 @@ def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[
         for each in of_extra(requirements, extra):
             if (found := version(each.name)) is None:
                 remedy = f"pip install 'lbbsp[{extra}]'"
-                yield note(each.name, f"is not installed, which {purpose} needs", remedy)
+                needed_for = _PURPOSES_OF_PACKAGES.get(each.name, purpose)
+                yield note(each.name, f"is not installed, but needed for {needed_for}", remedy)
             else:
                 yield _compared(each, extra, found)
 

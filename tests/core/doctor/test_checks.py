@@ -30,6 +30,7 @@ REQUIRES = [
     'mxnet==1.9.1; extra == "mx"',
     'numpy<2; extra == "mx"',
     'matplotlib>=3.8; extra == "report"',
+    'plotly>=5; extra == "report"',
 ]
 
 
@@ -79,10 +80,13 @@ def test_a_development_version_is_compared_by_its_number():
 
 
 def test_optional_packages_may_be_missing_but_not_old():
-    [missing] = check_optional(REQUIRES, lambda _: None)
-    assert missing.status == "note"
-    assert missing.remedy == "pip install 'lbbsp[report]'"
-    assert statuses(check_optional(REQUIRES, lambda _: "3.1")) == ["problem"]
+    remedy = "pip install 'lbbsp[report]'"
+    pictures = "is not installed, but needed for pictures (`lbbsp demo`, --plot)"
+    assert list(check_optional(REQUIRES, lambda _: None)) == [
+        note("matplotlib", pictures, remedy),
+        note("plotly", "is not installed, but needed for `lbbsp report`", remedy),
+    ]
+    assert statuses(check_optional(REQUIRES, lambda _: "3.1")) == ["problem", "problem"]
 
 
 def test_python_must_be_supported():
