@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from lbbsp_core.resources.gpu import Gpu
@@ -83,10 +84,7 @@ def gpu(index: int) -> str:
         index: Index among the visible GPUs, as frameworks count them.
     """
     try:
-        device = Gpu(Host(), index)
-    except OSError:
+        with closing(Gpu(Host(), index)) as device:
+            return device.name
+    except Exception:  # OSError, or an error of NVML, which is no OSError: the name is only shown
         return f"gpu {index}"
-    try:
-        return device.name
-    finally:
-        device.close()

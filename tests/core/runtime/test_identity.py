@@ -1,5 +1,8 @@
 """Names that workers tell each other, on their way through the handshake."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from lbbsp_core import Affine, Balancer
@@ -54,5 +57,27 @@ def test_names_stay_short_and_on_one_line(devices, monkeypatch):
 
 
 def test_without_a_driver_a_gpu_has_a_number(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu(3) == "gpu 3"
+
+
+class NVMLError(Exception):
+    """As in nvidia-ml-py: it is no OSError."""
+
+
+@pytest.mark.parametrize("failing", [None, "nvmlDeviceGetName", "nvmlShutdown"])
+def test_a_gpu_whose_name_cannot_be_read_has_a_number(monkeypatch, failing):
+    def answer(function):
+        def call(*_):
+            if function == failing:
+                raise NVMLError("Unknown Error")
+            return b"H100" if function == "nvmlDeviceGetName" else None
+
+        return call
+
+    names = ("Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetUtilizationRates",
+             "DeviceGetMemoryInfo", "DeviceGetName")  # fmt: skip
+    functions = {name: answer(name) for name in (f"nvml{each}" for each in names)}
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, **functions))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu(0) == ("gpu 0" if failing else "H100")
