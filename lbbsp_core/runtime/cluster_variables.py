@@ -99,4 +99,4 @@ def _task_problem(cluster: Mapping[str, list[str]], task: Mapping[str, object]) 
 
 
 def _is_address(text: object) -> bool:
-    return isinstance(text, str) and text.rpartition(":")[2].isdigit() and ":" in text
+    return isinstance(text, str) and text.rpartition(":")[2].isdecimal() and ":" in text

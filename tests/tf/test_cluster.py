@@ -23,6 +23,7 @@ def set_config(monkeypatch, cluster, kind="worker", index=0):
         ('{"cluster": [], "task": 3}', "must have JSON objects"),
         ('{"cluster": {"worker": "a:1"}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a"]}, "task": {}}', "list of host:port strings"),
+        ('{"cluster": {"worker": ["a:²"]}, "task": {}}', "list of host:port strings"),
         ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {}}', "names the address 'a:1' twice"),
         ('{"cluster": {"worker": ["a:1"]}}', "has the task type None"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "boss"}}', "task type 'boss'"),
