@@ -145,13 +145,17 @@ def require_writable_file(option: str, path: Path | None) -> None:
 
     Args:
         option: Option that names the file, for the error message.
-        path: The file; None and `STDOUT` are always right.
+        path: The file. None is always right, and so is `STDOUT` for ``--json``.
 
     Raises:
-        ValueError: It is a folder, or cannot be created.
+        ValueError: It is a folder, cannot be created, or is `STDOUT` for another option.
     """
-    if path is None or path == STDOUT:
+    if path is None or (path == STDOUT and option == "--json"):
         return
+    if path == STDOUT:
+        raise ValueError(
+            f"{option} must be a file, got -: only --json can write to standard output, name a file"
+        )
     if os.path.isdir(path):
         raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")
     if os.path.exists(path):

@@ -562,6 +562,25 @@ def test_figures_are_all_of_standard_output(places, tmp_path, monkeypatch, compl
     assert shown.keys() == in_file.keys()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "profile train.py --out",
+        "profile train.py --plot",
+        "report recorded --out",
+        "evaluate trace.csv --plot",
+        "evaluate trace.csv --export",
+        "simulate --scenario constant --plot",
+    ],
+)
+def test_only_figures_can_go_to_standard_output(places, tmp_path, command):
+    done = run(*command.split(), "-")
+    assert (done.exit_code, done.stdout) == (2, "")
+    option = command.split()[-1]
+    assert f"{option} must be a file, got -: only --json can write" in done.stderr
+    assert not (tmp_path / "-").exists()
+
+
 @pytest.mark.slow
 def test_a_full_disk_under_the_figures(places, tmp_path):
     (tmp_path / "figures.json").symlink_to("/dev/full")
