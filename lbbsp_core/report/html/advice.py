@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from lbbsp_core.report.html.changes import levels
-from lbbsp_core.report.html.figures import BALANCED, RunReport
+from lbbsp_core.report.html.figures import RunReport
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
-from lbbsp_core.report.html.words import percent
+from lbbsp_core.report.html.words import percent, times
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5
@@ -104,22 +104,33 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
 
 
 def unbalanced(report: RunReport) -> Iterator[Advice]:
-    """Reports plain BSP whose workers wait for slower ones."""
-    gain = report.balanced_speedup
-    if report.plain is not None or report.imbalance <= BALANCED or gain is None:
+    """Reports plain BSP, and batches that stayed equal, whose workers wait for slower ones."""
+    if report.plain is not None or report.gain is None:
         return
-    yield Advice(
-        "unbalanced",
-        f"All batches are equal, and workers wait {percent(report.imbalance)} of the time for "
-        "slower ones. Train with policy=LoadBalanced(), the default: a step can be up to "
-        f"{gain:.1f} times as fast.",
+    text = (
+        f"The batches do not follow the speeds, and workers wait {percent(report.imbalance)} of "
+        f"the time for slower ones: a step can be up to {times(report.gain)} times as "
+        "fast. "
     )
+    if (report.table.header.policy or "").startswith("LoadBalanced("):
+        text += (
+            "The policy balances, but kept equal batches: check its min_gain and interval, limits, "
+            "the granularity and short_step_seconds."
+        )
+    elif report.table.is_even or report.table.has_work:
+        text += "Train with policy=LoadBalanced(), the default."
+    else:
+        text += (
+            "Limits or the granularity keep the batches of plain BSP from being equal: change "
+            "those, and train with policy=LoadBalanced(), the default."
+        )
+    yield Advice("unbalanced", text)
 
 
 def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     """Reports workers whose forecasts are far from the measurements."""
     wrong = [w for w in report.workers if w.forecast_rmse is not None and w.forecast_rmse >= WRONG]
-    if not wrong or report.table.is_even:
+    if not wrong or report.plain is None:
         return
     worst = max(wrong, key=lambda worker: worker.forecast_rmse or 0.0)
     assert worst.forecast_rmse is not None

@@ -11,7 +11,7 @@ import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
-from lbbsp_core.report.html.words import percent
+from lbbsp_core.report.html.words import percent, times
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.record import Run
 
@@ -78,7 +78,8 @@ class RunReport:
     Args:
         table: All steps since the number of workers last changed.
         measured: Measured steps.
-        plain: Estimate of plain BSP; None if the record is one of plain BSP, or of one worker.
+        plain: Estimate of plain BSP; None if the record is one of plain BSP or of one worker, or
+            if its batches stayed equal.
         step_seconds: Median time of a step.
         total_seconds: Time of all steps of the table.
         waiting_share: Waits for slower workers and for the communication / (N * time).
@@ -106,6 +107,14 @@ class RunReport:
         return max(self.waiting_share - self.communication_share, 0.0)
 
     @property
+    def gain(self) -> float | None:
+        """Speed-up of balanced batches where workers wait for slower ones; None if it is small."""
+        gain = self.balanced_speedup
+        if gain is None or self.imbalance <= BALANCED or gain < 1 + _SAME:
+            return None
+        return gain
+
+    @property
     def samples_per_second(self) -> float:
         """Samples of the measured steps per second."""
         return float(self.measured.sizes.sum() / self.measured.wall.sum())
@@ -122,7 +131,7 @@ class RunReport:
         if self.waiting_share > BALANCED and 2 * self.communication_share > self.waiting_share:
             waited += ", mostly for the communication"
         if self.plain is None:
-            return self._verdict_of_plain(waited)
+            return self._verdict_of_even(waited)
         speedup = self.plain.speedup
         balanced = self.imbalance <= BALANCED
         word = (
@@ -130,20 +139,20 @@ class RunReport:
         )
         if abs(speedup - 1) <= _SAME:
             return f"{word}: about as fast as plain BSP would have been; {waited}."
-        times = f"{speedup:.1f}" if speedup >= 1.1 else f"{speedup:.2f}"
         if speedup < 1:
             return (
-                f"{word}: slower than plain BSP would have been ({times} times as fast); {waited}."
+                f"{word}: slower than plain BSP would have been ({times(speedup)} times as fast); "
+                f"{waited}."
             )
-        return f"{word}: {times} times as fast as plain BSP would have been; {waited}."
+        return f"{word}: {times(speedup)} times as fast as plain BSP would have been; {waited}."
 
-    def _verdict_of_plain(self, waited: str) -> str:
-        gain = self.balanced_speedup
-        if self.imbalance <= BALANCED or gain is None or gain < 1 + _SAME:
-            return f"Plain BSP with equal batches: {waited}, and there is little to balance."
+    def _verdict_of_even(self, waited: str) -> str:
+        name = "plain BSP" if self.table.is_plain else "batches stayed equal"
+        if self.gain is None:
+            return f"{name[0].upper()}{name[1:]}: {waited}, and balancing would gain little."
         return (
-            f"Not balanced, all batches were equal: {waited}. With balanced batches a step would "
-            f"be up to {gain:.1f} times as fast."
+            f"Not balanced, {name}: {waited}. With balanced batches a step would be up to "
+            f"{times(self.gain)} times as fast."
         )
 
     def figures(self) -> dict[str, object]:
@@ -182,7 +191,7 @@ def run_report(run: Run) -> RunReport:
     communication = np.maximum(measured.wall - slowest, 0.0)
     waits = (slowest + communication)[:, None] - measured.busy
     total = float((slowest + communication).sum())
-    compares = table.workers > 1 and not table.is_even
+    compares = table.workers > 1 and not (table.is_plain or table.is_even)
     return RunReport(
         table=table,
         measured=measured,

@@ -89,7 +89,10 @@ def prior_cost(text: str | None) -> Cost:
 
 
 def even_amounts(table: StepTable) -> Floats:
-    """Returns the even batches of each step, shape ``(n, N)``, as `lbbsp_core.Even` plans them."""
+    """Returns the even batches of each step, shape ``(n, N)``.
+
+    They are those that `lbbsp_core.Even` plans without limits and granularity.
+    """
     total, workers = table.amounts.sum(axis=1)[:, None], table.workers
     if table.has_work:
         return np.repeat(total / workers, workers, axis=1)

@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.policy import Even
 from lbbsp_core.runtime.record import Run, RunHeader, StepLine
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
+
+_PLAIN = repr(Even())
+"""Policy of plain BSP, as headers name it."""
 
 _LEAST, _MOST = 1e-12, 1e12
 """Values beyond these bounds are no measurements, as in `lbbsp_core.types.is_plausible`."""
@@ -67,9 +71,24 @@ class StepTable:
 
     @property
     def is_even(self) -> bool:
-        """True if the batches of each step are as equal as integers allow: plain BSP."""
-        largest = self.amounts.max(axis=1) - self.amounts.min(axis=1)
-        return not self.has_work and bool((largest[~self.is_short] <= 1).all())
+        """True if the batches of each full step are as equal as integers allow.
+
+        Without any full step, all steps count.
+        """
+        if self.has_work:
+            return False
+        differences = self.sizes.max(axis=1) - self.sizes.min(axis=1)
+        counted = self.is_short if self.is_short.all() else ~self.is_short
+        return bool((differences[counted] <= 1).all())
+
+    @property
+    def is_plain(self) -> bool:
+        """True for plain BSP: by the policy in the header, or else by even batches.
+
+        Limits and the granularity may keep the batches of plain BSP from being equal, and those
+        of a policy that adapts may stay equal.
+        """
+        return self.is_even if self.header.policy is None else self.header.policy == _PLAIN
 
     def select(self, rows: Booleans) -> StepTable:
         """Returns the table of some of its steps, given as a mask of shape ``(n,)``."""

@@ -13,6 +13,16 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def times(ratio: float) -> str:
+    """Returns a speed-up, with as many digits as tell it from 1.
+
+    Example:
+        >>> times(1.04), times(2.345)
+        ('1.04', '2.3')
+    """
+    return f"{ratio:.1f}" if ratio >= 1.1 else f"{ratio:.2f}"
+
+
 def duration(seconds: float) -> str:
     """Returns a time in a unit that suits it.
 

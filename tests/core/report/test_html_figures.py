@@ -80,8 +80,42 @@ def test_workers_wait_and_forecasts_are_off_by_what_was_put_in():
 def test_a_plain_run_says_what_balancing_would_gain():
     report = run_report(steady([300, 100], [1, 1], forecast=None, policy="Even()"))
     assert report.plain is None
-    assert report.verdict.startswith("Not balanced, all batches were equal: workers waited ")
+    assert report.verdict.startswith("Not balanced, plain BSP: workers waited ")
     assert "up to 1.9 times as fast" in report.verdict  # (0.6 + 0.02) / (0.3 + 0.02)
+
+
+def test_plain_is_what_the_header_says_although_batches_are_not_equal():
+    run = steady([300, 300], [16, 8], total=24, policy="Even()", forecast=None)
+    report = run_report(run)
+    assert report.plain is None
+    assert report.verdict.startswith("Not balanced, plain BSP: workers waited ")
+    for forecast in (None, 1.5):
+        forecasts = steady([300, 300], [16, 8], total=24, policy="Even()", forecast=forecast)
+        assert set(rules(forecasts)) == {"unbalanced"}
+    assert "Limits or the granularity keep the batches" in rules(run)["unbalanced"].text
+    worked = replace(run, steps=[replace(each, work=(12.0, 12.0)) for each in run.steps])
+    assert "granularity" not in rules(worked)["unbalanced"].text
+
+
+def test_equal_batches_of_a_policy_that_balances_are_not_plain():
+    # Of 8 samples 2 each are best: the slowest takes 2 / 7 s, and 3 on another one 3 / 10 s.
+    run = steady([10, 10, 10, 7], [1] * 4, total=8, forecast=None)
+    report = run_report(run)
+    assert report.plain is None
+    assert report.imbalance > 0.1
+    assert report.verdict.startswith("Batches stayed equal: workers waited ")
+    assert report.verdict.endswith(", and balancing would gain little.")
+    assert rules(run) == {}
+    assert run_report(replace(run, header=replace(run.header, policy=None))).verdict.startswith(
+        "Plain BSP: workers waited "
+    )
+
+
+def test_uneven_batches_of_short_steps_are_seen():
+    lines = [line(k, [60, 20], [0.2, 0.2], short=True) for k in range(30)]
+    report = run_report(Run(header(2, 120, policy=None), lines))
+    assert not report.table.is_even
+    assert report.plain.speedup == pytest.approx((0.4 + 0.02) / 0.22)
 
 
 def test_events_are_counted():
@@ -199,8 +233,16 @@ def test_slower_worker():
 
 
 def test_unbalanced():
-    assert "LoadBalanced()" in rules(steady([300, 100], [1, 1], forecast=None))["unbalanced"].text
-    assert "unbalanced" not in rules(steady([300, 290], [1, 1], forecast=None))
+    def text_of(policy):
+        return rules(steady([300, 100], [1, 1], forecast=None, policy=policy))["unbalanced"].text
+
+    for policy in ("Even()", "FixedShares(shares=(1.0, 1.0))", None):
+        assert text_of(policy).endswith("Train with policy=LoadBalanced(), the default.")
+        assert "a step can be up to 1.9 times as fast" in text_of(policy)
+    kept = text_of("LoadBalanced(min_gain=0.9, interval=1)")
+    assert "kept equal batches: check its min_gain and interval" in kept
+    assert "Train with" not in kept
+    assert "unbalanced" not in rules(steady([300, 290], [1, 1], forecast=None, policy="Even()"))
 
 
 def test_wrong_forecasts():

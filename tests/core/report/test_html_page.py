@@ -75,7 +75,7 @@ def page_of(run, name="runs/a", plotly="/* plotly.js */"):
 
 RUNS = {
     "balanced": lambda: steady([300, 100], hosts=("a", "b")),
-    "plain": lambda: steady([300, 100], [1, 1], forecast=None),
+    "plain": lambda: steady([300, 100], [1, 1], forecast=None, policy="Even()"),
     "one step": lambda: steady([300, 100], steps=1, forecast=None),
     "one worker": lambda: steady([300], [1]),
     "many workers": lambda: steady(list(range(100, 140)), total=4000),
