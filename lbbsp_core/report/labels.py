@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Writes the ticks of an axis as plain numbers: no offset, no power of ten."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Writes the ticks of an axis as plain numbers: no offset, no power of ten.
 
+    A logarithmic axis gets ticks within decades, too, and within parts of one.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if axis.get_scale() == "log":
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # linear ticks if none of them is seen
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
     axis.set_minor_formatter(NullFormatter())
 

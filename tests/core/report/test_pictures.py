@@ -61,6 +61,20 @@ def test_ticks_are_plain_numbers():
     assert axes.yaxis.get_offset_text().get_text() == ""
 
 
+@pytest.mark.parametrize("limits", [(16, 64), (25, 39), (14, 19), (0.3, 900), (1, 10_000)])
+def test_a_logarithmic_axis_has_plain_numbers_at_several_ticks(limits):
+    axes = new_figure(8, 6).subplots()
+    axes.plot(limits, limits)
+    axes.set(xscale="log", yscale="log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        plain_ticks(axis)
+        axes.figure.draw_without_rendering()
+        known = {tick.get_loc(): tick.label1.get_text() for tick in axis.get_major_ticks()}
+        seen = [text for at, text in known.items() if low <= at <= high]
+        assert 2 <= len(seen) <= 15
+        assert [float(text) for text in seen] == [at for at in known if low <= at <= high]
+
+
 def test_the_profile_shows_every_fit_and_names_the_best(tmp_path, monkeypatch):
     points = tuple(Point(x, 0.01 + 0.001 * x, 5) for x in (1, 2, 4, 8, 16))
     result = ProfileResult("an abacus", points, None, fit_costs(points))
