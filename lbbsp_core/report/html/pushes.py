@@ -43,7 +43,9 @@ class PusherFigures:
 
 @dataclass(frozen=True)
 class PushReport:
-    """Figures of an asynchronous run of N workers and n pushes.
+    """Figures of an asynchronous run of N workers and n pushes, since its last start.
+
+    Each start counts pushes and time from 0, and its pushes replace those before.
 
     Args:
         header: Facts of the run since its last start.
@@ -52,7 +54,7 @@ class PushReport:
         samples: Their batch sizes, shape ``(n,)``.
         busy: Their busy seconds, shape ``(n,)``; NaN where they were not measured.
         staleness: Their staleness in updates, shape ``(n,)``.
-        total_seconds: Time of the run, in seconds, all starts together.
+        total_seconds: Time from the last start to the last push, in seconds.
         starts: Number of times that the run was started.
         workers: Figures of each worker, by rank.
     """
@@ -116,7 +118,7 @@ def push_report(run: Run) -> PushReport:
         samples=np.array([line.samples for line in lines], np.float64),
         busy=np.where((busy > 1e-12) & (busy < 1e12), busy, np.nan),
         staleness=np.array([line.staleness for line in lines], np.int64),
-        total_seconds=_total(seconds),
+        total_seconds=float(seconds.max()),
         starts=run.starts,
         workers=(),
     )
@@ -145,18 +147,6 @@ def _check(line: PushLine, workers: int) -> None:
                 f"push {line.push}: {name} must be between 0 and 1e+15, got "
                 f"{getattr(line, name)!r}: record the run again"
             )
-
-
-def _total(seconds: Floats) -> float:
-    """Returns the time of a run whose clock starts from 0 with each start."""
-    peaks = np.maximum.accumulate(seconds)
-    total, first = 0.0, 0
-    for stop in [
-        *(np.flatnonzero(np.diff(seconds) < -0.5 * peaks[:-1]) + 1).tolist(),
-        len(seconds),
-    ]:
-        total, first = total + float(seconds[first:stop].max()), stop
-    return total
 
 
 def _workers(report: PushReport, workers: int) -> Iterator[PusherFigures]:

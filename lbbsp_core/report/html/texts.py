@@ -26,13 +26,15 @@ def step_tiles(report: RunReport) -> list[Tile]:
     communication = percent(report.communication_share)
     waits = f"{percent(report.imbalance)} for workers, {communication} communication"
     errors = [w.forecast_rmse for w in report.workers if w.forecast_rmse is not None]
-    events = report.events
+    since = f" with {report.table.workers} workers" * bool(report.events.worker_changes)
     return [
         *tiles,
         Tile("Waiting", percent(report.waiting_share), waits),
         Tile("Step", duration(report.step_seconds), "median"),
         Tile("Throughput", f"{report.samples_per_second:,.0f}", "samples/s"),
-        Tile("Steps", f"{events.steps:,}", f"in {duration(report.total_seconds)}"),
+        Tile(
+            "Steps", f"{len(report.table.steps):,}", f"in {duration(report.total_seconds)}{since}"
+        ),
         *(
             [Tile("Forecast error", percent(float(np.mean(errors))), "mean over workers")]
             if errors
@@ -92,11 +94,12 @@ def _shown(texts: list[str]) -> str:
 def push_tiles(report: PushReport) -> list[Tile]:
     """Returns the most important figures of an asynchronous run."""
     stale = report.staleness
+    starts = "of the run; figures are of the last one" if report.starts > 1 else "of the run"
     return [
         Tile("Throughput", f"{report.samples_per_second:.3g}", "samples/s"),
         Tile("Pushes", f"{len(report.push):,}", f"in {duration(report.total_seconds)}"),
         Tile("Staleness", f"{stale.mean():.1f}", f"updates, at most {stale.max()}"),
-        Tile("Starts", str(report.starts), "of the run"),
+        Tile("Starts", str(report.starts), starts),
     ]
 
 

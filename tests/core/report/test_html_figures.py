@@ -14,6 +14,7 @@ from lbbsp_core.report.html.plain import prior_cost
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
 from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
+from lbbsp_core.report.html.texts import push_tiles, step_tiles
 from lbbsp_core.runtime.record import PushLine, Run, read_run
 
 
@@ -157,6 +158,19 @@ def test_runs_without_measurements_are_refused(lines, words):
 
 def test_one_worker_has_nothing_to_balance():
     assert run_report(steady([100], [1])).verdict.startswith("One worker: there is nothing to")
+
+
+def tile(run, name):
+    return {tile.name: tile for tile in step_tiles(run_report(run))}[name]
+
+
+def test_the_steps_and_their_time_are_those_with_the_same_workers():
+    lines = [line(k, [4] * 3, [0.1] * 3, wall=0.1) for k in range(1000)]
+    lines += [line(k, [8, 4], [0.1] * 2, wall=0.12) for k in range(1000, 1010)]
+    shown = tile(Run(header(2, 12), lines), "Steps")
+    assert (shown.value, shown.note) == ("10", "in 1.2 s with 2 workers")
+    shown = tile(Run(header(2, 12), lines[:1000]), "Steps")
+    assert (shown.value, shown.note) == ("1,000", "in 100 s")
 
 
 # Change points
@@ -320,17 +334,16 @@ def test_many_excluded():
 # Asynchronous runs
 
 
-def pushes(staleness=(1, 1), slow_from=10**9, count=200, restart=None):
+def pushes(staleness=(1, 1), slow_from=10**9, count=200):
     lines, seconds = [], 0.0
     for k in range(count):
-        seconds = 0.0 if k == restart else seconds + 0.1
+        seconds += 0.1
         worker = k % 2
         busy = 0.15 * (3 if worker and k >= slow_from else 1)
         lines.append(PushLine(push=k, worker=worker, iteration=k // 2, samples=10,
                               busy_seconds=busy, seconds=seconds, staleness=staleness[worker],
                               lead=0))  # fmt: skip
-    starts = 1 if restart is None else 2
-    return Run(header(2, 20, sync="SSP(3)"), [], lines, starts=starts)
+    return Run(header(2, 20, sync="SSP(3)"), [], lines)
 
 
 def test_an_asynchronous_run_has_figures_of_its_own():
@@ -340,7 +353,18 @@ def test_an_asynchronous_run_has_figures_of_its_own():
     assert [worker.busy_share for worker in report.workers] == pytest.approx([0.75, 0.75])
     assert "busy 75 % of the time, and their gradients were 2.0 updates old" in report.verdict
     assert json.loads(json.dumps(report.figures(), allow_nan=False))["max_staleness"] == 3
-    assert push_report(pushes(restart=150)).total_seconds == pytest.approx(15.0 + 4.9)
+
+
+def test_figures_of_pushes_are_of_the_last_start(tmp_path):
+    for count in (100, 30):
+        save(tmp_path, pushes(count=count))
+    report = push_report(read_run(tmp_path))
+    assert (len(report.push), report.starts) == (30, 2)
+    assert report.total_seconds == pytest.approx(3.0)
+    assert report.samples_per_second == pytest.approx(100)
+    shown = {tile.name: tile for tile in push_tiles(report)}
+    assert shown["Starts"].note == "of the run; figures are of the last one"
+    assert shown["Pushes"].value == "30"
 
 
 def test_advice_on_asynchronous_runs():
