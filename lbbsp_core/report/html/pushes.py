@@ -10,7 +10,7 @@ import numpy as np
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
 from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
-from lbbsp_core.report.html.words import percent
+from lbbsp_core.report.html.words import percent, rate
 from lbbsp_core.runtime.record import PushLine, Run, RunHeader
 
 
@@ -79,7 +79,7 @@ class PushReport:
         """One sentence that says how busy the workers were, and how stale their gradients."""
         busy = float(np.mean([worker.busy_share for worker in self.workers]))
         return (
-            f"Asynchronous run: {self.samples_per_second:.3g} samples per second; workers were "
+            f"Asynchronous run: {rate(self.samples_per_second)} samples per second; workers were "
             f"busy {percent(min(busy, 1.0))} of the time, and their gradients were "
             f"{self.staleness.mean():.1f} updates old on average, at most {self.staleness.max()}."
         )

@@ -10,7 +10,7 @@ import numpy as np
 from lbbsp_core.report.html.figures import RunReport
 from lbbsp_core.report.html.page import Tile
 from lbbsp_core.report.html.pushes import PushReport
-from lbbsp_core.report.html.words import duration, percent
+from lbbsp_core.report.html.words import duration, percent, rate
 from lbbsp_core.runtime.record import RunHeader
 
 _SHOWN_STEPS: Final = 12
@@ -31,7 +31,7 @@ def step_tiles(report: RunReport) -> list[Tile]:
         *tiles,
         Tile("Waiting", percent(report.waiting_share), waits),
         Tile("Step", duration(report.step_seconds), "median"),
-        Tile("Throughput", f"{report.samples_per_second:,.0f}", "samples/s"),
+        Tile("Throughput", rate(report.samples_per_second), "samples/s"),
         Tile(
             "Steps", f"{len(report.table.steps):,}", f"in {duration(report.total_seconds)}{since}"
         ),
@@ -96,7 +96,7 @@ def push_tiles(report: PushReport) -> list[Tile]:
     stale = report.staleness
     starts = "of the run; figures are of the last one" if report.starts > 1 else "of the run"
     return [
-        Tile("Throughput", f"{report.samples_per_second:.3g}", "samples/s"),
+        Tile("Throughput", rate(report.samples_per_second), "samples/s"),
         Tile("Pushes", f"{len(report.push):,}", f"in {duration(report.total_seconds)}"),
         Tile("Staleness", f"{stale.mean():.1f}", f"updates, at most {stale.max()}"),
         Tile("Starts", str(report.starts), starts),

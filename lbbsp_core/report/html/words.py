@@ -13,6 +13,16 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def rate(value: float) -> str:
+    """Returns a number with at least three significant digits.
+
+    Example:
+        >>> rate(12345.6), rate(12.34), rate(0.04321)
+        ('12,346', '12.3', '0.0432')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def times(ratio: float) -> str:
     """Returns a speed-up, with as many digits as tell it from 1.
 

@@ -173,6 +173,19 @@ def test_the_steps_and_their_time_are_those_with_the_same_workers():
     assert (shown.value, shown.note) == ("1,000", "in 100 s")
 
 
+@pytest.mark.parametrize(
+    ("samples", "seconds", "shown"), [(1, 8, "0.125"), (25, 1, "25"), (40_000, 1, "40,000")]
+)
+def test_the_throughput_of_any_run_is_a_plain_number(samples, seconds, shown):
+    run = Run(header(1, samples), [line(0, [samples], [seconds], wall=seconds)])
+    assert tile(run, "Throughput").value == shown
+    push = PushLine(push=0, worker=0, iteration=0, samples=samples, busy_seconds=seconds,
+                    seconds=float(seconds), staleness=0, lead=0)  # fmt: skip
+    report = push_report(Run(header(1, samples, sync="ASP()"), [], [push]))
+    assert push_tiles(report)[0].value == shown
+    assert report.verdict.startswith(f"Asynchronous run: {shown} samples per second; ")
+
+
 # Change points
 
 
