@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lbbsp_core.cost import Affine, Cost, Proportional, Saturating
+from lbbsp_core.cost import Affine, Cost, Profile, Proportional, Saturating
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.report.html.table import Floats, StepTable
 
-_FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating)}
+_FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating, Profile)}
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def plain_estimate(table: StepTable) -> PlainEstimate:
 
 
 def prior_cost(text: str | None) -> Cost:
-    """Reads the repr of a cost with numbers as arguments; another text is a proportional cost.
+    """Reads the repr of a cost; another text is a proportional cost.
 
-    Nothing is evaluated.
+    Only the forms of `lbbsp_core.cost` with literals as arguments are known, nothing is evaluated.
 
     Example:
         >>> prior_cost("Affine(overhead_seconds=0.5, seconds_per_sample=0.1)").effective_samples(0)
@@ -83,7 +83,8 @@ def prior_cost(text: str | None) -> Cost:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
             return _FORMS[call.func.id](**given)
-    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, KeyError, TypeError, ArithmeticError, RecursionError,
+            MemoryError):  # fmt: skip
         pass
     return Proportional(1.0)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from report_runs import header, line, run_of, save, steady
 
+from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.figures import run_report
@@ -56,9 +57,25 @@ def test_the_range_covers_all_legal_overheads():
     assert report.plain.low == pytest.approx((0.3 * 90 / 60 + 0.02) / 0.32)
 
 
-def test_only_numbers_are_read_from_the_repr_of_a_cost():
+@pytest.mark.parametrize(
+    "cost",
+    [
+        Proportional(100.0),
+        Affine(0.5, 0.1),
+        Saturating(0.2, 0.1, 0.01),
+        Profile([8, 16, 32], [0.05, 0.05, 0.09]),
+        Profile([8], [0.05], out_of_memory_at=48),
+    ],
+)
+def test_each_form_of_cost_is_read_from_its_repr(cost):
+    assert prior_cost(repr(cost)) == cost
+
+
+def test_only_literals_are_read_from_the_repr_of_a_cost():
     assert prior_cost("Affine(overhead_seconds=1.0, seconds_per_sample=0.5)").effective_samples(0)
-    for text in (None, "", "Affine(", "Affine(overhead_seconds=open('x'))", "Mine(a=1)", "(" * 999):
+    for text in (None, "", "Affine(", "Affine(overhead_seconds=open('x'))", "Mine(a=1)", "(" * 999,
+                 f"Profile(batches=(1, {10**400}), seconds=(1.0, 2.0))",
+                 "Profile(batches=(2, 1), seconds=(1.0, 2.0))"):  # fmt: skip
         assert prior_cost(text).effective_samples(0) == 0
 
 
