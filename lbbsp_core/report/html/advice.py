@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from lbbsp_core.report.html.changes import levels
+from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.figures import RunReport
+from lbbsp_core.report.html.plain import speeds_of
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
 from lbbsp_core.report.html.words import percent, times
 
@@ -86,18 +87,15 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
     """Reports workers that have become slower than they were, since when, and a likely cause."""
     table = report.measured
     names = worker_names(table.header, table.workers)
-    for rank in range(table.workers):
-        speeds = table.amounts[:, rank] / table.busy[:, rank]
-        found = levels(speeds)
-        start = found[-1].start
-        before = float(np.median(speeds[:start])) if start else found[-1].median
-        if before < SLOWER * found[-1].median:
+    for rank, speeds in enumerate(speeds_of(table, report.plain).T):
+        drop = lasting_drop(speeds, SLOWER)
+        if drop is None:
             continue
-        causes = " and ".join(_causes(report, rank, start))
+        causes = " and ".join(_causes(report, rank, drop.start))
         yield Advice(
             "slower-worker",
-            f"W{names[rank][1:]} has been {before / found[-1].median:.1f}x slower since "
-            f"step {table.steps[start]}"
+            f"W{names[rank][1:]} has been {drop.ratio:.1f}x slower since "
+            f"step {table.steps[drop.start]}"
             + (f"; {causes}." if causes else ". Look for other processes, heat or I/O there."),
             (rank,),
         )

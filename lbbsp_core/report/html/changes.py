@@ -32,6 +32,36 @@ class Level(NamedTuple):
     median: float
 
 
+class Drop(NamedTuple):
+    """Difference between the last level of a series and higher ones before it.
+
+    Args:
+        ratio: Highest earlier level / last level.
+        start: Index at which the series left the higher levels for the last time.
+    """
+
+    ratio: float
+    start: int
+
+
+def lasting_drop(values: Floats, least: float) -> Drop | None:
+    """Returns the drop to the last level; None if no level before was `least` times as high.
+
+    Args:
+        values: Series, as for `levels`.
+        least: Smallest ratio of levels, > 1.
+
+    Example:
+        >>> lasting_drop(np.repeat([300.0, 150.0, 100.0], 50), 2)
+        Drop(ratio=3.0, start=50)
+    """
+    found = levels(values)
+    higher = [level for level in found[:-1] if level.median >= least * found[-1].median]
+    if not higher:
+        return None
+    return Drop(max(level.median for level in higher) / found[-1].median, higher[-1].stop)
+
+
 def levels(values: Floats) -> list[Level]:
     r"""Splits a series of positive values into levels, in order.
 

@@ -100,6 +100,19 @@ def even_amounts(table: StepTable) -> Floats:
     return np.asarray(np.floor(total / workers) + (np.arange(workers) < total % workers))
 
 
+def speeds_of(table: StepTable, plain: PlainEstimate | None) -> Floats:
+    """Returns the speeds of the workers, shape ``(n, N)``, as a change of the batch leaves them.
+
+    These are work plus overhead / busy time; without an estimate, as with batches that stayed
+    equal, work / busy time.
+    """
+    if plain is None:
+        return table.amounts / table.busy
+    prior = prior_cost(table.header.cost)
+    columns = zip(table.amounts.T, plain.overheads, strict=True)
+    return np.column_stack([_shape(prior, own, kappa) for own, kappa in columns]) / table.busy
+
+
 def _plain_seconds(table: StepTable, prior: Cost, overheads: Sequence[float]) -> Floats:
     """Returns the time of each step under plain BSP, shape ``(n,)``."""
     even = even_amounts(table)

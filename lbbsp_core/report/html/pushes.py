@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
-from lbbsp_core.report.html.changes import levels
+from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
 from lbbsp_core.report.html.words import percent, rate
 from lbbsp_core.runtime.record import PushLine, Run, RunHeader
@@ -173,15 +173,12 @@ def _slower(report: PushReport) -> Iterator[Advice]:
     for rank, name in enumerate(names):
         own = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
         speeds = report.samples[own] / report.busy[own]
-        found = levels(speeds)
-        if len(found) > 1 and (before := float(np.median(speeds[: found[-1].start]))) >= (
-            SLOWER * found[-1].median
-        ):
+        drop = lasting_drop(speeds, SLOWER)
+        if drop is not None:
             yield Advice(
                 "slower-worker",
-                f"W{name[1:]} has been {before / found[-1].median:.1f}x slower since push "
-                f"{report.push[own[found[-1].start]]}. Look for other processes, heat or I/O "
-                "there.",
+                f"W{name[1:]} has been {drop.ratio:.1f}x slower since push "
+                f"{report.push[own[drop.start]]}. Look for other processes, heat or I/O there.",
                 (rank,),
             )
 

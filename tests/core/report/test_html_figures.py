@@ -276,6 +276,38 @@ def test_slower_worker():
     assert "slower-worker" not in rules(run_of(recovered, recovered))
 
 
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ((300, 150, 115), "Worker 1 has been 2.6x slower since step 40."),
+        ((300, 120, 170), "Worker 1 has been 1.8x slower since step 40."),
+        ((300, 200, 100), "Worker 1 has been 3.0x slower since step 100."),
+        ((300, 100, 250), None),
+    ],
+)
+def test_a_worker_is_compared_with_its_best_level(speeds, expected):
+    own = np.repeat(np.array(speeds, float), (40, 60, 50))
+    both = np.column_stack([np.full(150, 300.0), own])
+    advice = rules(run_of(both, both)).get("slower-worker")
+    assert (advice and advice.text.split(" Look")[0]) == expected
+    pushed = [replace(each, samples=int(own[each.iteration]), busy_seconds=1.0) if each.worker
+              else each for each in pushes(count=300).pushes]  # fmt: skip
+    found = advise_pushes(push_report(Run(header(2, 20, sync="SSP(3)"), [], pushed)))
+    assert [advice.rule for advice in found] == ["slower-worker"] * (expected is not None)
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1.6, "1.6x"), (1.4, None)])
+def test_a_smaller_batch_with_an_overhead_is_no_slower_worker(factor, shown):
+    speeds = np.tile([300.0, 300.0], (100, 1))
+    speeds[50:, 1] /= factor
+    cost = repr(Affine(overhead_seconds=1.6, seconds_per_sample=0.1))
+    run = run_of(speeds, speeds, total=64, overhead=16, cost=cost)
+    advice = rules(run).get("slower-worker")
+    assert (advice and advice.text.split()[4]) == shown
+    again = run.steps[70]
+    assert again.sizes[1] / again.busy_seconds[1] < 200 / 1.5, "1.5x slower in samples/s"
+
+
 def test_unbalanced():
     def text_of(policy):
         return rules(steady([300, 100], [1, 1], forecast=None, policy=policy))["unbalanced"].text
