@@ -312,7 +312,8 @@ class Run:
         steps: Steps in order. Of a step that was repeated after a restart, the last attempt.
         pushes: Pushes in order, of a run whose workers need not be in the same step; likewise.
         starts: Number of times that the run was started.
-        restarts: Steps with which the later starts continued, in order of the starts.
+        restarts: Steps with which the later starts continued, in order of the starts; those that
+            ended before their first step have none.
     """
 
     header: RunHeader

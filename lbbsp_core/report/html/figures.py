@@ -56,17 +56,21 @@ class Events:
 
     Args:
         steps: Steps in the record, of all numbers of workers.
-        plan_changes: Full steps whose batch sizes differ from those of the full step before.
+        plan_changes: Full steps whose batch sizes differ from those of the full step before; None
+            where each step is cut by its work, so that they differ without a change of the plan.
         excluded_steps: Steps with a measurement that was excluded from learning.
         short_steps: Steps with fewer samples than the global batch size.
-        restarts: Steps with which the run continued after a restart.
+        starts: Number of times that the run was started.
+        restarts: Steps with which the run continued after a restart; a start that ended before
+            its first step has none.
         worker_changes: Step and new number of workers, for each change of the number.
     """
 
     steps: int
-    plan_changes: int
+    plan_changes: int | None
     excluded_steps: int
     short_steps: int
+    starts: int
     restarts: tuple[int, ...]
     worker_changes: tuple[tuple[int, int], ...]
 
@@ -256,11 +260,13 @@ def _balanced_speedup(run: Run) -> float | None:
 
 def _events(run: Run, table: StepTable) -> Events:
     full = table.sizes[~table.is_short]
+    changes = int((np.diff(full, axis=0) != 0).any(axis=1).sum())
     return Events(
         steps=len(run.steps),
-        plan_changes=int((np.diff(full, axis=0) != 0).any(axis=1).sum()),
+        plan_changes=None if table.has_work else changes,
         excluded_steps=sum(bool(line.excluded) for line in run.steps),
         short_steps=sum(line.short for line in run.steps),
+        starts=run.starts,
         restarts=run.restarts,
         worker_changes=tuple(_worker_changes([(s.step, len(s.sizes)) for s in run.steps])),
     )

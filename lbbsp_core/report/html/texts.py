@@ -73,12 +73,13 @@ def _hosts(report: RunReport) -> list[list[str]]:
 def _events(report: RunReport) -> list[list[str]]:
     events, table = report.events, report.table
     changes = [f"{step} (to {workers} workers)" for step, workers in events.worker_changes]
+    plan = ["changes of the plan", str(events.plan_changes), ""]
     rows = [
         ["event", "number", "steps"],
-        ["changes of the plan", str(events.plan_changes), ""],
+        *([] if events.plan_changes is None else [plan]),
         ["steps with an excluded measurement", str(events.excluded_steps), ""],
         ["short steps", str(events.short_steps), ""],
-        ["restarts", str(len(events.restarts)), _shown([str(step) for step in events.restarts])],
+        ["restarts", str(events.starts - 1), _shown([str(step) for step in events.restarts])],
         ["changes of the number of workers", str(len(changes)), _shown(changes)],
     ]
     if changes:

@@ -15,7 +15,8 @@ from lbbsp_core.report.html.plain import prior_cost
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
 from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
-from lbbsp_core.report.html.texts import push_tiles, step_tiles
+from lbbsp_core.report.html.texts import push_tiles, step_tables, step_tiles
+from lbbsp_core.report.live import LiveRun
 from lbbsp_core.runtime.record import PushLine, Run, read_run
 
 
@@ -145,6 +146,27 @@ def test_events_are_counted():
     assert (events.steps, events.plan_changes, events.excluded_steps) == (9, 1, 1)
     assert (events.short_steps, events.restarts, events.worker_changes) == (1, (1,), ((1, 2),))
     assert run_report(run).table.steps[0] == 1  # figures since the number of workers changed
+
+
+def test_changes_of_the_plan_are_unknown_where_work_cuts_the_steps():
+    lines = [line(k, [6 + k % 2, 6 - k % 2], [0.1, 0.1], work=(6.0, 6.0)) for k in range(8)]
+    run = Run(header(2, 12), lines)
+    assert run_report(run).events.plan_changes is None
+    assert "changes of the plan" not in {row[0] for row in step_tables(run_report(run))["Events"]}
+    without = replace(run, steps=[replace(each, work=()) for each in lines])
+    rows = step_tables(run_report(without))["Events"]
+    assert ["changes of the plan", "7", ""] in rows
+
+
+def test_starts_without_a_step_count_as_restarts_as_in_watch(tmp_path):
+    empty, run = Run(header(2, 12), []), Run(header(2, 12), [line(0, [6, 6], [0.1, 0.1])])
+    for each in (run, empty, replace(run, steps=[line(1, [6, 6], [0.1, 0.1])]), empty):
+        save(tmp_path, each)
+    report, live = run_report(read_run(tmp_path)), LiveRun(tmp_path)
+    assert live.read()
+    assert (report.events.starts, report.events.restarts) == (4, (1,))
+    assert live.view().restarts == 3
+    assert ["restarts", "3", "1"] in step_tables(report)["Events"]
 
 
 @pytest.mark.parametrize(
