@@ -99,10 +99,14 @@ def follow(
 
 
 def render(view: View, *, ascii_only: bool = False) -> Group:
-    """Returns a view for the terminal."""
+    """Returns a view for the terminal.
+
+    Args:
+        view: View.
+        ascii_only: Whether the terminal shows ASCII only; other characters of names are escaped.
+    """
     table = Table(box=SIMPLE_HEAD)
-    asynchronous = any(worker.pushes is not None for worker in view.workers)
-    last = "pushes" if asynchronous else "forecast"
+    last = "pushes" if _asynchronous(view) else "forecast"
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold")
     for name in ("batch", "busy", "waiting"):
@@ -111,8 +115,19 @@ def render(view: View, *, ascii_only: bool = False) -> Group:
     table.add_column(last, justify="right")
     for worker in view.workers:
         style = "bold" if worker.rank == view.slowest else ""
-        table.add_row(*map(Text, _cells(worker, ascii_only=ascii_only)), style=style)
-    return Group(_state(view), table, Text(_who_waits(view)), Text(_gain(view)))
+        cells = _cells(worker, ascii_only=ascii_only)
+        table.add_row(*(_text(cell, ascii_only=ascii_only) for cell in cells), style=style)
+    sentences = [_text(each, ascii_only=ascii_only) for each in (_who_waits(view), _gain(view))]
+    return Group(_state(view, ascii_only=ascii_only), table, *filter(None, sentences))
+
+
+def _text(text: str, *, ascii_only: bool) -> Text:
+    """Returns a text that the terminal can show."""
+    return Text(text.encode("ascii", "backslashreplace").decode() if ascii_only else text)
+
+
+def _asynchronous(view: View) -> bool:
+    return any(worker.pushes is not None for worker in view.workers)
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
@@ -156,12 +171,14 @@ def _bar(share: float, *, ascii_only: bool) -> str:
     return f"{full * count}{empty * (_BAR - count)} {share:4.0%}"
 
 
-def _state(view: View) -> Text:
+def _state(view: View, *, ascii_only: bool) -> Text:
     """Returns the line about the run as a whole."""
-    parts = [view.framework, "no step yet" if view.step is None else f"step {view.step}"]
+    unit = "push" if _asynchronous(view) else "step"
+    units = "pushes" if _asynchronous(view) else "steps"
+    parts = [view.framework, f"no {unit} yet" if view.step is None else f"{unit} {view.step}"]
     if view.steps_per_second is not None and view.samples_per_second is not None:
         parts += [
-            f"{view.steps_per_second:.3g} steps/s",
+            f"{view.steps_per_second:.3g} {units}/s",
             f"{view.samples_per_second:.4g} samples/s",
         ]
     if view.elapsed_seconds is not None:
@@ -170,16 +187,18 @@ def _state(view: View) -> Text:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
         parts.append(f"{view.unreadable} unreadable line{'s' * (view.unreadable > 1)}")
-    text = Text(" · ".join(parts))
+    text = _text((" - " if ascii_only else " · ").join(parts), ascii_only=ascii_only)
     if view.age_seconds is not None:
         late = view.age_seconds >= _LATE_SECONDS
-        age = f"no step for {_clock(view.age_seconds)}" if late else "running"
+        age = f"no {unit} for {_clock(view.age_seconds)}" if late else "running"
         text.append(f"   {age}", style="bold red" if late else "green")
     return text
 
 
 def _who_waits(view: View) -> str:
-    """Returns a sentence about who waits for whom."""
+    """Returns a sentence about who waits for whom; none where nobody need wait for others."""
+    if _asynchronous(view):
+        return ""
     if view.slowest is None or view.recent is None:
         return "Nothing is known about waiting yet."
     slowest = view.workers[view.slowest]

@@ -232,7 +232,7 @@ class LiveRun:
                 pushes=pushes[-1].iteration + 1,
             )
         if not steps:
-            return worker
+            return worker if header.sync is None else replace(worker, pushes=0)
         busy = fmean(line.busy_seconds[rank] for line in steps)
         slowest = fmean(max(line.busy_seconds) for line in steps)
         return replace(

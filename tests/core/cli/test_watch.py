@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.watch import follow, render
 from lbbsp_core.report.live import LiveRun
-from lbbsp_core.runtime.record import RunRecord, StepLine, run_header
+from lbbsp_core.runtime.record import PushLine, RunRecord, StepLine, run_header
 
 EVIL = "[red]a[/red] \x1b[2J\x07b"
 
@@ -36,8 +36,9 @@ def write(path, *lines, **names):
     record.close()
 
 
-def watch(*args):
-    return CliRunner().invoke(application(), ["watch", *map(str, args)], env={"COLUMNS": "140"})
+def watch(*args, charset="utf-8"):
+    runner = CliRunner(charset=charset)
+    return runner.invoke(application(), ["watch", *map(str, args)], env={"COLUMNS": "140"})
 
 
 def test_without_a_terminal_one_view_is_printed(tmp_path):
@@ -116,10 +117,27 @@ def test_the_command_ends_at_an_interrupt_without_an_error(tmp_path, monkeypatch
 
 
 def test_the_view_has_an_ascii_form(tmp_path):
-    write(tmp_path / "run.jsonl", line(0))
-    run = LiveRun(tmp_path)
-    assert run.read()
-    console = Console(file=io.StringIO(), width=120)
-    with console.capture() as capture:
-        console.print(render(run.view(), ascii_only=True))
-    assert "######..  75%" in capture.get()
+    write(tmp_path / "run.jsonl", line(0), hosts=("würfel", "b"), devices=("µ", "b"))
+    result = watch(tmp_path, "--once", charset="ascii")
+    assert result.exit_code == 0, result.output
+    assert result.output.isascii()
+    assert "######..  75%" in result.output
+    assert "none - step 0 - 2 steps/s - " in result.output
+    assert "w\\xfcrfel" in result.output
+    assert "none · step 0 · 2 steps/s · " in watch(tmp_path, "--once").output
+
+
+def test_pushes_are_no_steps_and_nobody_waits(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, sync="SSP(3)")
+    assert "none · no push yet" in watch(tmp_path, "--once").output
+    pushes = [PushLine(push=k, worker=0, iteration=k, samples=8, busy_seconds=0.25, lead=0,
+                       seconds=0.5 * k, staleness=1) for k in range(6)]  # fmt: skip
+    write(path, *pushes, sync="SSP(3)")
+    shown = watch(tmp_path, "--once").output
+    assert "none · push 5 · 2 pushes/s · 16 samples/s" in shown
+    assert "no push for" in shown
+    assert "step" not in shown
+    assert "waiting yet" not in shown
+    columns = [row.split() for row in shown.splitlines() if row.strip()[:1].isdigit()]
+    assert [(row[0], row[-1]) for row in columns] == [("0", "6"), ("1", "0")]
