@@ -24,8 +24,9 @@ class WorkerScalars:
     Each worker has a run ``lbbsp/worker_2`` in the callback's folder, so that its curves lie over
     those of the others: ``batch_size``, ``busy_seconds``, ``waiting_seconds`` and
     ``predicted_over_measured``. The run ``lbbsp/plan`` has ``plan_changes``. A point is written
-    after ``update_freq`` steps, and after each epoch; it is the mean over the steps since the last
-    one (the number of changed plans, respectively), at the last global step.
+    after ``update_freq`` steps, and after each epoch; it is the mean over the regular steps since
+    the last one, or over all if none is regular (the number of changed plans, respectively), at
+    the last global step.
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
@@ -106,12 +107,13 @@ class WorkerScalars:
 
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
-    """Returns means over steps of a worker, by name.
+    """Returns means over steps of a worker, by name: over the regular ones, if there are any.
 
     Args:
         lines: Steps, at least one.
         rank: Rank of the worker.
     """
+    lines = [line for line in lines if line.is_regular] or lines
     busy = [line.busy_seconds[rank] for line in lines]
     scalars = {
         "batch_size": fmean(line.sizes[rank] for line in lines),

@@ -119,8 +119,11 @@ def test_each_worker_has_scalars_for_tensorboard_that_are_means_of_the_record(se
     found = {(run, tag, step): value for run, step, tag, value in seen[0]["points"]}
     assert len(found) == len(seen[0]["points"]), "each point is written once"
     assert {step for _, _, step in found} == set(range(1, 3 * EPOCH, 2))
+    mixed = 0
     for last in range(1, 3 * EPOCH, 2):
-        pair = steps[last - 1 : last + 1]
+        both = steps[last - 1 : last + 1]
+        pair = [line for line in both if line.is_regular] or both
+        mixed += 0 < len(pair) < len(both)
         for rank in range(3):
             busy = fmean(line.busy_seconds[rank] for line in pair)
             expected = {
@@ -139,6 +142,7 @@ def test_each_worker_has_scalars_for_tensorboard_that_are_means_of_the_record(se
                 if (run, step) == (f"worker_{rank}", last)
             }
             assert written == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert mixed, "a step that is excluded from learning, beside one that is not"
     changes = sum(a.sizes != b.sizes for a, b in pairwise(steps))
     assert changes == sum(value for (run, *_), value in found.items() if run == "plan")
 
