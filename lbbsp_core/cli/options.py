@@ -154,7 +154,7 @@ def require_writable_file(option: str, path: Path | None) -> None:
         return
     if path == STDOUT:
         raise ValueError(
-            f"{option} must be a file, got -: only --json can write to standard output, name a file"
+            f"{option} must be a file, got -: name one, only --json can write to standard output"
         )
     if os.path.isdir(path):
         raise ValueError(f"{option} must be a file, but {path} is a folder: name a file in it")

@@ -577,7 +577,7 @@ def test_only_figures_can_go_to_standard_output(places, tmp_path, command):
     done = run(*command.split(), "-")
     assert (done.exit_code, done.stdout) == (2, "")
     option = command.split()[-1]
-    assert f"{option} must be a file, got -: only --json can write" in done.stderr
+    assert f"{option} must be a file, got -: name one, only --json can" in done.stderr
     assert not (tmp_path / "-").exists()
 
 
