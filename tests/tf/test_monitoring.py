@@ -1,4 +1,4 @@
-"""The callbacks of docs/monitoring.md, with modules that only remember what they are given."""
+"""What loggers and TensorBoard get, without a cluster."""
 
 import re
 import sys
@@ -8,8 +8,25 @@ from types import ModuleType, SimpleNamespace
 import keras
 import pytest
 
+from lbbsp_core.runtime.record import StepLine
+from lbbsp_tf.tensorboard import WorkerScalars
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
 CALLBACKS = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize(("work", "runs"), [((), {"plan", "worker_0"}), ((5.5,), {"worker_0"})])
+def test_changes_of_the_plan_are_counted_unless_the_work_is_known(tmp_path, work, runs):
+    observers = []
+    scalars = WorkerScalars(SimpleNamespace(rank=0, observe=observers.append))
+    scalars.begin_fit([keras.callbacks.TensorBoard(tmp_path)])
+    line = StepLine(step=0, sizes=(4,), busy_seconds=(0.1,), predicted_seconds=(None,),
+                    wall_seconds=0.2, excluded=(), work=work)  # fmt: skip
+    for observer in observers:
+        observer(line)
+    scalars.end_epoch()
+    scalars.end_fit()
+    assert {path.name for path in (tmp_path / "lbbsp").iterdir()} == runs
 
 
 @pytest.mark.parametrize("rank", [0, 1])
