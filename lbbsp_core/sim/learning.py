@@ -160,6 +160,7 @@ def _layer_gradient(x: Floats, error: Floats) -> Floats:
 
 
 MODELS: dict[str, Callable[[], Model]] = {"softmax": Softmax, "mlp": Mlp}
+"""Models by name."""
 
 
 @dataclass(frozen=True, slots=True)
