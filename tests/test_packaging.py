@@ -100,7 +100,8 @@ def test_the_extras_of_the_registry_and_the_demo_exist():
 def test_the_files_of_the_manifest_exist():
     lines = [line.split() for line in read("MANIFEST.in").splitlines()]
     files = [file for kind, *files in lines if kind in ("include", "graft") for file in files]
-    assert {"tests", "docs", "examples", "benchmarks", "traces", "Makefile"} <= set(files)
+    needed = {"tests", "docs", "examples", "benchmarks", "traces", "Makefile", "mkdocs.yml"}
+    assert needed <= set(files)
     assert not [file for file in files if not (ROOT / file).exists()]
     packages = METADATA["tool"]["setuptools"]["package-data"]
     assert all((ROOT / name / file).exists() for name in packages for file in packages[name])
