@@ -40,6 +40,7 @@ from lbbsp_core.sim.synthetic import (
 )
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace, write_trace
 from lbbsp_core.sim.vectorised import fits_vectorised, run_vectorised
+from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 __all__ = [
     "MODELS",
@@ -56,6 +57,7 @@ __all__ = [
     "Iteration",
     "LinkQueue",
     "Lognormal",
+    "LognormalWork",
     "Markov",
     "Mlp",
     "Noise",
@@ -71,6 +73,7 @@ __all__ = [
     "ServerLinks",
     "SimConfig",
     "SimulatedCluster",
+    "SimulatedSamples",
     "Slowdowns",
     "Softmax",
     "SyntheticCluster",
