@@ -318,6 +318,7 @@ def _header(strategy: tf.distribute.Strategy, order: GlobalOrder) -> RunHeader:
         servers=strategy.extended._num_ps,
         batch_size=order.global_batch_size,
         hosts=_hosts(),
+        devices=_devices(workers),
     )
 
 
@@ -325,6 +326,16 @@ def _hosts() -> list[str]:
     """Returns the hosts of the workers, as ``TF_CONFIG`` names them."""
     spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     return [address.rpartition(":")[0] for address in spec.as_dict().get("worker", ())]
+
+
+def _devices(workers: int) -> list[str]:
+    """Returns the kinds of the workers' devices; only the workers know the names of their GPUs."""
+    known = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
+    kinds = [
+        {each.device_type for each in known if (each.job, each.task) == ("worker", rank)}
+        for rank in range(workers)
+    ]
+    return ["gpu" if "GPU" in kind else ", ".join(sorted(kind)).lower() for kind in kinds]
 
 
 def _pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:

@@ -70,6 +70,7 @@ def test_the_record_has_each_push_in_order(job):
     assert (header.sync, header.framework) == ("asp", "tensorflow")
     assert (header.workers, header.servers) == (2, 1)
     assert header.hosts == ("127.0.0.1",) * 2
+    assert header.devices == ("cpu",) * 2
     assert (header.global_batch_size, header.batch_size, header.num_samples) == (
         64,
         32,
