@@ -207,7 +207,7 @@ class Runtime:
         self.endings.run()
         message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
         with self.watchdog.deadline(LEAVE_SECONDS, message):
-            mx.nd.waitall()  # the others do not need this worker any more, unless they go on
+            mx.nd.waitall()  # the others do not need this worker any more, unless they continue
             self.activity.enter(Activity.LEAVING)
             self._meet_at_end()
             self.distributed._barrier()

@@ -110,7 +110,7 @@ class ScriptOptimizer(Optimizer):
     """Optimizer that a script has given to a distributed `KVStore`, as the servers run it.
 
     Servers call it for every key. This package's own keys keep what was summed. An error of the
-    script's optimizer is printed by MXNet, which goes on, as with its own stores.
+    script's optimizer is printed by MXNet, which continues, as with its own stores.
 
     Args:
         optimizer: Optimizer of the script.

@@ -22,7 +22,7 @@ class SwitchingIterator:
     """
 
     def __init__(self, element_spec: Nest) -> None:
-        # The iterator holds its first data set for ever, so that one is empty.
+        # The iterator holds its first data set indefinitely, so that one is empty.
         self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
         with tf.device("/CPU:0"):
             self._iterator = iter(self._empty)

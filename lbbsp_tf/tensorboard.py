@@ -85,7 +85,7 @@ class WorkerScalars:
         try:
             for rank in range(len(lines[-1].sizes)):
                 self._write_scalars(f"worker_{rank}", step, scalars_of(lines, rank))
-            if not lines[-1].work:  # with known work the samples are divided anew in each step
+            if not lines[-1].work:  # with known work the samples are divided again in each step
                 self._write_scalars("plan", step, {"plan_changes": self._changes(lines)})
         except (OSError, tf.errors.OpError) as error:
             logger.warning("scalars for TensorBoard cannot be written any more: %s", error)

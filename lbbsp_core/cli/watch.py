@@ -1,4 +1,4 @@
-"""Command ``lbbsp watch``: a view of a run while it goes on."""
+"""Command ``lbbsp watch``: a view of a running job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def watch(
         ),
     ] = None,
 ) -> None:
-    """Show a run while it goes on: how busy each worker is, and who waits for whom.
+    """Show a running job: how busy each worker is, and who waits for whom.
 
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
@@ -196,7 +196,7 @@ def _state(view: View, *, ascii_only: bool) -> Text:
 
 
 def _who_waits(view: View) -> str:
-    """Returns a sentence about who waits for whom; none where nobody need wait for others."""
+    """Returns a sentence about who waits for whom; none where no worker need wait for others."""
     if _asynchronous(view):
         return ""
     if view.slowest is None or view.recent is None:

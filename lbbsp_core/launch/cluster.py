@@ -216,7 +216,7 @@ def emulation_defaults() -> dict[str, str]:
 def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
     """Returns variables that save a process without a GPU most of its page faults.
 
-    The frameworks allocate the tensors of each step anew. By default glibc returns large ones to
+    The frameworks allocate the tensors of each step again. By default glibc returns large ones to
     the kernel when they are freed, which then clears every page of the next ones. A batch of a new
     size can cost most, since its tensors do not fit where the previous ones were.
 

@@ -68,8 +68,8 @@ Event: TypeAlias = Exited | Signalled | OutputFailed
 def next_event(events: SimpleQueue[Event], until: float | None) -> Event | None:
     """Returns the next event, or None if none arrives in time.
 
-    In Python 3.10 `SimpleQueue.get` waits for ever if its timeout passes before it begins to wait,
-    unless an attempt without a timeout has just failed.
+    In Python 3.10 `SimpleQueue.get` waits indefinitely if its timeout passes before it begins to
+    wait, unless an attempt without a timeout has just failed.
 
     Args:
         events: Queue from which no other thread reads.

@@ -1,4 +1,4 @@
-"""View of a run while it goes on: its record is read as it grows."""
+"""View of a running job: its record is read as it grows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class View:
 
 
 class LiveRun:
-    """Run whose record grows. After a restart, and if the record is replaced, it goes on.
+    """Run whose record grows. After a restart, and if the record is replaced, it continues.
 
     Args:
         path: Record, or the folder that holds ``run.jsonl``; it need not exist yet.

@@ -125,7 +125,7 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
 class RunningFigures:
     """Figures of the recent steps and of an epoch, kept up to date step by step.
 
-    Before the first measured step, nobody has waited and nothing was gained: 0 and 1.
+    Before the first measured step, no worker has waited and nothing was gained: 0 and 1.
     """
 
     def __init__(self) -> None:

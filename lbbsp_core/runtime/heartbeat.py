@@ -51,7 +51,7 @@ class Reason(IntEnum):
 
 
 class Loss(NamedTuple):
-    """Worker without which the others cannot go on.
+    """Worker without which the others cannot proceed.
 
     Args:
         reason: Why it is lost.

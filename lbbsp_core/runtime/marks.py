@@ -25,7 +25,7 @@ PREEMPTED: Final = "preempted"
 
 
 class LostWorker(NamedTuple):
-    """Worker without which another one could not go on.
+    """Worker without which another one could not proceed.
 
     Args:
         rank: Its number.

@@ -1,7 +1,7 @@
 """Keras's random state in replicas.
 
 Keras keeps its global state by thread, and strategies run the step of a replica in a thread of its
-own: there `keras.random` would create the variable of the state anew in each trace, which
+own: there `keras.random` would create the variable of the state again in each trace, which
 TensorFlow rejects. The states of all replicas are equal, so that all of them would draw the same
 noise for their samples.
 """
@@ -55,7 +55,7 @@ def has_global_seed() -> bool:
 
 
 def forget_global_seed() -> None:
-    """Makes Keras create its global random state anew when it next needs it."""
+    """Makes Keras create its global random state again when it next needs it."""
     global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
 
 

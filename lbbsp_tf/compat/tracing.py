@@ -21,7 +21,7 @@ _traced_for = PerThread()
 
 @contextmanager
 def fresh_traces() -> Iterator[None]:
-    """Makes this thread trace each `tf.function` anew, for calls inside the context only."""
+    """Makes this thread trace each `tf.function` again, for calls inside the context only."""
     if not is_patched(function_context.make_function_context):
         make = _including_context(function_context.make_function_context)
         function_context.make_function_context = patched(make)

@@ -238,7 +238,7 @@ def test_a_record_that_cannot_be_written_is_reported_once(
     write(path, steps=3)
     [message] = caplog.messages
     assert f"the run record {path} cannot be written" in message
-    assert "the training goes on without it" in message
+    assert "the training continues without it" in message
 
 
 def test_a_disk_that_fills_up_leaves_the_lines_before(

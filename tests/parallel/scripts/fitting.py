@@ -102,7 +102,7 @@ if alone is not None:
     values = alone.evaluate(FEATURES[:50], LABELS[:50], verbose=0)
     result("checkpoint", [*values, history["val_loss"][-1], history["val_accuracy"][-1]])
 
-# Repeated fits go on where the last one ended; each sample comes once an epoch.
+# Repeated fits continue where the last one ended; each sample comes once an epoch.
 drawn: list[int] = []
 
 

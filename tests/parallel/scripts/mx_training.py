@@ -1,4 +1,4 @@
-"""A balanced run on several workers, in which somebody may fail: ``mx_training.py MODE``."""
+"""A balanced run on several workers, in which one may fail: ``mx_training.py MODE``."""
 
 import os
 import signal
