@@ -3,12 +3,15 @@
     python ssh_job.py --hosts node1,node2,node3 --directory ~/project train.py [ARGS]...
 
 Prints the output of all workers, and ends with the first status that is not 0. If one worker
-fails, the others end by themselves. Ctrl-C, or SIGTERM to this process, ends all.
+fails, the others end by themselves, or are ended after 30 s. Ctrl-C, or SIGTERM to this process,
+ends all.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,7 +20,28 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from worker import arguments, check, wait
+
 WORKER = Path(__file__).resolve().with_name("worker.py")
+READ_SECONDS = 5.0  # for output after the end: ssh may leave a process that shares connections
+
+
+def variable(text: str) -> str:
+    """Returns NAME=VALUE; of a NAME alone, with the value that it has here."""
+    name, equals, _ = text.partition("=")
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+        raise argparse.ArgumentTypeError(f"must be NAME or NAME=VALUE, got {text}")
+    if not equals and name not in os.environ:
+        raise argparse.ArgumentTypeError(f"{name} is not set here: set it, or give {name}=VALUE")
+    return text if equals else f"{name}={os.environ[name]}"
+
+
+def folder(text: str) -> str:
+    """Returns a folder as a word of the shell, which expands a ~ there, not here."""
+    home = re.match(r"~[\w.-]*(/|$)", text)
+    start = home[0] if home else ""
+    rest = text[len(start) :]
+    return start + (shlex.quote(rest) if rest else "")
 
 
 def copy(host: str, source: IO[str]) -> None:
@@ -28,10 +52,11 @@ def copy(host: str, source: IO[str]) -> None:
 
 def start(host: str, rank: int, options: argparse.Namespace) -> subprocess.Popen[str]:
     """Starts the worker of a host."""
-    worker = [options.python, options.worker, "--hosts", options.hosts, "--rank", str(rank)]
-    worker += ["--port", str(options.port), "--framework", options.framework, *options.command]
-    # The shell expands a ~ of the folder there, not here.
-    command = f"cd {options.directory} && exec {shlex.join(worker)}"
+    worker = ["env", *options.env] if options.env else []
+    worker += [options.python, options.worker, "--hosts", ",".join(options.hosts)]
+    worker += ["--rank", str(rank), "--port", str(options.port)]
+    worker += ["--framework", options.framework, "--", *options.command]
+    command = f"cd {folder(options.directory)} && exec {shlex.join(worker)}"
     return subprocess.Popen(
         [*shlex.split(options.ssh), host, command],
         stdin=subprocess.DEVNULL,
@@ -43,35 +68,40 @@ def start(host: str, rank: int, options: argparse.Namespace) -> subprocess.Popen
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", required=True, help="as the workers know each other")
+    parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--directory", default=".", help="folder of the script on each host")
-    parser.add_argument("--python", default="python3", help="Python on each host")
+    parser.add_argument(
+        "--python", default="python3", help="Python on each host, as seen from --directory"
+    )
     parser.add_argument("--worker", default=str(WORKER), help="path of worker.py on each host")
-    parser.add_argument("--port", type=int, default=20000)
-    parser.add_argument("--framework", choices=("tensorflow", "mxnet"), default="tensorflow")
+    parser.add_argument(
+        "--env",
+        action="append",
+        type=variable,
+        metavar="NAME[=VALUE]",
+        help="variable of the workers, by default with its value here; can be repeated",
+    )
     # With a terminal (-tt) the worker gets a hang-up when the connection ends.
     parser.add_argument("--ssh", default="ssh -tt -o BatchMode=yes", help="command to reach a host")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train.py [ARGS]...")
     options = parser.parse_args()
+    check(parser, options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    hosts = options.hosts.split(",")
-    processes: list[subprocess.Popen[str]] = []
+    processes: dict[str, subprocess.Popen[str]] = {}
+    readers: list[threading.Thread] = []
     try:
-        processes += [start(host, rank, options) for rank, host in enumerate(hosts)]
-        pairs = zip(hosts, processes, strict=True)
-        readers = [threading.Thread(target=copy, args=(host, one.stdout)) for host, one in pairs]
-        for reader in readers:
+        for rank, host in enumerate(options.hosts):
+            process = processes[f"worker {rank} on {host}"] = start(host, rank, options)
+            reader = threading.Thread(target=copy, args=(host, process.stdout), daemon=True)
+            readers.append(reader)
             reader.start()
-        for reader in readers:
-            reader.join()
-        statuses = [process.wait() for process in processes]
+        return wait(processes)
     except KeyboardInterrupt:
         return 130
     finally:
-        for process in processes:
+        for process in processes.values():
             process.terminate()
-    return next((status for status in statuses if status), 0)
+        for reader in readers:
+            reader.join(READ_SECONDS)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,46 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 RESOLVE_SECONDS = 120.0  # names of containers become known some time after they have started
+END_SECONDS = 30.0  # after a failure: the other processes of a job end by themselves within 15 s
+LEFT = 128 + signal.SIGTERM  # status of a worker that has left in order, after a SIGTERM
+LAST_PORT = 65535
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that worker.py and ssh_job.py have in common."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--hosts", required=True, help="names or addresses, with commas")
+    parser.add_argument("--port", type=int, default=20000, help="first port, the same on all")
+    parser.add_argument("--framework", choices=("tensorflow", "mxnet"), default="tensorflow")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train.py [ARGS]...")
+    return parser
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Makes a list of the hosts; ends with an error if one, the port or the script is wrong."""
+    options.hosts = [host.strip() for host in options.hosts.split(",")]
+    if not all(options.hosts):
+        parser.error(f"--hosts must have a name between two commas, got {','.join(options.hosts)}")
+    highest = LAST_PORT + 1 - max(map(options.hosts.count, options.hosts))
+    if not 1 <= options.port <= highest:
+        parser.error(
+            f"--port must be from 1 to {highest}, got {options.port}: it is the port of the first "
+            "worker of a host, and others follow"
+        )
+    if options.command[:1] == ["--"]:  # argparse keeps it
+        del options.command[0]
+    if not options.command:
+        parser.error("a script must follow the options: train.py [ARGS]...")
 
 
 def tf_config(hosts: Sequence[str], rank: int, port: int) -> dict[str, str]:
@@ -50,39 +81,99 @@ def resolve(host: str) -> str:
     sys.exit(f"the host {host} cannot be resolved: correct --hosts")
 
 
-def run_mxnet(command: Sequence[str], variables: dict[str, str], rank: int) -> int:
-    """Runs the worker and the processes beside it; returns the first status that is not 0."""
+def reachable(hosts: Sequence[str]) -> list[str]:
+    """Returns the addresses of the hosts; ends with an error if one is out of others' reach.
+
+    MXNet's processes tell each other their addresses. On Debian and Ubuntu the name of a machine
+    is 127.0.1.1 on this machine itself. TensorFlow does without: it passes the names on, and
+    listens on all interfaces.
+    """
+    addresses = [resolve(host) for host in hosts]
+    for host, address in zip(hosts, addresses, strict=True):
+        if address.startswith("127.") and len(set(hosts)) > 1:
+            sys.exit(
+                f"the host {host} is {address} on {socket.gethostname()}, which other machines "
+                "cannot reach: list addresses that they reach, or correct /etc/hosts on this one"
+            )
+    return addresses
+
+
+def run_mxnet(command: Sequence[str], variables: Mapping[str, str], rank: int) -> int:
+    """Runs the worker and the processes beside it; returns its status, or theirs if it is 0."""
     serve = [sys.executable, "-m", "lbbsp_mx.server"]
     roles = [("scheduler", serve)] * (rank == 0) + [("server", serve), ("worker", command)]
-    processes = [
-        subprocess.Popen(each, env={**os.environ, **variables, "DMLC_ROLE": role})
-        for role, each in roles
-    ]
-    worker = processes[-1]
-    signal.signal(signal.SIGTERM, lambda *_: worker.terminate())  # it writes its checkpoint
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    requests: list[int] = []
+
+    def pass_on(signum: int, _: object) -> None:
+        requests.append(signum)
+        if "worker" in processes:
+            processes["worker"].terminate()  # it writes its checkpoint, and the others end after it
+
+    signal.signal(signal.SIGTERM, pass_on)
     try:
-        statuses = [process.wait() for process in reversed(processes)]  # the others end after it
+        for role, each in roles:
+            processes[role] = subprocess.Popen(
+                each,
+                env={**os.environ, **variables, "DMLC_ROLE": role},
+                preexec_fn=None if role == "worker" else ignore_sigterm,
+            )
+        if requests:  # before the worker was there
+            processes["worker"].terminate()
+        names = [role for role, _ in reversed(roles)]  # the worker knows best why a job has failed
+        return wait({f"the {role}": processes[role] for role in names})
     finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def ignore_sigterm() -> None:
+    """Keeps a server from SIGTERM, which schedulers may send to all processes of a job."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def wait(processes: Mapping[str, subprocess.Popen]) -> int:
+    """Waits until all have ended, but not for long once one has failed.
+
+    A process that fails before it has joined the job is missed by no other: these wait for it.
+
+    Args:
+        processes: Processes by their names.
+
+    Returns:
+        The first status that is not 0, in the order of the processes.
+    """
+    deadline = math.inf
+    while running := [name for name, process in processes.items() if process.poll() is None]:
+        failed = [
+            f"{name} ended with status {process.returncode}"
+            for name, process in processes.items()
+            if process.returncode not in (None, 0, LEFT)
+        ]
+        if failed and deadline == math.inf:
+            deadline = time.monotonic() + END_SECONDS
+        if time.monotonic() > deadline:
+            rest = " and ".join(running)
+            message = f"{', '.join(failed)}; {END_SECONDS:g} s later this ends {rest}"
+            print(message, file=sys.stderr)
+            break
+        time.sleep(0.2)
+    statuses = [process.returncode for process in processes.values()]
     return next((status if status > 0 else 128 - status for status in statuses if status), 0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", required=True, help="names or addresses, with commas")
-    parser.add_argument("--rank", required=True, type=int, help="place of this worker, from 0")
-    parser.add_argument("--port", type=int, default=20000, help="first port, the same on all")
-    parser.add_argument("--framework", choices=("tensorflow", "mxnet"), default="tensorflow")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="train.py [ARGS]...")
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--rank", required=True, type=int, help="place in the list, from 0")
     options = parser.parse_args()
-    hosts = [host.strip() for host in options.hosts.split(",")]
-    if not 0 <= options.rank < len(hosts) or not all(hosts) or not options.command:
-        parser.error(f"--rank must be from 0 to {len(hosts) - 1}, and a script must follow")
+    check(parser, options)
+    hosts = options.hosts
+    if not 0 <= options.rank < len(hosts):
+        parser.error(f"--rank must be from 0 to {len(hosts) - 1}, got {options.rank}")
     command = [sys.executable, *options.command]
     if options.framework == "mxnet":
-        variables = dmlc([resolve(host) for host in hosts], options.rank, options.port)
+        variables = dmlc(reachable(hosts), options.rank, options.port)
         return run_mxnet(command, variables, options.rank)
     os.environ.update(tf_config(hosts, options.rank, options.port))
     os.execv(sys.executable, command)  # signals reach the script

@@ -1,12 +1,15 @@
 """The scripts of examples/cluster, with network namespaces as hosts, and a Slurm of our own."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,27 +84,79 @@ def run(command, env):
     return done.returncode, done.stdout
 
 
-def test_the_first_status_that_is_not_zero_is_that_of_the_job(tmp_path, programs):
-    """Also with words that a shell would split, and in the folder that is named."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import json, os, sys\n"
-        "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
-        "print(rank, os.getcwd(), sys.argv[1:])\n"
-        "sys.exit(3 * rank)\n"
-    )
+# --- ssh ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A command that takes the place of ssh, and runs everything on this machine."""
     (tmp_path / "here").write_text('#!/bin/sh\nexec sh -c "$2"\n')
     (tmp_path / "here").chmod(0o755)
+    return tmp_path / "here"
+
+
+def test_the_first_status_that_is_not_zero_is_that_of_the_job(tmp_path, programs, here):
+    """Also with words that a shell would split, and in the folder that is named."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import json, os, sys\n"
+        "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "print(rank, os.getcwd(), sys.argv[1:], os.environ['A'], os.environ['B'])\n"
+        "sys.exit(3 * rank)\n"
+    )
     status, said = run(
         [
-            sys.executable, CLUSTER / "ssh_job.py", "--ssh", "here", "--hosts", "a,b",
-            "--directory", tmp_path, "--python", sys.executable, "train.py", "a b", "$HOME",
+            sys.executable, CLUSTER / "ssh_job.py", "--ssh", here, "--hosts", "a, b",
+            "--directory", "~/my project", "--python", sys.executable,
+            "--env", "A=1 '2' $HOME", "--env", "B", "--", "train.py", "a b", "--", "$HOME",
+        ],
+        {**programs, "HOME": str(tmp_path), "B": 'x="y"'},
+    )  # fmt: skip
+    assert status == 3
+    for rank, host in enumerate("ab"):
+        words = f"{rank} {folder} ['a b', '--', '$HOME'] 1 '2' $HOME x=\"y\""
+        assert f"[{host}] {words}" in said
+
+
+def test_workers_that_wait_for_one_that_has_failed_are_ended(tmp_path, programs, here):
+    """They would wait indefinitely for a worker that fails before it has joined the job."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nsys.exit(3) if '1}' in os.environ['TF_CONFIG'] else time.sleep(99)\n"
+    )
+    status, said = run(
+        [
+            *in_a_hurry("ssh_job"), "--ssh", here, "--hosts", "a,b", "--directory", tmp_path,
+            "--python", sys.executable, "train.py",
         ],
         programs,
     )  # fmt: skip
     assert status == 3
-    assert f"[a] 0 {tmp_path} ['a b', '$HOME']" in said
-    assert f"[b] 1 {tmp_path} ['a b', '$HOME']" in said
+    assert "worker 1 on b ended with status 3; 0.5 s later this ends worker 0 on a" in said
+
+
+def in_a_hurry(name):
+    """Returns the command of a script of this folder whose patience is half a second."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(CLUSTER)!r})\n"
+        f"import worker, {name}; worker.END_SECONDS = 0.5\n"
+        f"sys.exit({name}.main())"
+    )
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(("text", "message"), [("9A=1", "must be NAME or NAME=VALUE, got 9A=1"),
+    ("LBBSP_UNSET", "LBBSP_UNSET is not set here")])  # fmt: skip
+def test_variables_that_cannot_be_set_are_refused(programs, text, message):
+    command = [sys.executable, CLUSTER / "ssh_job.py", "--hosts", "a", "--env", text, "x.py"]
+    status, said = run(command, programs)
+    assert status == 2
+    assert message in said
+
+
+# --- Slurm ----------------------------------------------------------------------------------------
+
+JOB = {"SLURM_JOB_ID": "41007", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_TASKS_PER_NODE": "1(x3)"}
 
 
 def test_the_resolver_of_slurm_trains_with_lbbsp(hosts, programs):
@@ -135,6 +190,13 @@ def test_the_slurm_job_starts_each_task_and_is_queued_again(programs, tmp_path, 
     assert ("scontrol requeue 41007" in said) == (left == 143)
 
 
+SHOW = (
+    "import os, sys\n"
+    "sys.stdout.write(f\"{os.environ['TF_CONFIG']} {sys.argv[1:]}\\n\")\n"
+    "sys.exit(int(os.environ.get('LEFT', 0)))\n"
+)
+
+
 @pytest.fixture(scope="module")
 def worker():
     """The module examples/cluster/worker.py."""
@@ -161,15 +223,132 @@ def test_two_hosts_train_the_gluon_example(hosts, programs):
         programs,
     )  # fmt: skip
     assert status == 0
-    assert float(re.search(r"accuracy: ([\d.]+)", said)[1]) > 0.8
+    host, accuracy = re.search(r"\[(.*)\] accuracy: ([\d.]+)", said).groups()
+    assert float(accuracy) > 0.8
+    assert host == hosts[1]  # has rank 0: MXNet sorts addresses as text, the last one first
 
 
-@pytest.mark.parametrize("names", [["--hosts", "a,b", "--rank", "2", "x.py"], ["--hosts", "a,,b",
-    "--rank", "0", "x.py"], ["--hosts", "a,b", "--rank", "0"]])  # fmt: skip
-def test_a_wrong_rank_host_or_missing_script_is_refused(names, programs):
-    status, said = run([sys.executable, CLUSTER / "worker.py", *names], programs)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--hosts", "a,b", "--rank", "2", "x.py"], "--rank must be from 0 to 1, got 2"),
+    (["--hosts", "a,,b", "--rank", "0", "x.py"], "--hosts must have a name between two commas"),
+    (["--hosts", "a,b", "--rank", "0"], "a script must follow the options"),
+    (["--hosts", "a,b", "--rank", "0", "--"], "a script must follow the options"),
+    (["--hosts", "a", "--rank", "0", "--port", "0", "x.py"], "must be from 1 to 65535, got 0"),
+    (["--hosts", "a,b", "--rank", "0", "--port", "70000", "x.py"], "to 65535, got 70000"),
+    (["--hosts", "a,b,a,a", "--rank", "0", "--port", "65534", "x.py"], "to 65533, got 65534"),
+])  # fmt: skip
+def test_wrong_options_are_refused(words, message, programs):
+    status, said = run([sys.executable, CLUSTER / "worker.py", *words], programs)
     assert status == 2
-    assert "--rank must be from 0 to " in said
+    assert message in said
+
+
+def test_a_script_can_follow_two_dashes(programs, tmp_path):
+    (tmp_path / "train.py").write_text(SHOW)
+    words = ["--hosts", "a", "--rank", "0", "--", tmp_path / "train.py", "--", "x"]
+    status, said = run([sys.executable, CLUSTER / "worker.py", *words], programs)
+    assert status == 0
+    assert said.endswith(" ['--', 'x']\n")
+
+
+def test_mxnet_refuses_a_name_that_is_a_loopback_address(worker, monkeypatch):
+    known = {"mine": "127.0.1.1", "other": "10.0.0.2", "localhost": "127.0.0.1"}
+    monkeypatch.setattr(worker.socket, "gethostbyname", known.get)
+    with pytest.raises(SystemExit, match=r"mine is 127\.0\.1\.1 on .*: list addresses"):
+        worker.reachable(["other", "mine"])
+    assert worker.reachable(["other", "other"]) == ["10.0.0.2"] * 2
+    assert worker.reachable(["localhost", "localhost"]) == ["127.0.0.1"] * 2
+
+
+SERVER = """
+import os, pathlib, sys, time
+if os.environ["FAILS"] == os.environ["DMLC_ROLE"]:
+    sys.exit(5)
+open(os.environ["DMLC_ROLE"], "w")
+while not pathlib.Path("left").exists():
+    time.sleep(0.05)
+open(os.environ["DMLC_ROLE"] + "-left", "w")
+"""
+
+LEAVES = """
+import pathlib, signal, sys, time
+def leave(*_):
+    time.sleep(0.5)
+    open("left", "w")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, leave)
+while not all(pathlib.Path(name).exists() for name in ("scheduler", "server")):
+    time.sleep(0.05)
+open("started", "w")
+time.sleep(99)
+"""
+
+
+@pytest.fixture
+def mxnet_job(tmp_path):
+    """A function that starts a worker of MXNet, whose servers are programs of our own."""
+    (tmp_path / "lbbsp_mx").mkdir()
+    (tmp_path / "lbbsp_mx" / "__init__.py").touch()
+    (tmp_path / "lbbsp_mx" / "server.py").write_text(SERVER)
+    (tmp_path / "train.py").write_text(LEAVES)
+    words = ["--framework", "mxnet", "--hosts", "127.0.0.1", "--rank", "0", "train.py"]
+
+    jobs = []
+
+    def start(fails="", command=None):
+        job = subprocess.Popen(
+            [*(command or in_a_hurry("worker")), *words],
+            env={**os.environ, "FAILS": fails, "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def test_a_scheduler_may_signal_all_processes_of_an_mxnet_job(mxnet_job, tmp_path):
+    """The worker writes its checkpoint, for which it needs the servers, and these end after it."""
+    job = mxnet_job()
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    os.killpg(job.pid, signal.SIGTERM)
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == 143, said
+    assert (tmp_path / "scheduler-left").exists()
+    assert (tmp_path / "server-left").exists()
+
+
+@pytest.mark.parametrize("fails", ["scheduler", "server"])
+def test_a_server_that_fails_ends_the_worker_that_waits_for_it(mxnet_job, fails):
+    job = mxnet_job(fails)
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == 5, said
+    assert f"the {fails} ended with status 5; 0.5 s later this ends the worker and the " in said
+
+
+def test_sigterm_before_the_worker_of_mxnet_exists_ends_it(mxnet_job, tmp_path):
+    code = in_a_hurry("worker")[-1]
+    head, last = code.rsplit("\n", 1)
+    wrapped = (
+        "import os\nreal = worker.subprocess.Popen\n"
+        "def popen(*words, **options):\n"
+        "    os.kill(os.getpid(), 15) if 'preexec_fn' in options else None\n"
+        "    return real(*words, **options)\n"
+        "worker.subprocess.Popen = popen\n"
+    )
+    job = mxnet_job(command=[sys.executable, "-c", f"{head}\n{wrapped}{last}"])
+    job.communicate(timeout=60)
+    assert job.returncode == 143
+    assert not (tmp_path / "started").exists()
 
 
 # --- files that only a container runtime can execute ----------------------------------------------
