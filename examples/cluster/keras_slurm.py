@@ -5,6 +5,10 @@
 Only the strategy differs from examples/keras_digits_balanced.py. No TF_CONFIG is needed.
 """
 
+import os
+import subprocess
+import sys
+
 import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
@@ -12,13 +16,22 @@ from sklearn.datasets import load_digits
 import lbbsp_tf
 
 slurm = tf.distribute.cluster_resolver.SlurmClusterResolver(
-    port_base=20000,
+    port_base=20000 + int(os.environ["SLURM_JOB_ID"]) % 750 * 16,  # jobs may share a node
     gpus_per_node=64,  # here, places for tasks; its own count fails on nodes without GPUs
     gpus_per_task=1,
     auto_set_gpu=False,  # Slurm has given each task its GPUs: --gpus-per-task
 )
 cluster = slurm.cluster_spec()
 kind, rank = slurm.get_task_info()
+hosts = [address.rpartition(":")[0] for address in cluster.job_tasks("worker")]
+nodes = os.environ["SLURM_STEP_NODELIST"]
+names = subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()
+if list(dict.fromkeys(hosts)) != names or hosts[rank] != os.environ["SLURMD_NODENAME"]:
+    sys.exit(
+        f"TensorFlow takes {', '.join(hosts)} for the hosts of tasks 0 to {len(hosts) - 1}, sorted "
+        f"as text; Slurm's order is {', '.join(names)}, and task {rank} is on "
+        f"{os.environ['SLURMD_NODENAME']}: use slurm.sbatch, which does not depend on names"
+    )
 gpus = {"GPU": len(tf.config.list_physical_devices("GPU"))}
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
     cluster, task_type=kind, task_id=rank, num_accelerators=gpus, rpc_layer="grpc"

@@ -29,17 +29,22 @@ exec ip netns exec "$1" sh -c "$2"
 SRUN = """#!/usr/bin/env python3
 import os, subprocess, sys
 nodes = os.environ["SLURM_JOB_NODELIST"].split(",")
+counts = [int(count) for count in os.environ.get("TASKS", "1").split(",")]
+places = [node for node, count in zip(nodes, counts * len(nodes)) for _ in range(count)]
 step = {
     "SLURM_STEP_NODELIST": ",".join(nodes),
-    "SLURM_STEP_NUM_TASKS": str(len(nodes)),
-    "SLURM_STEP_TASKS_PER_NODE": f"1(x{len(nodes)})",
+    "SLURM_STEP_NUM_TASKS": str(len(places)),
+    "SLURM_STEP_TASKS_PER_NODE": ",".join(str(places.count(node)) for node in nodes),
 }
+command = sys.argv[1:]
+while command[0].startswith("--"):
+    print("srun", command.pop(0), flush=True)
 tasks = [
     subprocess.Popen(
-        [*os.environ.get("ENTER", "").format(node).split(), *sys.argv[1:]],
-        env={**os.environ, **step, "SLURM_PROCID": str(rank)},
+        [*os.environ.get("ENTER", "").format(node).split(), *command],
+        env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURMD_NODENAME": node},
     )
-    for rank, node in enumerate(nodes)
+    for rank, node in enumerate(places)
 ]
 sys.exit(max(task.wait() for task in tasks))
 """
@@ -160,34 +165,23 @@ JOB = {"SLURM_JOB_ID": "41007", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_TASKS_PER_
 
 
 def test_the_resolver_of_slurm_trains_with_lbbsp(hosts, programs):
-    slurm = {"SLURM_JOB_NODELIST": ",".join(hosts), "ENTER": "ip netns exec {}"}
+    slurm = {**JOB, "SLURM_JOB_NODELIST": ",".join(hosts), "ENTER": "ip netns exec {}"}
     status, said = run(["srun", sys.executable, CLUSTER / "keras_slurm.py"], {**programs, **slurm})
     assert status == 0
     assert float(re.findall(r" val_accuracy: ([\d.]+)", said)[-1]) > 0.8
 
 
-@pytest.mark.parametrize("left", [0, 143])
-def test_the_slurm_job_starts_each_task_and_is_queued_again(programs, tmp_path, left):
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, sys\n"
-        "sys.stdout.write(f\"{os.environ['TF_CONFIG']} {sys.argv[1:]}\\n\")\n"
-        f"sys.exit({left})\n"
-    )
-    slurm = {
-        "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_JOB_ID": "41007", "SLURM_SUBMIT_DIR": str(ROOT),
+def test_host_names_that_tensorflow_sorts_otherwise_than_slurm_are_refused(programs):
+    task = {
+        "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURMD_NODENAME": "node1",
+        "SLURM_STEP_NODELIST": "node1,node9,node10", "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
     }  # fmt: skip
-    status, said = run(
-        ["bash", CLUSTER / "slurm.sbatch", script, "--rate", "a b"], {**programs, **slurm}
-    )
-    assert status == left
-    lines = [line for line in said.splitlines() if line.startswith("{")]
-    configs = [json.JSONDecoder().raw_decode(line)[0] for line in lines]
-    assert all(line.endswith(" ['--rate', 'a b']") for line in lines)
-    workers = [f"n{i}:21007" for i in (1, 2, 3)]
-    assert [config["cluster"] for config in configs] == [{"worker": workers}] * 3
-    assert sorted(config["task"]["index"] for config in configs) == [0, 1, 2]
-    assert ("scontrol requeue 41007" in said) == (left == 143)
+    status, said = run([sys.executable, CLUSTER / "keras_slurm.py"], {**programs, **task})
+    assert status == 1
+    assert "TensorFlow takes node1, node10, node9 for the hosts of tasks 0 to 2" in said
+    assert "Slurm's order is node1, node9, node10" in said
+    assert "use slurm.sbatch" in said
 
 
 SHOW = (
@@ -195,6 +189,67 @@ SHOW = (
     "sys.stdout.write(f\"{os.environ['TF_CONFIG']} {sys.argv[1:]}\\n\")\n"
     "sys.exit(int(os.environ.get('LEFT', 0)))\n"
 )
+
+
+def submit(programs, tmp_path, **variables):
+    """Runs the batch script; returns its status, its output and the TF_CONFIG of each task."""
+    (tmp_path / "train.py").write_text(SHOW)
+    words = [CLUSTER / "slurm.sbatch", tmp_path / "train.py", "--rate", "a b"]
+    status, said = run(["bash", *words], {**programs, **JOB, **variables})
+    lines = [line for line in said.splitlines() if line.startswith("{")]
+    assert all(line.endswith(" ['--rate', 'a b']") for line in lines)
+    return status, said, [json.JSONDecoder().raw_decode(line)[0] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("left", "restarts", "again"),
+    [(0, None, False), (143, None, True), (143, "29", True), (143, "30", False), (1, None, False)],
+)
+def test_the_slurm_job_starts_each_task_and_is_queued_again(
+    programs, tmp_path, left, restarts, again
+):
+    count = {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
+    status, said, configs = submit(
+        programs, tmp_path, SLURM_JOB_NODELIST="n1,n2,n3", LEFT=str(left), **count
+    )
+    assert status == left
+    workers = [f"n{i}:28112" for i in (1, 2, 3)]
+    assert [config["cluster"] for config in configs] == [{"worker": workers}] * 3
+    assert sorted(config["task"]["index"] for config in configs) == [0, 1, 2]
+    assert ("scontrol requeue 41007" in said) == again
+    bounded = "not queued again after 30 restarts: raise LBBSP_MAX_RESTARTS" in said
+    assert bounded == (restarts == "30")
+
+
+def test_a_slurm_node_is_listed_as_often_as_it_has_tasks(programs, tmp_path):
+    status, said, configs = submit(
+        programs, tmp_path, SLURM_JOB_NODELIST="n1,n2,n9,n10", SLURM_TASKS_PER_NODE="2(x2),3,1",
+        TASKS="2,2,3,1", SLURM_CPUS_PER_TASK="6", SLURM_SUBMIT_DIR="/", LBBSP_CLUSTER=str(CLUSTER),
+    )  # fmt: skip
+    assert status == 0
+    assert {"srun --distribution=block", "srun --cpus-per-task=6"} <= set(said.splitlines())
+    places = ("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), ("n9", 0), ("n9", 1), ("n9", 2), ("n10", 0)
+    workers = [f"{node}:{28112 + number}" for node, number in places]
+    assert [config["cluster"] for config in configs] == [{"worker": workers}] * 8
+    assert sorted(config["task"]["index"] for config in configs) == list(range(8))
+
+
+def test_slurm_tasks_that_are_not_where_the_list_says_are_refused(programs, tmp_path):
+    status, said, configs = submit(
+        programs, tmp_path, SLURM_JOB_NODELIST="n1,n2", SLURM_TASKS_PER_NODE="1,2", TASKS="2,1"
+    )
+    assert status == 2
+    assert "task 1 of 3 is on n1, but the list of hosts is n1,n2,n2: set --nodes and" in said
+    assert len(configs) == 2
+
+
+def test_the_python_of_a_slurm_job_can_be_named(programs, tmp_path):
+    status, said, _ = submit(programs, tmp_path, SLURM_JOB_NODELIST="n1", PYTHON="no-such-python")
+    assert status == 127
+    assert "no-such-python" in said
+
+
+# --- worker.py ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
