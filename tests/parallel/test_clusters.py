@@ -409,6 +409,10 @@ def test_sigterm_before_the_worker_of_mxnet_exists_ends_it(mxnet_job, tmp_path):
 # --- files that only a container runtime can execute ----------------------------------------------
 
 
+DOCKERFILE = (CLUSTER / "Dockerfile").read_text()
+STATE = "/home/trainer/state"
+
+
 def arguments(words):
     """Returns the options of a worker's command, and its script."""
     found = dict(word.removeprefix("--").split("=") for word in words if "=" in word)
@@ -423,13 +427,17 @@ def arguments(words):
 
 def test_the_services_of_compose_are_the_hosts():
     yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load((CLUSTER / "compose.yaml").read_text())["services"]
+    compose = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
+    services = compose["services"]
     options = [arguments(service["command"]) for service in services.values()]
     assert [one["hosts"].split(",") for one in options] == [list(services)] * 3
     assert [one["rank"] for one in options] == ["0", "1", "2"]
     for service in services.values():
         assert (ROOT / service["build"]["dockerfile"]).is_file()
         assert service["networks"] == ["job"]
+        assert service["volumes"] == ["state:/home/trainer/state"]
+        assert "ports" not in service
+    assert compose["networks"] == {"job": {"internal": True}}
 
 
 def test_the_pods_of_kubernetes_are_the_hosts():
@@ -447,7 +455,38 @@ def test_the_pods_of_kubernetes_are_the_hosts():
     assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == label
     (volume,) = pods["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert container["volumeMounts"][0]["name"] == volume["name"]
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": STATE}]
+    user = int(re.search(r"^USER (\d+):\1$", DOCKERFILE, re.MULTILINE)[1])
+    assert user > 0
+    assert pods["securityContext"] == {
+        "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+
+
+def test_the_image_has_a_folder_that_its_user_can_write():
+    user = re.search(r"^USER (\d+):", DOCKERFILE, re.MULTILINE)[1]
+    assert f"useradd --create-home --uid {user} --user-group trainer" in DOCKERFILE
+    assert f"install --directory --owner=trainer --group=trainer {STATE}\n" in DOCKERFILE
+
+
+def test_the_image_passes_signals_on():
+    entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE)[1])
+    assert entry[:2] == ["tini", "--"]
+    assert (ROOT / entry[-1].removeprefix("/lbbsp/")).is_file()
+    assert "--no-install-recommends tini " in DOCKERFILE
+
+
+def test_what_git_ignores_is_left_out_of_the_image():
+    lines = set((CLUSTER / "Dockerfile.dockerignore").read_text().splitlines())
+    anywhere = {"__pycache__/", "*.egg-info/"}
+    for line in (ROOT / ".gitignore").read_text().split():
+        name = line.strip("/")
+        assert (f"**/{name}" if line in anywhere else name) in lines
+    assert ".git" in lines
 
 
 # --- spot instances -------------------------------------------------------------------------------
