@@ -13,31 +13,65 @@ notice=${SPOT_NOTICE:-http://169.254.169.254/latest/meta-data/spot/instance-acti
 token_address=${SPOT_TOKEN-http://169.254.169.254/latest/api/token}
 [ -z "${SPOT_NOTICE:-}" ] || token_address=${SPOT_TOKEN-}
 header=${SPOT_HEADER:-}
+seconds=${SPOT_SECONDS:-5}
 
-announced() {
-    local own=$header
-    if [ -n "$token_address" ]; then # EC2 answers those only who have asked for a token
-        own="X-aws-ec2-metadata-token: $(curl --silent --fail --max-time 2 --request PUT \
-            --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$token_address")" || return 1
-    fi
-    curl --silent --fail --max-time 2 --header "$own" "$notice" | grep -q "${SPOT_ANSWER:-.}"
+if ! command -v curl >/dev/null; then
+    echo "spot.sh needs curl: install it" >&2
+    exit 127
+fi
+
+# Prints the answer if its status is 200 (a redirect, as to a page to log in, announces nothing),
+# and returns 2 without any. The provider's server belongs to this machine: no proxy reaches it.
+ask() {
+    local answer
+    answer=$(curl --silent --max-time 2 --noproxy '*' --write-out '\n%{http_code}' "$@") || return 2
+    [ "${answer##*$'\n'}" = 200 ] && echo "${answer%$'\n'*}"
 }
 
+announced() {
+    local own=$header answer
+    if [ -n "$token_address" ]; then # EC2 answers those only who have asked for a token
+        answer=$(ask --request PUT --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' \
+            "$token_address") || return
+        own="X-aws-ec2-metadata-token: $answer"
+    fi
+    answer=$(ask --header "$own" "$notice") || return
+    grep -q "${SPOT_ANSWER:-.}" <<<"$answer"
+}
+
+# Runs beside the worker, so that slow answers delay no signal and no end. What it starts does not
+# have the output of this script, which ends with it.
+watch() {
+    local warned='' status
+    while kill -0 "$worker"; do
+        announced 3>&-
+        status=$?
+        if [ $status = 0 ]; then
+            kill -TERM "$worker"
+            return
+        elif [ $status = 2 ] && [ -z "$warned" ]; then
+            echo "spot.sh: the provider does not answer at $notice: correct SPOT_NOTICE" >&3
+            warned=1
+        fi
+        sleep "$seconds" 3>&-
+    done
+}
+
+worker=
+asked=
+trap 'asked=1; [ -z "$worker" ] || kill -TERM "$worker" 2>/dev/null' TERM INT
 "$@" &
 worker=$!
-trap 'kill -TERM $worker 2>/dev/null' TERM INT
-while kill -0 $worker 2>/dev/null; do
-    if announced; then
-        kill -TERM $worker
-        break
-    fi
-    sleep "${SPOT_SECONDS:-5}" & # a signal interrupts the wait for a child, but no command
-    wait $!
-done
-wait $worker
-status=$?
-while kill -0 $worker 2>/dev/null; do # a signal has interrupted the wait
-    wait $worker
+[ -z "$asked" ] || kill -TERM "$worker" 2>/dev/null
+watch 3>&2 >/dev/null 2>&1 &
+watcher=$!
+disown "$watcher" # its end is no news
+
+while # a signal interrupts the wait, and the worker runs on
+    asked=
+    wait "$worker"
     status=$?
-done
-exit $status
+    [ -n "$asked" ]
+do :; done
+kill "$watcher" 2>/dev/null
+exit "$status"

@@ -5,7 +5,9 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -494,7 +496,9 @@ def test_what_git_ignores_is_left_out_of_the_image():
 WORKER = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("started", flush=True)
 time.sleep(float(sys.argv[1]))
+sys.exit(7)
 """
 
 
@@ -502,6 +506,7 @@ class Metadata(BaseHTTPRequestHandler):
     """Answers as a provider does: a token, and from the third question on that the end is near."""
 
     asked = 0
+    status = 200
 
     def do_PUT(self):
         self.answer(200, b"secret")
@@ -509,7 +514,8 @@ class Metadata(BaseHTTPRequestHandler):
     def do_GET(self):
         Metadata.asked += 1
         allowed = self.headers.get("X-aws-ec2-metadata-token") == "secret"
-        self.answer(200 if allowed and Metadata.asked > 2 else 404, b'{"action": "terminate"}')
+        near = allowed and Metadata.asked > 2
+        self.answer(Metadata.status if near else 404, b'{"action": "terminate"}')
 
     def answer(self, status, body):
         self.send_response(status)
@@ -523,9 +529,9 @@ class Metadata(BaseHTTPRequestHandler):
 @pytest.fixture
 def metadata():
     """Address of a server that announces the end of this machine."""
-    Metadata.asked = 0
+    Metadata.asked, Metadata.status = 0, 200
     server = HTTPServer(("127.0.0.1", 0), Metadata)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -533,18 +539,59 @@ def metadata():
     server.server_close()
 
 
-def spot(seconds, metadata):
-    variables = {"SPOT_NOTICE": metadata, "SPOT_TOKEN": metadata, "SPOT_SECONDS": "0.2"}
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+
+
+def spot(seconds, metadata, **variables):
+    variables = {
+        "SPOT_NOTICE": metadata,
+        "SPOT_TOKEN": metadata,
+        "SPOT_SECONDS": "0.2",
+        **variables,
+    }
     command = ["bash", CLUSTER / "spot.sh", sys.executable, "-c", WORKER, seconds]
-    return run(command, {**os.environ, **variables})[0]
+    return run(command, {**os.environ, **variables})
 
 
-@pytest.mark.skipif(os.system("command -v curl > /dev/null") != 0, reason="needs curl")
+@needs_curl
 def test_a_spot_instance_ends_its_worker_in_time(metadata):
-    assert spot("60", metadata) == 143
+    """Also where a proxy is set, which does not know the provider's server."""
+    assert spot("60", metadata, http_proxy="http://127.0.0.1:9/")[0] == 143
     assert Metadata.asked == 3
 
 
-@pytest.mark.skipif(os.system("command -v curl > /dev/null") != 0, reason="needs curl")
+@needs_curl
 def test_a_worker_that_ends_ends_the_watch(metadata):
-    assert spot("0.1", metadata) == 0
+    status, said = spot("0.1", metadata, SPOT_SECONDS="60")
+    assert status == 7
+    assert said == "started\n"
+
+
+@needs_curl
+def test_a_redirect_does_not_announce_the_end(metadata):
+    Metadata.status = 302
+    assert spot("2", metadata, SPOT_SECONDS="0.05")[0] == 7
+    assert Metadata.asked > 3
+
+
+@needs_curl
+def test_a_provider_that_does_not_answer_is_reported_once():
+    status, said = spot("1", "http://127.0.0.1:9/", SPOT_SECONDS="0.05")
+    assert status == 7
+    assert said.count("spot.sh: the provider does not answer at http://127.0.0.1:9/") == 1
+
+
+@needs_curl
+def test_a_worker_gets_the_signals_of_the_script_that_watches():
+    """Also while the provider's server keeps its answer back; the status is the worker's own."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = {"SPOT_NOTICE": f"http://127.0.0.1:{silent.getsockname()[1]}/"}
+        worker = WORKER.replace("143", "9")
+        with subprocess.Popen(
+            ["bash", CLUSTER / "spot.sh", sys.executable, "-c", worker, "60"],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+        ) as job:
+            assert job.stdout.readline() == b"started\n"
+            job.terminate()
+            assert job.wait(timeout=60) == 9
