@@ -166,6 +166,7 @@ def test_each_block_is_run_or_says_why_not():
         "make demo no-such-target",
         "A=1 pip install 'lbbsp[mx,no-such-extra]'",
         "python benchmarks/no_such_script.py | tail",
+        "docker build --file examples/cluster/NoSuchFile .",
     ],
 )
 def test_a_wrong_command_is_found(command, folder, monkeypatch):

@@ -45,11 +45,11 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def check(command: list[str]) -> None:
-    """Checks a command that lbbsp, make, pip or Python's interpreter would get.
+    """Checks a command of lbbsp, make or pip, and our files that any command names.
 
     Raises:
         AssertionError: It has an option that the command of lbbsp does not know or a wrong value,
-            or names a target, an extra or a file that does not exist.
+            or names a target, an extra, an example or a benchmark that does not exist.
     """
     while command and PREFIXES.fullmatch(command[0]):
         command = command[1:]
@@ -63,8 +63,9 @@ def check(command: list[str]) -> None:
         assert not unknown, f"the Makefile has no target {unknown}"
     elif name == "pip":
         check_extras(words)
-    elif re.fullmatch(r"python3?", name) and words and words[0].startswith(("benchm", "exampl")):
-        assert (ROOT / words[0]).is_file(), f"there is no file {words[0]}"
+    for word in (program, *words):
+        if re.match(r"(benchmarks|examples)/.", word):
+            assert (ROOT / word).exists(), f"there is no file {word}"
 
 
 def check_extras(words: list[str]) -> None:
