@@ -82,12 +82,20 @@ class MetricsFile:
             if self._thread.is_alive():
                 return
         if self._latest is not None:
-            self._start().join(_PATIENCE_SECONDS)
+            self._start()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)
 
-    def _start(self) -> threading.Thread:
-        self._thread = threading.Thread(target=self._write, name="lbbsp-metrics", daemon=True)
-        self._thread.start()
-        return self._thread
+    def _start(self) -> None:
+        """Starts to write; where no thread can be started, returns when all is written."""
+        thread = threading.Thread(target=self._write, name="lbbsp-metrics", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # from Python 3.12 on, no thread can be started at exit
+            self._thread = None
+            self._write()
+        else:
+            self._thread = thread
 
     def _write(self) -> None:
         assert self._latest is not None

@@ -141,6 +141,23 @@ def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
     assert len(started) == 1
 
 
+def test_the_file_is_written_where_no_thread_can_be_started(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    path, now = tmp_path / "job.prom", [0.0]
+    metrics = MetricsFile(path, HEADER, clock=lambda: now[0])
+    metrics.add(replace(LINE, step=0))  # by a thread, which has ended when the process exits
+    metrics.flush()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    metrics.add(replace(LINE, step=1))
+    metrics.flush()
+    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 1
+    now[0] = SECONDS
+    metrics.add(replace(LINE, step=2))
+    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 2
+
+
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_a_session_writes_the_file(tmp_path, monkeypatch, by):
     path = tmp_path / "job.prom"
