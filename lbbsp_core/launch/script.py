@@ -7,9 +7,10 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +110,8 @@ def _locate(name: str) -> ModuleSpec | None:
         extensible = _extends_its_path(parent)
     spec = _find(name, places)
     if spec is None and not extensible:
-        near = _nearest(last, islice(_modules(places), MAX_NAMES))
+        known = chain(_modules(places), _folders(places))
+        near = _nearest(last, islice(known, MAX_NAMES))
         similar = "" if near is None else f" (did you mean {name.removesuffix(last)}{near}?)"
         raise ValueError(
             f"there is no module {name!r}{similar}: workers search the current directory and the "
@@ -127,8 +129,13 @@ def _find(name: str, places: Iterable[str] | None) -> ModuleSpec | None:
     """
     search = None if places is None else list(places)
     for finder in sys.meta_path:
-        top = search is None and finder is PathFinder
-        spec = finder.find_spec(name, _top() if top else search)
+        if finder is PathFinder:
+            # By the last part, which is all that it reads: with the full name of a folder without
+            # __init__.py, it would ask for the parent among the imported modules.
+            last = name.rpartition(".")[2]
+            spec = PathFinder.find_spec(last, _top() if search is None else search)
+        else:
+            spec = finder.find_spec(name, search)
         if spec is not None:
             return spec
     return None
@@ -151,6 +158,15 @@ def _extends_its_path(spec: ModuleSpec) -> bool:
 def _modules(places: Iterable[str] | None) -> Iterable[str]:
     found = pkgutil.iter_modules(_top() if places is None else list(places))
     return (module.name for module in found)
+
+
+def _folders(places: Iterable[str] | None) -> Iterator[str]:
+    """Yields the names of folders, which are packages also without a file ``__init__.py``."""
+    for place in _top() if places is None else places:
+        with suppress(OSError), os.scandir(place or os.curdir) as entries:
+            for entry in entries:
+                if entry.name.isidentifier() and entry.name[0] != "_" and entry.is_dir():
+                    yield entry.name
 
 
 def _files(folder: Path) -> Iterable[str]:

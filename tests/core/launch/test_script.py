@@ -23,11 +23,13 @@ def folder(tmp_path, monkeypatch):
         "package/runs/__init__.py": "",
         "package/runs/__main__.py": "",
         "plain/module.py": "",
+        "plain/inner/deep/module.py": "raise RuntimeError('imported')",
+        "plain/inner/runs/__main__.py": "",
         "extended/__init__.py": "__path__.append('elsewhere')",
         "archive/__main__.py": "",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -43,6 +45,8 @@ def folder(tmp_path, monkeypatch):
         ["-m", "package.training", "--epochs", "5"],
         ["-m", "package.runs"],
         ["-m", "plain.module"],  # of a namespace package
+        ["-m", "plain.inner.deep.module"],  # of nested ones
+        ["-m", "plain.inner.runs"],
         ["-m", "extended.module"],  # only the code of the package knows where that is
         ["-m", "timeit"],
         ["-m", "this"],
@@ -50,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 )
 def test_what_python_runs_is_accepted(folder, command):
     check_command(command)
-    assert "package" not in sys.modules
+    assert not {"package", "plain"} & set(sys.modules)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,11 @@ def test_what_python_runs_is_accepted(folder, command):
         (["-m", "package.trainin"], ["(did you mean package.training?)"]),
         (["-m", "none.module"], ["no module 'none'", "install its package"]),
         (["-m", "train.step"], ["'train' is a file and not a package"]),
+        (["-m", "plian.module"], ["(did you mean plain?)"]),
+        (["-m", "plain.iner.deep"], ["no module 'plain.iner' (did you mean plain.inner?)"]),
+        (["-m", "plain.inner.deep.modul"], ["(did you mean plain.inner.deep.module?)"]),
+        (["-m", "plain.inner.deep"], ["without a module __main__", "as plain.inner.deep.module"]),
+        (["plain.inner.deep.module"], ["did you mean -m plain.inner.deep.module?"]),
         (["-m", "package"], ["without a module __main__", "such as package.runs"]),
     ],
 )
