@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 
+from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
 from lbbsp_mx.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
@@ -96,7 +97,7 @@ def check_options(
         planning: Names of the given options that need the global batch size.
 
     Raises:
-        ValueError: One does not fit; names the remedy.
+        ValueError: One does not fit, or is no integer; names the remedy.
     """
     if not alone or cluster.in_cluster():
         _refuse_updates_by_servers(compression_params, update_on_kvstore)
@@ -107,6 +108,8 @@ def check_options(
             "over all workers to lbbsp_mx.Trainer, or beside=trainer for a trainer that steps on "
             "the batches of another one"
         )
+    if global_batch_size is not None:
+        require_integer("global_batch_size", global_batch_size, 0)
 
 
 def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:

@@ -28,10 +28,12 @@ class BatchConstraints:
     Args:
         global_batch_size: X, >= 1.
         limits: Bounds by rank; their number is the number of workers, N.
-        granularity: Sizes are multiples of it, except that one worker may take the remainder.
+        granularity: Sizes are multiples of it, >= 1, except that one worker may take the
+            remainder.
 
     Raises:
-        ValueError: X is no integer, or the minima exceed X, so that no plan exists.
+        ValueError: X or the granularity is no such integer, or the minima exceed X, so that no
+            plan exists.
 
     Example:
         >>> BatchConstraints(64, (Limits(), Limits(8))).workers
@@ -44,6 +46,7 @@ class BatchConstraints:
 
     def __post_init__(self) -> None:
         require_integer("global_batch_size", self.global_batch_size, 0)
+        require_integer("granularity", self.granularity, 1)
         min_total = sum(bounds.minimum for bounds in self.limits)
         if self.global_batch_size < min_total:
             raise ValueError(

@@ -119,16 +119,6 @@ class AsyncSession:
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
-        cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
-        if cost_shape.marginal_segments() != LINE:
-            raise ValueError(
-                f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
-                "the coordinator plans by an overhead and a slope"
-            )
-        predictor = options.choose_predictor(1) if self.policy.uses_costs else None
-        self._estimator = SpeedEstimator(predictor, cost_shape)
-        self._estimate = self._estimator.init()
-        self._drivers: tuple[float, ...] = ()
         cap = default_cap(
             options.limits,
             self.policy,
@@ -139,6 +129,16 @@ class AsyncSession:
         limits = tuple(capped(each, cap) for each in limits_by_rank(options.limits, workers))
         require_work(None, limits, global_batch_size)
         self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
+        cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
+        if cost_shape.marginal_segments() != LINE:
+            raise ValueError(
+                f"cost must be a straight line (Proportional, Affine), got {cost_shape.prior!r}: "
+                "the coordinator plans by an overhead and a slope"
+            )
+        predictor = options.choose_predictor(1) if self.policy.uses_costs else None
+        self._estimator = SpeedEstimator(predictor, cost_shape)
+        self._estimate = self._estimator.init()
+        self._drivers: tuple[float, ...] = ()
         self._framework, self._versions = framework, versions
         chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
         self._facts = [f"{lbbsp_version()} {chosen}, {facts}"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from lbbsp_core.policy import Policy
 from lbbsp_core.runtime.naming import LimitsOrMaximum
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_integer
 
 _TIMES = 2
 
@@ -37,11 +38,17 @@ def default_cap(
     Returns:
         The cap in samples; None if there is none, or it would not exclude any plan.
 
+    Raises:
+        ValueError: A number is not an integer, or is out of range.
+
     Example:
         >>> from lbbsp_core import LoadBalanced
         >>> default_cap(None, LoadBalanced(), workers=4, global_batch_size=102, granularity=8)
         56
     """
+    workers = require_integer("workers", workers, 1)
+    global_batch_size = require_integer("global_batch_size", global_batch_size, 0)
+    granularity = require_integer("granularity", granularity, 1)
     if limits is not None or policy.is_static or workers == 1:
         return None
     samples = _TIMES * -(-global_batch_size // workers)

@@ -78,7 +78,7 @@ class SessionOptions:
 
     Raises:
         ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given
-            together with a policy that has no such open option, a time is out of range, or
+            together with a policy that has no such open option, a number is out of range, or
             `metrics_file` has another suffix.
         TypeError: A policy, predictor, cost or limit is of the wrong type.
     """
@@ -102,6 +102,7 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         self._resolve()
+        require_integer("granularity", self.granularity, 1)
         if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
             raise ValueError(
                 f"silence_seconds must be >= {_SHORTEST_SILENCE_SECONDS:g}, got "

@@ -61,12 +61,13 @@ def test_a_step_of_another_number_of_samples_is_refused():
         )
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("wrong", [16.0, "16"])
-def test_a_global_batch_size_must_be_an_integer(wrong):
+def test_a_global_batch_size_must_be_an_integer(wrong, accumulate):
     with pytest.raises(
         ValueError, match=f"global_batch_size must be an integer >= 0, got {wrong!r}"
     ):
-        trainer(global_batch_size=wrong)
+        trainer(global_batch_size=wrong, accumulate=accumulate)
 
 
 def test_an_ndarrayiter_without_batch_size_would_train_on_single_samples():

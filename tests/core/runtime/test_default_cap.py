@@ -12,6 +12,7 @@ from lbbsp_core import (
     ASP,
     Affine,
     Balancer,
+    BatchConstraints,
     Even,
     FixedShares,
     LastValue,
@@ -100,6 +101,41 @@ def test_a_single_worker_given_limits_and_fixed_shares_have_no_cap():
     assert default_cap([Limits(1)] * 4, LoadBalanced(), **sizes) is None
     assert default_cap(None, FixedShares((9, 1, 1, 1)), **sizes) is None
     assert default_cap(None, Even(), **sizes) is None
+
+
+WRONG = [
+    ({"total": 0}, "global_batch_size must be at least workers * minimum = 4, got 0"),
+    ({"total": 2}, "global_batch_size must be at least workers * minimum = 4, got 2"),
+    ({"total": -8}, "global_batch_size must be an integer >= 0, got -8"),
+    ({"total": 12.5}, "global_batch_size must be an integer >= 0, got 12.5"),
+    ({"total": "96"}, "global_batch_size must be an integer >= 0, got '96'"),
+    ({"granularity": 0}, "granularity must be an integer >= 1, got 0"),
+    ({"granularity": 2.5}, "granularity must be an integer >= 1, got 2.5"),
+    ({"granularity": "8"}, "granularity must be an integer >= 1, got '8'"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["lbbsp", "bsp"])
+def test_wrong_sizes_are_refused_by_name(wrong, message, asynchronous, policy):
+    def start(total=96, **options):
+        chosen = SessionOptions(drivers=(), policy=policy, **options)
+        if asynchronous:
+            AsyncSession(Same(0, 4), ASP(), total, chosen, framework="none", versions={}, facts="")
+        else:
+            WorkerSession(Same(0, 4), total, chosen, framework="none")
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        start(**wrong)
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.5])
+def test_a_wrong_number_of_workers_is_refused_by_name(workers):
+    with pytest.raises(ValueError, match="workers must be an integer >= 1"):
+        default_cap(None, LoadBalanced(), workers=workers, global_batch_size=96)
+    with pytest.raises(ValueError, match="granularity must be an integer >= 1, got 0"):
+        BatchConstraints(96, (Limits(),) * 4, 0)
 
 
 def test_a_session_keeps_the_cap_and_says_once_what_it_costs(monkeypatch, said):
