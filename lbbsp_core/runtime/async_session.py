@@ -30,7 +30,7 @@ from lbbsp_core.runtime.coordination import (
     read_log,
 )
 from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.default_cap import capped, default_cap
+from lbbsp_core.runtime.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.identity import Identity
 from lbbsp_core.runtime.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options import SessionOptions
@@ -126,9 +126,10 @@ class AsyncSession:
             global_batch_size=global_batch_size,
             granularity=options.granularity,
         )
-        limits = tuple(capped(each, cap) for each in limits_by_rank(options.limits, workers))
-        require_work(None, limits, global_batch_size)
-        self.constraints = BatchConstraints(global_batch_size, limits, options.granularity)
+        limits = limits_by_rank(options.limits, workers)
+        known = BatchConstraints(global_batch_size, limits, options.granularity)
+        self.constraints, _ = with_cap(known, cap)
+        require_work(None, self.constraints.limits, global_batch_size)
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
         if cost_shape.marginal_segments() != LINE:
             raise ValueError(

@@ -27,7 +27,7 @@ from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
-from lbbsp_core.runtime.default_cap import capped
+from lbbsp_core.runtime.default_cap import with_cap
 from lbbsp_core.runtime.figures import even_seconds
 from lbbsp_core.runtime.naming import (
     AnyCost,
@@ -108,7 +108,8 @@ class Balancer:
         parts: Parts into which each worker cuts its batch, >= 1; a batch has samples for each.
         outlier_filter: Decides which measurements reach the predictor.
         default_maximum: Largest batch of a worker without a maximum of its own and without a
-            `Profile` with a memory limit, in samples; None: no limit. See `default_cap`.
+            `Profile` with a memory limit, in samples; None: no limit. See `default_cap`. It is
+            raised where other maxima leave no plan within it.
         short_steps: Keeps batches near equal shares while steps are short; None: nothing does.
 
     Raises:
@@ -155,9 +156,7 @@ class Balancer:
             for bounds in limits_by_rank(limits, workers)
         )
         """Limits by rank that are given by the user, or by profiles."""
-        self.default_maximum = default_maximum
         self.short_steps = short_steps or ShortSteps(0.0)
-        each = tuple(capped(bounds, default_maximum) for bounds in self.known_limits)
         self.rank = rank
         self.lag = lag
         self.parts = parts
@@ -165,7 +164,9 @@ class Balancer:
         self.predictor: Predictor = (
             Mixture(horizon=lag) if predictor is None else read_predictor(predictor, lag)
         )
-        self.constraints = BatchConstraints(global_batch_size, each, granularity)
+        self._wanted_maximum = default_maximum
+        known = BatchConstraints(global_batch_size, self.known_limits, granularity)
+        self.constraints, self.default_maximum = with_cap(known, default_maximum)
         self.step = 0
         self.stopping = False
         self.preempted = False
@@ -191,6 +192,11 @@ class Balancer:
     def workers(self) -> int:
         """Number of workers, N."""
         return self.constraints.workers
+
+    @property
+    def is_maximum_raised(self) -> bool:
+        """Whether the default maximum was raised, because other workers' maxima left no plan."""
+        return self.default_maximum != self._wanted_maximum
 
     @property
     def estimator(self) -> SpeedEstimator:
@@ -325,9 +331,9 @@ class Balancer:
             _within(bounds, peer, self.parts)
             for bounds, peer in zip(self.known_limits, peers, strict=True)
         )
-        limits = tuple(capped(bounds, self.default_maximum) for bounds in self.known_limits)
-        if limits != old.limits:
-            self.constraints = BatchConstraints(old.global_batch_size, limits, old.granularity)
+        known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
+        self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
+        if self.constraints != old:
             self._start_planning()
 
     def record_to(self, record: RunRecord | Observers | None) -> None:

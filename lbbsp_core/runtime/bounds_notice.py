@@ -64,14 +64,20 @@ class BoundsNotice:
     def _report_maximum(
         self, balancer: Balancer, ranks: Sequence[int], maximum: int, loss: str
     ) -> None:
+        why = (
+            "what other workers' memory leaves"
+            if balancer.is_maximum_raised
+            else "twice an even share"
+        )
         logger.warning(
-            "worker %s has had %d samples in each of %d steps, the largest batch by default (twice "
-            "an even share), because its memory is not known%s: if larger batches fit into the "
+            "worker %s has had %d samples in each of %d steps, the largest batch by default (%s), "
+            "because its memory is not known%s: if larger batches fit into the "
             "memory of the workers, pass limits=lbbsp_core.Limits(1, %d), or the largest batch "
             "that fits instead of %d",
             ", ".join(map(str, ranks)),
             maximum,
             PATIENCE,
+            why,
             loss,
             *(balancer.constraints.global_batch_size,) * 2,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lbbsp_core.policy import Policy
+from lbbsp_core.cost import Proportional
+from lbbsp_core.policy import BatchConstraints, Policy
 from lbbsp_core.runtime.naming import LimitsOrMaximum
-from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
 _TIMES = 2
@@ -25,8 +26,8 @@ def default_cap(
 
     Ours: a batch that is many times what the user has tried may exceed the memory. Without
     `limits` a batch is therefore at most twice its even share, rounded up to the granularity. The
-    arguments are the same on all workers. N such batches have at least X samples, so that
-    there always is a plan.
+    arguments are the same on all workers. N such batches have at least X samples; where the memory
+    of some workers holds less, see `with_cap`.
 
     Args:
         limits: Limits that the user has given; then there is no cap.
@@ -56,8 +57,48 @@ def default_cap(
     return cap if cap < global_batch_size - (workers - 1) else None
 
 
-def capped(limits: Limits, cap: int | None) -> Limits:
-    """Returns the limits of a worker, with the cap as maximum if there is no other one."""
-    if limits.maximum is not None or cap is None:
-        return limits
-    return replace(limits, maximum=max(cap, limits.minimum))
+def with_cap(constraints: BatchConstraints, cap: int | None) -> tuple[BatchConstraints, int | None]:
+    """Returns constraints in which the cap bounds workers without a maximum, and that cap.
+
+    If the maxima of the other workers leave no plan within the cap, it is raised to the smallest
+    number for which there is one. The result is the same on all workers if the arguments are.
+
+    Args:
+        constraints: Constraints without the cap.
+        cap: Cap in samples, or None.
+
+    Returns:
+        The constraints, and the cap that holds in them. If there is no plan without the cap either,
+        the constraints as given and None.
+
+    Example:
+        >>> from lbbsp_core import Limits
+        >>> constraints = BatchConstraints(96, (Limits(1, 10), Limits(1, 10), Limits()))
+        >>> bounded, cap = with_cap(constraints, 64)
+        >>> bounded.limits[2].maximum, cap
+        (76, 76)
+    """
+    if cap is None or all(each.maximum is not None for each in constraints.limits):
+        return constraints, cap
+    if not _has_plan(_within(constraints, cap)):
+        if not _has_plan(constraints):
+            return constraints, None
+        larger = range(cap + 1, constraints.global_batch_size)
+        cap = cap + 1 + bisect_left(larger, True, key=lambda n: _has_plan(_within(constraints, n)))
+    return _within(constraints, cap), cap
+
+
+def _within(constraints: BatchConstraints, cap: int) -> BatchConstraints:
+    limits = (
+        replace(each, maximum=max(cap, each.minimum)) if each.maximum is None else each
+        for each in constraints.limits
+    )
+    return replace(constraints, limits=tuple(limits))
+
+
+def _has_plan(constraints: BatchConstraints) -> bool:
+    try:
+        constraints.plan([Proportional(1.0)] * constraints.workers)
+    except ValueError:
+        return False
+    return True

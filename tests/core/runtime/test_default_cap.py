@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lbbsp_core import (
     ASP,
@@ -25,8 +29,8 @@ from lbbsp_core import (
 )
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS
-from lbbsp_core.runtime.default_cap import default_cap
+from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
+from lbbsp_core.runtime.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
 
@@ -145,6 +149,7 @@ def test_a_session_keeps_the_cap_and_says_once_what_it_costs(monkeypatch, said):
     train(workers, [FAST, SLOW, SLOW], 2 * PATIENCE, monkeypatch)
     (text,) = said("largest batch")
     assert "worker 0 has had 64 samples" in text
+    assert "by default (twice an even share), because its memory is not known" in text
     assert "speed is that of 80 samples" in text
     assert "100% longer" in text  # 16 samples at 40 a second, instead of 8
     assert "limits=lbbsp_core.Limits(1, 96)" in text
@@ -180,6 +185,106 @@ def test_a_profile_with_a_memory_limit_lifts_the_cap_of_its_worker_alone():
             balancer.set_peers([each.static_info() for each in balancers])
     for balancer in balancers:
         assert [each.maximum for each in balancer.constraints.limits] == [48, 80, 48, 48]
+
+
+bounds = st.builds(
+    lambda minimum, extra: Limits(minimum, None if extra is None else minimum + extra),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(0, 8)),
+)
+
+
+def has_plan(constraints):
+    """Tries all plans, worker after worker: their sums so far, and remainders so far."""
+    total = constraints.global_batch_size
+    found = {(0, 0)}
+    for limits in constraints.limits:
+        sizes = range(limits.minimum, min(limits.maximum or total, total) + 1)
+        found = {
+            (done + size, odd + (size % constraints.granularity > 0))
+            for (done, odd), size in product(found, sizes)
+            if done + size <= total
+        }
+    return not {(total, 0), (total, 1)}.isdisjoint(found)
+
+
+@given(
+    st.lists(bounds, min_size=2, max_size=4),
+    st.integers(1, 24),
+    st.integers(1, 6),
+    st.integers(1, 24),
+)
+def test_the_cap_is_raised_just_as_far_as_a_plan_needs(limits, total, granularity, cap):
+    total = max(total, sum(each.minimum for each in limits))
+    known = BatchConstraints(total, tuple(limits), granularity)
+
+    def within(cap):
+        each = (
+            replace(one, maximum=max(cap, one.minimum)) if one.maximum is None else one
+            for one in limits
+        )
+        return replace(known, limits=tuple(each))
+
+    bounded, used = with_cap(known, cap)
+    if all(one.maximum is not None for one in limits):
+        assert (bounded, used) == (known, cap)
+    elif not has_plan(known):
+        assert (bounded, used) == (known, None)
+    else:
+        assert bounded == within(used)
+        assert has_plan(bounded)
+        assert used == cap or (used > cap and not has_plan(within(used - 1)))
+        bounded.plan([Proportional(1.0)] * len(limits))
+
+
+def with_memory(*known):
+    """Balancers of workers with these largest batches, None where memory is unknown."""
+    costs = [
+        None if batch is None else Profile([1, 2], [0.001, 0.002], out_of_memory_at=batch + 1)
+        for batch in known
+    ]
+    made = [
+        Balancer(
+            rank=rank,
+            workers=len(known),
+            global_batch_size=X,
+            predictor=LastValue(),
+            policy=LoadBalanced(min_gain=0.0),
+            cost=cost,
+            default_maximum=default_cap(
+                None, LoadBalanced(), workers=len(known), global_batch_size=X
+            ),
+        )
+        for rank, cost in enumerate(costs)
+    ]
+    rows = [each.static_info() for each in made]
+    for each in made:
+        each.set_peers(rows)
+    return made
+
+
+def test_small_memories_raise_the_cap_of_the_others():
+    made = with_memory(4, None, 4, 4, None, 4, 4, 4)  # 24 samples, and X = 96
+    for each in made:
+        assert [one.maximum for one in each.constraints.limits] == [4, 36, 4, 4, 36, 4, 4, 4]
+        assert each.default_maximum == 36
+        assert each.sizes(0) == (4, 36, 4, 4, 36, 4, 4, 4)
+    for each in with_memory(4, None, 4, None):  # 88 within the usual maximum
+        assert [one.maximum for one in each.constraints.limits] == [4, 48, 4, 48]
+    with pytest.raises(ValueError, match="must be at most the sum of maxima = 20"):
+        with_memory(4, 4, 4, 4, 4)
+
+
+def test_the_notice_says_why_the_maximum_was_raised(said):
+    made, notice = with_memory(4, None, 4, 4, None, 4, 4, 4), BoundsNotice()
+    for _ in range(PATIENCE):
+        busy = [size / (400.0 if rank == 1 else 40.0)
+                for rank, size in enumerate(made[0].sizes(made[0].step))]  # fmt: skip
+        exchange_in_process(made, busy)
+        notice.check(made[0])
+    (text,) = said("largest batch")
+    assert "worker 1 has had 36 samples" in text
+    assert "by default (what other workers' memory leaves), because its memory" in text
 
 
 def test_a_state_is_restored_by_another_number_of_workers_with_its_own_cap(monkeypatch):

@@ -29,7 +29,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.default_cap import capped, default_cap
+from lbbsp_core.runtime.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS, ShortSteps
 from lbbsp_core.testing import check_plan, exchange_in_process
 
@@ -265,7 +265,7 @@ def test_no_policy_lets_a_batch_run_away(policy: Policy, seed: int) -> None:
 @pytest.mark.parametrize("name", ["ssp:2", "asp", "dssp:1:3", "elasticbsp:3"])
 def test_no_batch_runs_away_without_common_steps(policy: Policy, name: str) -> None:
     cap = default_cap(None, policy, workers=3, global_batch_size=96)
-    constraints = BatchConstraints(96, (capped(Limits(), cap),) * 3)
+    constraints, _ = with_cap(BatchConstraints(96, (Limits(),) * 3), cap)
     now = [0.0]
     coordinator = Coordinator(
         registry.synchroniser(name), constraints, policy, clock=lambda: now[0], logs=False
