@@ -52,10 +52,10 @@ class AsyncTrainer(gluon.Trainer):
         **options: Options of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
             `FixedShares` and `LoadBalanced` (for LB + SSP, LB + ASP) work as well and decide
             whenever every worker has pushed once more. The cost must be `Proportional` or
-            `Affine`.
+            `Affine`. Options of common steps are refused, such as ``metrics_file``.
 
     Raises:
-        ValueError: The options cannot be satisfied, or exclude each other.
+        ValueError: The options cannot be satisfied, exclude each other, or have no effect here.
 
     Example::
 

@@ -107,6 +107,7 @@ def fit_asynchronously(
     strategy = model.distribute_strategy
     _check(model, strategy, epochs)
     options = SessionOptions(seed=seed, record=record)
+    options.check_asynchronous()
     fail_fast()
     arrays = _pack_arrays(x, y, sample_weight)
     order = GlobalOrder(len(keras.tree.flatten(arrays)[0]), batch_size, seed)

@@ -99,7 +99,7 @@ class AsyncSession:
         devices: Devices of this process as short texts, for the run record.
 
     Raises:
-        ValueError: The options cannot be satisfied, or exclude each other.
+        ValueError: The options cannot be satisfied, exclude each other, or have no effect here.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class AsyncSession:
         facts: str,
         devices: Sequence[str] = (),
     ) -> None:
+        options.check_asynchronous(servers.rank)
         self.servers = servers
         self.sync = read_synchroniser(sync)
         self.options = options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,8 @@ from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
 from lbbsp_core.validate import require_integer, require_known, require_positive
 
+logger = logging.getLogger("lbbsp.session")
+
 _SHORTEST_SILENCE_SECONDS = 2.0
 
 _ELSEWHERE: Final = {
@@ -27,6 +30,16 @@ _ELSEWHERE: Final = {
     "workers",
 }
 """What to write instead of options that a session does not have."""
+
+_OF_COMMON_STEPS: Final = {
+    "metrics_file": "metrics are those of the steps of all workers; the run record (record=) has "
+    "a line for each push",
+    "fresh_drivers": "there is no barrier after which they would be exchanged",
+    "limit_seconds": "the trainer's wait_seconds limits all waits",
+    "compare_weights": "all workers read the weights of the servers",
+    "short_step_seconds": "limits= bounds batches at any time",
+}
+"""Options without an effect in asynchronous training, and why; their defaults are allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +159,34 @@ class SessionOptions:
         except ValueError as error:
             raise TypeError(str(error)) from None
         return cls(**options)
+
+    def check_asynchronous(self, rank: int = 0) -> None:
+        """Refuses options that have no effect where workers have no common steps.
+
+        ``LBBSP_METRICS_FILE`` may be set for all jobs of a machine: worker 0 warns of it.
+
+        Args:
+            rank: Number of this worker.
+
+        Raises:
+            ValueError: An option is given; names the reason and the remedy.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        same = {"compare_weights": None, "short_step_seconds": 0}  # what is done without them
+        for name, why in _OF_COMMON_STEPS.items():
+            value = getattr(self, name)
+            if value not in (defaults[name], same.get(name, defaults[name])):
+                raise ValueError(
+                    f"{name} = {value!r} has no effect in asynchronous training, where workers "
+                    f"have no common steps: leave it out; {why}"
+                )
+        if rank == 0 and (path := env.metrics_file()) is not None:
+            logger.warning(
+                "LBBSP_METRICS_FILE = %s has no effect in asynchronous training: no metrics are "
+                "written; %s",
+                path,
+                _OF_COMMON_STEPS["metrics_file"],
+            )
 
     def choose_policy(self, default: Policy | None = None) -> Policy:
         """Returns the given policy, or else the default one.

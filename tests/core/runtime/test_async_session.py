@@ -195,3 +195,38 @@ def test_a_curve_is_refused():
         AsyncSession(
             Servers(ListServer(1), 0), ASP(), X, options, framework="list", versions={}, facts=""
         )
+
+
+def start(rank=0, **options):
+    AsyncSession(
+        Servers(ListServer(1), rank), ASP(), X, SessionOptions(drivers=(), **options),
+        framework="list", versions={}, facts="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metrics_file": "job.prom"}, r"metrics_file = 'job.prom' .*: leave it out; .*record="),
+        ({"short_step_seconds": 0.1}, r"short_step_seconds = 0.1 .*: leave it out"),
+        ({"fresh_drivers": True}, "fresh_drivers = True .*: leave it out"),
+        ({"limit_seconds": 5.0}, "limit_seconds = 5.0 .*: leave it out; .* wait_seconds"),
+        ({"compare_weights": 7}, "compare_weights = 7 .*: leave it out"),
+    ],
+)
+def test_options_without_effect_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        start(**options)
+
+
+def test_what_is_done_anyway_may_be_said(caplog):
+    start(compare_weights=None, short_step_seconds=0, fresh_drivers=False)
+    assert not caplog.records
+
+
+def test_a_metrics_file_for_all_jobs_has_one_warning(monkeypatch, caplog):
+    monkeypatch.setenv("LBBSP_METRICS_FILE", "/metrics/job.prom")
+    for rank in range(3):
+        start(rank)
+    (text,) = caplog.messages
+    assert "LBBSP_METRICS_FILE = /metrics/job.prom has no effect in asynchronous training" in text
