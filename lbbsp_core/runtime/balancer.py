@@ -48,7 +48,7 @@ from lbbsp_core.runtime.protocol import (
     quantise,
 )
 from lbbsp_core.runtime.record import RunRecord, StepLine
-from lbbsp_core.runtime.short_steps import ShortSteps
+from lbbsp_core.runtime.short_steps import ShortSteps, ShortStepsState
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible
 from lbbsp_core.work import StepShares, Work, require_work
@@ -69,6 +69,7 @@ class BalancerState(NamedTuple):
         policy_state: State of the policy, the same on all workers.
         estimate: State of its speed estimator.
         drivers: Driving factors that were sampled last.
+        short_steps: What is known of the time of steps; None in states of older versions.
     """
 
     step: int
@@ -80,6 +81,7 @@ class BalancerState(NamedTuple):
     policy_state: PolicyState
     estimate: EstimatorState
     drivers: tuple[float, ...]
+    short_steps: ShortStepsState | None = None
 
 
 class Balancer:
@@ -491,6 +493,7 @@ class Balancer:
             self._policy_state,
             self._estimate,
             self._drivers,
+            self.short_steps.state,
         )
 
     def restore(self, state: BalancerState) -> None:
@@ -498,8 +501,8 @@ class Balancer:
 
         The position in the order is restored for any number of workers. The plans are restored if
         this run's constraints allow them, such as a maximum that was lowered after a worker had
-        run out of memory; and the state of the predictor if the rank and the predictor are the
-        same.
+        run out of memory; the state of the predictor if the rank and the predictor are the same;
+        and the time of steps for the same number of workers.
         """
         self.step = state.step
         self._order = order_of(state.order) if state.order else None
@@ -510,6 +513,8 @@ class Balancer:
             plans = [(sizes, self._unknown) for sizes in state.plans]
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
+        if state.short_steps is not None and len(state.policy_state.sizes) == self.workers:
+            self.short_steps.state = state.short_steps
         self._plans = {state.step + i: plans[min(i, len(plans) - 1)] for i in range(self.lag)}
 
     def _forecast(self) -> tuple[int, int]:

@@ -30,6 +30,8 @@ from lbbsp_core.runtime.serialization import (
     to_bytes,
     to_json,
 )
+from lbbsp_core.runtime.short_steps import ShortStepsState
+from lbbsp_core.validate import require_positive
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -123,6 +125,7 @@ def _state(balancer: Balancer, rows: Sequence[bytes], replicas: int) -> tuple[Js
         "plans": [list(plan) for plan in shared.plans],
         "policy": _policy_text(balancer),
         "policy_state": to_json(shared.policy_state, arrays),
+        "short_steps": list(shared.short_steps or ()),
     }
     return state, arrays
 
@@ -132,10 +135,10 @@ def restored_state(
 ) -> BalancerState:
     """Returns the state from which a worker continues, for `Balancer.restore`.
 
-    Plans are kept for the same number of workers under the same policy, and estimates of a
-    worker's speed for the same predictor. Otherwise they start as in a new job; also, with a
-    warning, those of another version of lbbsp that cannot be read: they change the sizes of
-    batches, but not what is learned.
+    Plans are kept for the same number of workers under the same policy, estimates of a worker's
+    speed for the same predictor, and the time of steps for the same number of workers. Otherwise
+    they start as in a new job; also, with a warning, those of another version of lbbsp that cannot
+    be read: they change the sizes of batches, but not what is learned.
 
     Args:
         balancer: Balancer of the worker, with the options of the running job.
@@ -162,6 +165,10 @@ def _restored(
     )
     if state["workers"] != balancer.workers:
         return found._replace(plans=found.plans[:1])
+    if short := state.get("short_steps"):  # missing in checkpoints of older versions
+        seconds, steps = short[0], short[1]
+        seconds = None if seconds is None else require_positive("the time of a step", seconds)
+        found = found._replace(short_steps=ShortStepsState(seconds, int(steps)))
     if state["policy"] == _policy_text(balancer):
         plans = tuple(tuple(map(int, plan)) for plan in state["plans"])
         with _started_anew_if_unreadable("plans"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from lbbsp_core.policy import BatchConstraints, Even, Sizes
 from lbbsp_core.types import Limits
@@ -16,6 +16,18 @@ SHORT_STEP_SECONDS: Final = 0.025
 
 _LARGEST_RATIO = 5.0
 _RISE, _FALL = 0.025, 0.1
+
+
+class ShortStepsState(NamedTuple):
+    """What `ShortSteps` has learned.
+
+    Args:
+        seconds: T, the smoothed busy time of the slowest worker; None before it was measured.
+        steps: Measured steps so far.
+    """
+
+    seconds: float | None
+    steps: int
 
 
 class ShortSteps:
@@ -58,6 +70,15 @@ class ShortSteps:
         """T, the smoothed busy time of the slowest worker; None before the first measurement."""
         self.steps = 0
         """Measured steps so far."""
+
+    @property
+    def state(self) -> ShortStepsState:
+        """State to continue from, which can be set; the same on all workers."""
+        return ShortStepsState(self.seconds, self.steps)
+
+    @state.setter
+    def state(self, state: ShortStepsState) -> None:
+        self.seconds, self.steps = state
 
     @property
     def fraction(self) -> float:

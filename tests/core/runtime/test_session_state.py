@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, Ema, LastValue
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
+from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.collectives import gather_bytes, sums
 from lbbsp_core.runtime.serialization import to_bytes
 from lbbsp_core.runtime.session_state import (
@@ -23,6 +24,7 @@ from lbbsp_core.runtime.session_state import (
     order_facts,
     restored_state,
 )
+from lbbsp_core.runtime.short_steps import ShortSteps
 
 X = 24
 
@@ -98,6 +100,70 @@ def test_a_job_continues_from_a_saved_state_as_if_unbroken(options):
     for one in second:
         one.restore(restored_state(one, state, arrays))
     assert run(second, 8) == run(whole, 8)
+
+
+def short_job(workers=2, threshold=20.0):
+    """A job whose steps are short for this threshold."""
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=workers,
+            global_batch_size=960,
+            policy=policy("lbbsp:min_gain=0"),
+            predictor=LastValue(),
+            short_steps=ShortSteps(threshold),
+        )
+        for rank in range(workers)
+    ]
+    for one in balancers:
+        one.use_order(one.make_order(9600, seed=3))
+    return balancers
+
+
+def test_the_bounds_of_short_steps_continue_as_if_unbroken():
+    whole, second = short_job(), short_job()
+    run(whole, 7)
+    state, arrays = gathered(whole)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+    before = whole[0].sizes(7)
+    again, unbroken = run(second, 20), run(whole, 20)
+    assert again == unbroken
+    assert unbroken[-1][0] != before
+    assert second[0].short_steps.state == whole[0].short_steps.state
+    assert second[0].short_steps.steps == 27
+
+
+def test_a_state_without_the_time_of_steps_is_read():
+    first, second = short_job(), short_job()
+    run(first, 7)
+    state, arrays = gathered(first)
+    del state["short_steps"]
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+        assert (one.step, one.short_steps.state) == (7, (None, 0))
+    older = first[0].state()[:-1]  # a pickle of an older version
+    second[0].restore(BalancerState(*older))
+    assert second[0].sizes(7) == first[0].sizes(7)
+
+
+def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
+    first, second = short_job(3), short_job(2)
+    run(first, 7)
+    for one in second:
+        one.restore(restored_state(one, *gathered(first)))
+        assert one.short_steps.state == (None, 0)
+        one.restore(first[one.rank].state())
+        assert one.short_steps.state == (None, 0)
+
+
+@pytest.mark.parametrize("wrong", [[0.0, 1], [-1.0, 1], ["x", 1], [0.1], 5])
+def test_a_damaged_time_of_steps_is_a_value_error(wrong):
+    first = short_job()
+    run(first, 2)
+    state, arrays = gathered(first)
+    with pytest.raises(ValueError, match=r"cannot be read|time of a step must be"):
+        restored_state(first[0], {**state, "short_steps": wrong}, arrays)
 
 
 def test_another_number_of_workers_continues_at_the_step_with_even_plans():
