@@ -169,6 +169,8 @@ class Balancer:
         self._wanted_maximum = default_maximum
         known = BatchConstraints(global_batch_size, self.known_limits, granularity)
         self.constraints, self.default_maximum = with_cap(known, default_maximum)
+        self.given_constraints = self.constraints
+        """Constraints that follow from the options alone, before memory limits are known."""
         self.step = 0
         self.stopping = False
         self.preempted = False
@@ -184,6 +186,7 @@ class Balancer:
         self._policy_state: PolicyState
         self._plans: dict[int, tuple[Sizes, Sequence[Cost | None]]]
         self._start_planning()
+        self._continues = False  # whether plans were restored
         self._order: Order | None = None
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
@@ -335,7 +338,7 @@ class Balancer:
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
-        if self.constraints != old:
+        if self.constraints != old and not (self._continues and self._allows_plans()):
             self._start_planning()
 
     def record_to(self, record: RunRecord | Observers | None) -> None:
@@ -510,6 +513,7 @@ class Balancer:
         plans = [(self._policy_state.sizes, self._unknown)]
         if all(map(self.constraints.allow, (*state.plans, state.policy_state.sizes))):
             self._policy_state = state.policy_state
+            self._continues = state.step > 0
             plans = [(sizes, self._unknown) for sizes in state.plans]
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
@@ -534,6 +538,11 @@ class Balancer:
         self._policy_state = self.policy.init(self.constraints)
         first = (self._policy_state.sizes, self._unknown)
         self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
+
+    def _allows_plans(self) -> bool:
+        """Returns whether the plans in force satisfy the constraints."""
+        plans = [sizes for sizes, _ in self._plans.values()]
+        return all(map(self.constraints.allow, (*plans, self._policy_state.sizes)))
 
     def _check_plans(self, messages: Sequence[StepMessage]) -> None:
         for rank, message in enumerate(messages):

@@ -232,7 +232,7 @@ def _array(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def _policy_text(balancer: Balancer) -> str:
-    return f"{balancer.constraints} {_described(balancer.policy)}"
+    return f"{balancer.given_constraints} {_described(balancer.policy)}"
 
 
 def _predictor_text(balancer: Balancer) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core import Balancer, Ema, LastValue
+from lbbsp_core import Balancer, Ema, LastValue, Profile
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
 from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.collectives import gather_bytes, sums
@@ -132,6 +132,43 @@ def test_the_bounds_of_short_steps_continue_as_if_unbroken():
     assert unbroken[-1][0] != before
     assert second[0].short_steps.state == whole[0].short_steps.state
     assert second[0].short_steps.steps == 27
+
+
+def memory_job(largest, **options):
+    """A job in which worker 0 knows its largest batch; the handshake tells the others."""
+    profile = Profile([4, 8], [0.1, 0.2], out_of_memory_at=largest + 1)
+    balancers = [
+        Balancer(rank=rank, workers=2, global_batch_size=X, predictor=LastValue(),
+                 cost=profile if rank == 0 else None, **options)
+        for rank in range(2)
+    ]  # fmt: skip
+    for one in balancers:
+        one.use_order(one.make_order(10 * X, seed=3))
+    return balancers
+
+
+def meet(balancers):
+    rows = [one.static_info() for one in balancers]
+    for one in balancers:
+        one.set_peers(rows)
+
+
+@pytest.mark.parametrize("largest", [16, 13])
+def test_plans_within_memory_limits_continue_after_the_handshake(largest):
+    whole, second = memory_job(16), memory_job(largest)
+    meet(whole)
+    run(whole, 7)
+    assert whole[0].sizes(7) == (16, 8)
+    state, arrays = gathered(whole)
+    for one in second:
+        one.restore(restored_state(one, state, arrays))
+    meet(second)
+    if largest == 16:
+        assert run(second, 8) == run(whole, 8)
+    else:
+        assert second[0].sizes(7) == second[1].sizes(7) == (12, 12)
+        run(second, 8)
+        assert second[0].sizes(15) == (13, 11)
 
 
 def test_a_state_without_the_time_of_steps_is_read():
