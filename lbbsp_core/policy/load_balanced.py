@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.cost import slowest
+from lbbsp_core.cost import Proportional, slowest
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 
@@ -30,7 +30,8 @@ class LoadBalanced:
 
     Paper: plans in every iteration and adopts every change. Ours: adopts a change only if the
     predicted step becomes shorter by more than `min_gain`, since noise would otherwise move
-    samples without benefit (``min_gain=0, interval=1`` is the paper's mode).
+    samples without benefit (``min_gain=0, interval=1`` is the paper's mode). A plan that narrower
+    limits do not allow is replaced at once, without predictions by one in its proportions.
 
     Args:
         min_gain: Minimum relative drop of the predicted step time, in [0, 1).
@@ -78,10 +79,12 @@ class LoadBalanced:
     ) -> LoadBalancedState:
         """Adopts the best plan for the predicted costs if it gains more than `min_gain`."""
         costs = observation.known_costs()
+        if not constraints.allow(state.sizes):  # limits have become narrower
+            if costs is None:
+                costs = [Proportional(max(size, 1)) for size in state.sizes]
+            return LoadBalancedState(constraints.plan(costs))
         if costs is None or (observation.step + 1) % self.interval:
             return state
         sizes = constraints.plan(costs)
-        if not constraints.allow(state.sizes):  # limits have become narrower
-            return LoadBalancedState(sizes)
         now, then = slowest(costs, state.sizes), slowest(costs, sizes)
         return LoadBalancedState(sizes) if now - then > self.min_gain * now else state

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Affine, Cost
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, PolicyState, Sizes
+from lbbsp_core.policy import BatchConstraints, Even, Observation, Policy, PolicyState, Sizes
 from lbbsp_core.predict import Predictor
 from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.sim.events import Change, play, schedule
@@ -86,7 +86,9 @@ def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -
     whatever is observed: unknown costs, excluded ranks, plans of earlier and of short steps;
     neither may change the policy or a state; the same observations must give the same plans, also
     from a state that was stored as JSON; a state must not grow. `is_static` must be False if the
-    sizes ever change, and `uses_costs` must be True if they depend on predicted costs.
+    sizes ever change, and `uses_costs` must be True if they depend on predicted costs. If
+    `accepts_narrower_limits` is True, each plan must be within limits that become narrower and
+    wider during the run, also while costs are unknown.
 
     Args:
         policy: Policy to check.
@@ -102,13 +104,15 @@ def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -
     """
     _check_value(policy)
     _check_flags(policy, "uses_costs", "is_static", "needs_common_steps")
+    narrower = getattr(policy, "accepts_narrower_limits", False)
+    _require(
+        isinstance(narrower, bool),
+        f"accepts_narrower_limits must be True or False if there is one, got {narrower!r}",
+    )
     for seed, cluster in enumerate(clusters or _CLUSTERS):
-        before = pickle.dumps(policy)
-        states, observations = _run_policy(policy, cluster, random.Random(seed), steps)
-        _require(pickle.dumps(policy) == before, f"init or update changed {policy!r} itself")
-        _check_policy_replay(policy, cluster, states, observations)
-        _check_policy_flags(policy, cluster, states, observations)
-        _check_policy_states(policy, states)
+        _check_policy_run(policy, random.Random(seed), [cluster] * (steps + 1))
+        if narrower:
+            _check_policy_run(policy, random.Random(seed), _narrowed(cluster, seed, steps))
 
 
 def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
@@ -352,6 +356,8 @@ def _same(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
     return bool(np.array_equal(one, other, equal_nan=True))
 
 
+_CHANGES = (0, 0, 1, 4, 16, 1000)  # samples by which limits differ from the even plan
+
 _CLUSTERS = (
     BatchConstraints(64, (Limits(),) * 4),
     BatchConstraints(10, (Limits(1, 6), Limits(2), Limits(1))),
@@ -364,14 +370,46 @@ _CLUSTERS = (
 )
 
 
+def _narrowed(cluster: BatchConstraints, seed: int, steps: int) -> list[BatchConstraints]:
+    """Returns constraints of `init` and of each step, with limits around the even plan."""
+    source, even, given = random.Random(seed), Even().init(cluster).sizes, [cluster]
+    for _ in range(steps):
+        if source.random() < 0.3:
+            limits = map(partial(_around, source), even, cluster.limits)
+            given.append(dataclasses.replace(cluster, limits=tuple(limits)))
+        else:
+            given.append(given[-1])
+    return given
+
+
+def _around(source: random.Random, size: int, bounds: Limits) -> Limits:
+    """Returns limits within others that allow a size, and none or some other sizes."""
+    low, high = size - source.choice(_CHANGES), size + source.choice(_CHANGES)
+    high = high if bounds.maximum is None else min(high, bounds.maximum)
+    return Limits(max(low, bounds.minimum), high)
+
+
+def _check_policy_run(
+    policy: Policy[P], source: random.Random, given: Sequence[BatchConstraints]
+) -> None:
+    """Checks a run under the constraints of `init` and of each step."""
+    before = pickle.dumps(policy)
+    states, observations = _run_policy(policy, given, source)
+    _require(pickle.dumps(policy) == before, f"init or update changed {policy!r} itself")
+    _check_policy_replay(policy, given, states, observations)
+    _check_policy_flags(policy, given, states, observations)
+    _check_policy_states(policy, states)
+
+
 def _run_policy(
-    policy: Policy[P], cluster: BatchConstraints, source: random.Random, steps: int
+    policy: Policy[P], given: Sequence[BatchConstraints], source: random.Random
 ) -> tuple[list[P], list[Observation]]:
     """Runs `policy` in a loop; returns its states, the first one included, and observations."""
-    states, observations = [policy.init(cluster)], []
-    check_plan(states[0].sizes, cluster)
-    speeds = [source.uniform(10.0, 100.0) for _ in cluster.limits]
-    for step in range(steps):
+    first, *later = given
+    states, observations = [policy.init(first)], []
+    check_plan(states[0].sizes, first)
+    speeds = [source.uniform(10.0, 100.0) for _ in first.limits]
+    for step, cluster in enumerate(later):
         speeds = [v * source.choice((0.4, 2.5)) if source.random() < 0.1 else v for v in speeds]
         used = states[max(0, len(states) - source.randint(1, 3))].sizes
         observation = _observe(source, step, used, speeds)
@@ -408,7 +446,7 @@ def _observe(
 
 def _check_policy_flags(
     policy: Policy[P],
-    cluster: BatchConstraints,
+    given: Sequence[BatchConstraints],
     states: Sequence[P],
     observations: Sequence[Observation],
 ) -> None:
@@ -423,7 +461,7 @@ def _check_policy_flags(
     if policy.uses_costs:
         return
     state = states[0]
-    for seen, expected in zip(observations, states[1:], strict=True):
+    for seen, cluster, expected in zip(observations, given[1:], states[1:], strict=True):
         unknown = (None,) * len(seen.sizes)
         state = policy.update(state, cluster, dataclasses.replace(seen, costs=unknown))
         _require(
@@ -453,14 +491,15 @@ def _to_tuples(value: Any) -> Any:
 
 def _check_policy_replay(
     policy: Policy[P],
-    cluster: BatchConstraints,
+    given: Sequence[BatchConstraints],
     states: Sequence[P],
     observations: Sequence[Observation],
 ) -> None:
     twin: Policy[P] = pickle.loads(pickle.dumps(policy))
     for first in (0, len(observations) // 2):
-        state = _restored(states[first]) if first else twin.init(cluster)
-        for seen, expected in zip(observations[first:], states[first + 1 :], strict=True):
+        state = _restored(states[first]) if first else twin.init(given[0])
+        later = zip(observations[first:], given[first + 1 :], states[first + 1 :], strict=True)
+        for seen, cluster, expected in later:
             state = twin.update(state, cluster, seen)
             _require(
                 state.sizes == expected.sizes,

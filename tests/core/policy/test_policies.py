@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -378,6 +378,95 @@ class Trusting(Broken):
         self, state: State, constraints: BatchConstraints, observation: Observation
     ) -> State:
         return State(constraints.plan(observation.costs), [])  # type: ignore[arg-type]
+
+
+class Stubborn(Broken):
+    """Keeps its plan, and chooses within limits, while it may choose."""
+
+    accepts_narrower_limits: ClassVar[bool] = True
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        costs = observation.known_costs()
+        return state if costs is None else State(constraints.plan(costs), [])
+
+
+class WithoutMinima(Broken):
+    """Keeps the maxima and the granularity of narrower limits only."""
+
+    accepts_narrower_limits: ClassVar[bool] = True
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        limits = tuple(replace(each, minimum=1) for each in constraints.limits)
+        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
+        return State(replace(constraints, limits=limits).plan(costs), [])
+
+
+class WithoutMaxima(Broken):
+    """Keeps the minima and the granularity of narrower limits only."""
+
+    accepts_narrower_limits: ClassVar[bool] = True
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        limits = tuple(replace(each, maximum=None) for each in constraints.limits)
+        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
+        return State(replace(constraints, limits=limits).plan(costs), [])
+
+
+class Splitting(Broken):
+    """Keeps narrower limits, but not the granularity."""
+
+    accepts_narrower_limits: ClassVar[bool] = True
+
+    def update(
+        self, state: State, constraints: BatchConstraints, observation: Observation
+    ) -> State:
+        costs = observation.known_costs() or [Proportional(1.0)] * constraints.workers
+        narrower = any(each.maximum is not None for each in constraints.limits)
+        granularity = 1 if narrower else constraints.granularity
+        return State(replace(constraints, granularity=granularity).plan(costs), [])
+
+
+class Undecided(Broken):
+    accepts_narrower_limits = None
+
+
+CLUSTER_OF_EIGHTS = BatchConstraints(104, (Limits(),) * 3, granularity=8)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Stubborn(), "must keep Limits"),
+        (WithoutMinima(), "must keep Limits"),
+        (WithoutMaxima(), "must keep Limits"),
+        (Splitting(), "must be in multiples of 8"),
+        (Undecided(), "accepts_narrower_limits must be True or False if there is one, got None"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_contract_finds_who_ignores_narrower_limits(
+    broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_policy(broken, CLUSTER_OF_EIGHTS)
+    monkeypatch.setattr(type(broken), "accepts_narrower_limits", False)
+    check_policy(broken, CLUSTER_OF_EIGHTS)  # is never given any
+
+
+def test_narrower_limits_are_kept_between_decisions_and_without_predictions() -> None:
+    policy, wide = LoadBalanced(interval=10), three()
+    narrow = BatchConstraints(120, (Limits(30, 50), Limits(30, 50), Limits(30, 45)))
+    state = policy.init(wide)._replace(sizes=(80, 20, 20))
+    for speeds, expected in (((None,) * 3, (50, 35, 35)), ((1.0, 1.0, 4.0), (38, 37, 45))):
+        observation = seen(speeds)
+        assert policy.update(state, wide, observation) == state
+        assert policy.update(state, narrow, observation).sizes == expected
 
 
 @pytest.mark.parametrize(
