@@ -172,6 +172,9 @@ class Unplanned:
     def finish_barrier(self) -> None:
         """Does nothing, because steps have no barrier."""
 
+    def flush(self) -> None:
+        """Does nothing, because steps are not recorded."""
+
     def excluded_wait(self) -> AbstractContextManager[None]:
         """Returns a context that does nothing."""
         return nullcontext()

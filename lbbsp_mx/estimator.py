@@ -78,9 +78,10 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
         self.ends.begin(estimator.trainer._session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes the last checkpoint; SIGTERM then ends the process at once."""
+        """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
         self.ends.end()
         estimator.trainer._checkpoints.end_training()
+        estimator.trainer._session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""

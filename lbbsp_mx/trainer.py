@@ -151,9 +151,13 @@ class Trainer(LocalTrainer):
             self._agreement = Agreement(self, self._session, beside._agreement)
         self._checkpoints = Checkpoints(self, self._session)
         if beside is None and global_batch_size is not None:
-            # Peers wait for the message of the last barrier, which comes first.
+            # Peers wait for the message of the last barrier, which comes first; a slow file system
+            # comes last.
             runtime().endings.add(
-                self._checkpoints.close, self._agreement.close, self._session.finish_barrier
+                self._session.flush,
+                self._checkpoints.close,
+                self._agreement.close,
+                self._session.finish_barrier,
             )
         if alone:
             release_layers(self._params, len(self._contexts), mean_loss, accumulate)

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
+from lbbsp_core.runtime.exit import before_end
 from lbbsp_core.runtime.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record import RunHeader, StepLine
 
@@ -42,11 +44,15 @@ _HELP: Final = {
 }
 
 
+_newest: WeakValueDictionary[Path, MetricsFile] = WeakValueDictionary()
+"""By file, what had the last step: a process may train several models, one after the other."""
+
+
 class MetricsFile:
     """Writes the metrics of the last step to a file, from a background thread.
 
-    The file is replaced as a whole. A failure to write is reported once, and never stops the
-    training.
+    The file is replaced as a whole, and has the last step when the process has ended. A failure to
+    write is reported once, and never stops the training.
 
     Args:
         path: File with the suffix ``.prom``. Its folder is created.
@@ -60,14 +66,17 @@ class MetricsFile:
         self._path, self._header, self._clock = path, header, clock
         self._figures = RunningFigures()
         self._latest: tuple[StepLine, Figures] | None = None
+        self._written: tuple[StepLine, Figures] | None = None
         self._written_at: float | None = None
         self._thread: threading.Thread | None = None
         self._warned = False
+        before_end(self.flush)
 
     def add(self, line: StepLine) -> None:
         """Takes a step, and starts to write if the last write is some seconds ago."""
         self._figures.add(line)
         self._latest = line, self._figures.recent
+        _newest[self._path] = self
         now = self._clock()
         if self._written_at is None or now - self._written_at >= SECONDS:
             if self._thread is not None and self._thread.is_alive():
@@ -76,13 +85,17 @@ class MetricsFile:
             self._start()
 
     def flush(self) -> None:
-        """Writes the last step; waits for a slow file system only for a moment."""
+        """Writes the last step; waits for a slow file system only for a moment.
+
+        Does nothing if another training of this process has written to the file since.
+        """
         if self._thread is not None:
             self._thread.join(_PATIENCE_SECONDS)
             if self._thread.is_alive():
                 return
-        if self._latest is not None:
-            self._start()
+        if self._latest is self._written or _newest.get(self._path) is not self:
+            return
+        self._start()
         if self._thread is not None:
             self._thread.join(_PATIENCE_SECONDS)
 
@@ -99,13 +112,14 @@ class MetricsFile:
 
     def _write(self) -> None:
         assert self._latest is not None
-        line, figures = self._latest
+        latest = line, figures = self._latest
         path = self._path
         partial = path.with_name(f".{path.name}.{os.getpid()}")  # which the collector ignores
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(metrics_text(path.stem, self._header, line, figures), "utf-8")
             os.replace(partial, path)
+            self._written = latest
         except OSError as error:
             log = logger.debug if self._warned else logger.warning
             log(

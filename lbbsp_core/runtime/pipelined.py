@@ -223,6 +223,11 @@ class PipelinedSession(WorkerSession):
         self._iteration += 1
         self.exclude_step()
 
+    def flush(self) -> None:
+        """Passes the last barrier, and writes its step to the run record and file of metrics."""
+        self.finish_barrier()
+        super().flush()
+
     def close(self) -> None:
         """Ends the training: passes the last barrier, then ends the session."""
         self.finish_barrier()

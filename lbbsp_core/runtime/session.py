@@ -569,11 +569,15 @@ class WorkerSession:
         """
         check_states(self.balancer)
 
+    def flush(self) -> None:
+        """Writes the last step to the file of metrics; the run record has it already."""
+        if self._metrics is not None:
+            self._metrics.flush()
+
     def close(self) -> None:
         """Ends a fit: stops sampling and drops a request to stop; `start` begins the next fit."""
         self._meter.close()
-        if self._metrics is not None:
-            self._metrics.flush()
+        self.flush()
         self._stop_requested = False
         self._digest = self._offers = 0
         self._divergence = None

@@ -19,6 +19,7 @@ from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
 
 from lbbsp_core.runtime import preemption  # noqa: E402
 from lbbsp_core.runtime.checkpoint import newest_checkpoint  # noqa: E402
+from lbbsp_mx.native import runtime  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("writes_each")
@@ -319,6 +320,26 @@ def test_the_estimator_writes_the_last_state_and_hears_sigterm_no_more(tmp_path)
         assert newest_checkpoint(tmp_path).step == steps
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert heard == [preemption._handle] * 2
+
+
+def test_the_estimator_writes_the_metrics_of_the_last_step(tmp_path, monkeypatch):
+    net, path = network(), tmp_path / "job.prom"
+    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
+    it, sampler = trainer(net)
+    estimator = Estimator(net, LOSS, mx.metric.Accuracy(), trainer=it)
+    loader = gluon.data.DataLoader(DATA, batch_sampler=sampler)
+    for last in (3, 7):
+        estimator.fit(loader, epochs=1, event_handlers=[lbbsp_mx.LoadBalancingHandler()])
+        assert f'lbbsp_step{{run="job"}} {last}\n' in path.read_text()
+
+
+def test_the_metrics_of_the_last_step_are_written_before_the_worker_leaves(tmp_path, monkeypatch):
+    net, path = network(), tmp_path / "job.prom"
+    monkeypatch.setenv("LBBSP_METRICS_FILE", str(path))
+    it, sampler = trainer(net)
+    epoch(it, net, sampler)
+    runtime().endings.run()
+    assert 'lbbsp_step{run="job"} 3\n' in path.read_text()
 
 
 def test_a_full_disk_warns_and_the_training_continues(tmp_path, caplog):

@@ -158,10 +158,13 @@ def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter():
 # --- leaving --------------------------------------------------------------------------------------
 
 
-def test_workers_go_on_and_leave_while_another_still_predicts():
+def test_workers_go_on_and_leave_while_another_still_predicts(tmp_path, monkeypatch):
     """Its messages come after the sums of the gradients: nobody leaves, or moves on, without."""
-    done = job("mx_leaving", workers=2, timeout=100)
+    monkeypatch.setenv("LBBSP_METRICS_FILE", str(tmp_path / "job.prom"))
+    done = job("mx_leaving", workers=2, timeout=100, run_dir=tmp_path)
     assert done.status == 0
+    assert read_run(tmp_path).steps[-1].step == 15
+    assert 'lbbsp_step{run="job"} 15\n' in (tmp_path / "job.prom").read_text()
     assert done.results(0)["weights"] == done.results(1)["weights"]
 
 

@@ -1,6 +1,8 @@
 """The file for Prometheus: its grammar, its numbers, and what happens if it cannot be written."""
 
 import re
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -156,6 +158,49 @@ def test_the_file_is_written_where_no_thread_can_be_started(tmp_path, monkeypatc
     now[0] = SECONDS
     metrics.add(replace(LINE, step=2))
     assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 2
+
+
+SCRIPT = """
+import sys
+from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
+from lbbsp_core.runtime.exit import end_now, fail_fast
+
+def train():
+    options = SessionOptions(metrics_file=sys.argv[1])
+    session = WorkerSession(SingleWorker(), 8, options, framework="none")
+    session.use_order(session.make_order(32))
+    session.start({{}})
+    for step in range(4):
+        session.local_indices(step)
+        session.after_allreduce([session.before_allreduce()])
+
+fail_fast()
+train()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "1 / 0", "end_now(143)"])
+def test_the_last_step_is_written_when_the_process_ends(tmp_path, end):
+    path = tmp_path / "job.prom"
+    subprocess.run([sys.executable, "-c", SCRIPT.format(end=end), path], timeout=60)
+    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 3
+
+
+def test_the_training_that_made_the_last_step_writes_last(tmp_path):
+    path, now = tmp_path / "job.prom", [0.0]
+
+    def step_in_file():
+        return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
+
+    first, second = (MetricsFile(path, HEADER, clock=lambda: now[0]) for _ in range(2))
+    for number, (one, other) in enumerate([(first, second), (second, first), (first, second)]):
+        for step in (2 * number, 2 * number + 1):
+            one.add(replace(LINE, step=step))
+        one.flush()
+        assert step_in_file() == 2 * number + 1
+        other.flush()
+        assert step_in_file() == 2 * number + 1
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])

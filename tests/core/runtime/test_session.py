@@ -742,6 +742,17 @@ def test_another_thread_sees_a_step_that_is_over_only_after_its_barrier(own_thre
     assert seen == [1]
 
 
+def test_the_pending_step_is_written_by_a_flush(own_threads, tmp_path):
+    path = tmp_path / "job.prom"
+    options = SessionOptions(metrics_file=path, record=tmp_path)
+    session = PipelinedSession(Threads(0, 1, Meeting(1)), X, options, framework="one")
+    for _ in session.epoch_steps(session.make_order(4 * X)):
+        session.end_step(done, done)
+    session.flush()
+    assert 'lbbsp_step{run="job"} 3\n' in path.read_text()
+    assert [line.step for line in read_run(tmp_path).steps] == [0, 1, 2, 3]
+
+
 def test_a_stop_requested_before_the_first_step_is_not_lost(own_threads):
     def worker(session, collectives):
         if session.rank == 0:
