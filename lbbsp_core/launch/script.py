@@ -73,9 +73,10 @@ def check_module(name: str) -> None:
     """Raises ValueError if ``python -m name`` would not find a module; imports none.
 
     Args:
-        name: Dotted name, which is searched for in the current directory first.
+        name: Dotted name, which is searched for in the current directory first. Its parts need be
+            no identifiers: Python runs ``my-script`` as well.
     """
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not all(name.split(".")) or "/" in name or os.sep in name:
         raise ValueError(
             f"-m needs the name of a module, such as package.train, got {name!r}"
             + (": omit -m to run a file" if os.path.exists(name) else "")
@@ -165,7 +166,7 @@ def _folders(places: Iterable[str] | None) -> Iterator[str]:
     for place in _top() if places is None else places:
         with suppress(OSError), os.scandir(place or os.curdir) as entries:
             for entry in entries:
-                if entry.name.isidentifier() and entry.name[0] != "_" and entry.is_dir():
+                if entry.name[0] not in "._" and "." not in entry.name and entry.is_dir():
                     yield entry.name
 
 
@@ -191,7 +192,7 @@ def _instead_of(script: str) -> str:
     near = _nearest(path.stem, files)
     if near is not None:
         return f": did you mean {str(path.parent / files[near])!r}?"
-    if all(part.isidentifier() for part in script.split(".")) and _is_module(script):
+    if _is_module(script):
         return f": did you mean -m {script}?"
     return f" in {str(path.parent.absolute())!r}: correct the path, or change the folder"
 

@@ -27,6 +27,8 @@ def folder(tmp_path, monkeypatch):
         "plain/inner/runs/__main__.py": "",
         "extended/__init__.py": "__path__.append('elsewhere')",
         "archive/__main__.py": "",
+        "my-script.py": "",
+        "2024-runs/go.py": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +50,8 @@ def folder(tmp_path, monkeypatch):
         ["-m", "plain.inner.deep.module"],  # of nested ones
         ["-m", "plain.inner.runs"],
         ["-m", "extended.module"],  # only the code of the package knows where that is
+        ["-m", "my-script"],
+        ["-m", "2024-runs.go"],
         ["-m", "timeit"],
         ["-m", "this"],
     ],
@@ -77,6 +81,11 @@ def test_what_python_runs_is_accepted(folder, command):
         (["-m", "package.trainin"], ["(did you mean package.training?)"]),
         (["-m", "none.module"], ["no module 'none'", "install its package"]),
         (["-m", "train.step"], ["'train' is a file and not a package"]),
+        (["-m", "my-scrpt"], ["no module 'my-scrpt' (did you mean my-script?)"]),
+        (["-m", "2024-rusn.go"], ["(did you mean 2024-runs?)"]),
+        (["-m", "plain/module"], ["-m needs the name of a module", "got 'plain/module'"]),
+        (["-m", "..plain"], ["-m needs the name of a module", "got '..plain'"]),
+        (["2024-runs.go"], ["did you mean -m 2024-runs.go?"]),
         (["-m", "plian.module"], ["(did you mean plain?)"]),
         (["-m", "plain.iner.deep"], ["no module 'plain.iner' (did you mean plain.inner?)"]),
         (["-m", "plain.inner.deep.modul"], ["(did you mean plain.inner.deep.module?)"]),
