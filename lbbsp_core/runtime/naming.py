@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.online import CostShape
@@ -21,6 +22,8 @@ from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS, SYNCHRONISERS
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.types import Limits, training_limits
 from lbbsp_core.validate import nearest, shortened
+
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 LimitsOrMaximum = Limits | int
 """Bounds of a batch, or its maximum alone, in samples."""
@@ -140,13 +143,15 @@ def read_limits(
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
         return _one_limit(value)
+    read = tuple(map(_one_limit, value))
     if len(value) == 2 and all(isinstance(one, Integral) for one in value):
-        low, high = value
+        low, high = (each.maximum or 0 for each in read)
+        both = f"Limits({low}, {high}) or " if low <= high else ""
         raise ValueError(
             f"limits={shortened(value)} may mean a minimum and a maximum, or a maximum for each of "
-            f"two workers: write Limits({low}, {high}) or [Limits(1, {low}), Limits(1, {high})]"
+            f"two workers: write {both}[Limits(1, {low}), Limits(1, {high})]"
         )
-    return tuple(map(_one_limit, value))
+    return read
 
 
 def limits_by_rank(
@@ -164,12 +169,17 @@ def limits_by_rank(
 def described(value: object) -> str:
     """Returns the repr of options that workers compare; 0 and 0.0 are written alike.
 
-    A name and an object thus give the same text. The repr of a class that is no dataclass contains
-    an address, which differs by worker, so that only its name is compared.
+    A name and an object thus give the same text. Addresses, which differ by worker, are left out:
+    of a class that is no dataclass only the name is compared, and so it is of a function.
     """
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return type(value).__name__
-    return f"{type(value).__name__}({', '.join(_fields_of(value))})"
+    return without_addresses(f"{type(value).__name__}({', '.join(_fields_of(value))})")
+
+
+def without_addresses(text: str) -> str:
+    """Returns a repr without addresses, which differ by process: of functions, for example."""
+    return _ADDRESS.sub("", text)
 
 
 def _fields_of(value: Any) -> Iterator[str]:

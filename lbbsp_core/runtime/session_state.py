@@ -21,6 +21,7 @@ from lbbsp_core.order import Order
 from lbbsp_core.policy import Observation
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
+from lbbsp_core.runtime.naming import without_addresses
 from lbbsp_core.runtime.serialization import (
     Arrays,
     Json,
@@ -240,5 +241,7 @@ def _predictor_text(balancer: Balancer) -> str:
 
 
 def _described(value: object) -> str:
-    """Returns the repr of a dataclass; other reprs contain an address."""
-    return repr(value) if dataclasses.is_dataclass(value) else type(value).__qualname__
+    """Returns the repr of a dataclass without addresses; of other objects the class."""
+    if not dataclasses.is_dataclass(value):
+        return type(value).__qualname__
+    return without_addresses(repr(value))

@@ -1,6 +1,7 @@
 """Options by name, by file and as objects."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from lbbsp_core.runtime.naming import (
     read_predictor,
     read_synchroniser,
 )
+from lbbsp_core.runtime.session_state import _described
 
 READERS = {
     "policy": read_policy,
@@ -139,6 +141,8 @@ def test_a_file_in_the_current_directory_may_have_any_name(
         ("cost", ".", r"cost='\.' names no profile that can be read.*Is a directory"),
         # limits
         ("limits", 0, "limits must be >= 1, the largest batch in samples, got 0"),
+        ("limits", (64, 8), r"two workers: write \[Limits\(1, 64\), Limits\(1, 8\)\]"),
+        ("limits", (0, 64), "limits must be >= 1, the largest batch in samples, got 0"),
         ("limits", (8, 64), r"limits=\(8, 64\) may mean .* write Limits\(8, 64\) or \[Limits\(1, "),
     ],
 )
@@ -268,3 +272,28 @@ def test_the_header_of_a_run_is_that_of_the_objects(tmp_path: Path, profile: Pat
         limits=Limits(maximum=8),
     )
     assert named == objects
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Policy of a user, one of whose options is a function."""
+
+    rate: Callable[[int], float]
+    start: float = 0.0
+
+
+def test_functions_are_described_alike_in_all_processes() -> None:
+    def make() -> Callable[[int], float]:
+        def rate(step: int) -> float:
+            return 1.0 / (step + 1)
+
+        return rate
+
+    def other(step: int) -> float:
+        return 0.0
+
+    one, two = make(), make()
+    assert repr(one) != repr(two), "addresses differ, as they do in another process"
+    assert described(Scheduled(one)) == described(Scheduled(two, 0))
+    assert described(Scheduled(one)) != described(Scheduled(other))
+    assert _described(Scheduled(one)) == _described(Scheduled(two))
