@@ -20,7 +20,7 @@ VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 NO_GPU: Final[Mapping[str, str]] = {VARIABLE: "-1"}
 """Variables of a process that uses no GPU."""
 
-_NAME: Final = re.compile(r"\d+|(GPU|MIG)-\S+")
+_NAME: Final = re.compile(r"[0-9]+|(GPU|MIG)-\S+")
 _SYNTAX: Final = "give each worker its devices, such as 0,1,2 or 0+1,2+3, or give none or all"
 
 

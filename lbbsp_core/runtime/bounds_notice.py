@@ -88,13 +88,18 @@ class BoundsNotice:
             return
         self._short_reported = True
         logger.warning(
-            "steps take %.0f ms, too short to measure the speeds of workers by: batches stay "
-            "within %.0f %% of even shares until steps take %.0f ms; a larger global_batch_size "
+            "steps take %s ms, too short to measure the speeds of workers by: batches stay "
+            "within %s %% of even shares until steps take %s ms; a larger global_batch_size "
             "makes them longer, and short_step_seconds=0 lets batches follow any measurement",
-            short.seconds * 1e3,
-            short.fraction * 100,
-            short.threshold_seconds * 1e3,
+            _rounded(short.seconds * 1e3),
+            _rounded(short.fraction * 100),
+            _rounded(short.threshold_seconds * 1e3),
         )
+
+
+def _rounded(value: float) -> str:
+    """Returns a number with digits that do not say 0 for a small one."""
+    return f"{value:.0f}" if value >= 1 else f"{value:.1g}"
 
 
 def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:

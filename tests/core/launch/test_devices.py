@@ -105,6 +105,7 @@ def test_devices_are_those_that_are_named(machine, given, values):
         ("0,", None, "numbers or UUIDs of different GPUs, got ''"),
         ("0,one", None, "got 'one'"),
         ("0,-1", None, "got '-1'"),
+        ("0,\N{ARABIC-INDIC DIGIT ONE}", None, "got '\N{ARABIC-INDIC DIGIT ONE}'"),
         ("0,1+1", None, "different GPUs, got '1+1'"),
         ("0,all", None, "got 'all'"),
         ("0,4", None, "from 0 to 3, because this machine has 4 GPUs, got 4"),

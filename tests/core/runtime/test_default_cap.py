@@ -368,6 +368,14 @@ def test_short_steps_are_reported_once_and_bound_the_plan(monkeypatch, said):
     assert len(said("too short")) == 1
 
 
+def test_very_short_steps_are_not_said_to_take_no_time(monkeypatch, said):
+    workers = sessions(short_step_seconds=0.05)
+    train(workers, [Affine(3e-4, 1e-7)] * 3, SHORT_STEPS + 2, monkeypatch)
+    (text,) = said("too short")
+    assert "steps take 0.3 ms" in text
+    assert "within 0.6 % of even shares until steps take 50 ms" in text
+
+
 @pytest.mark.parametrize(
     "options", [{"short_step_seconds": 0.0}, {"policy": Even()}], ids=["off", "even"]
 )
