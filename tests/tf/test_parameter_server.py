@@ -1,6 +1,7 @@
 """What the chief makes of iterations that end out of order, fail, or are run again."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import tensorflow as tf
 
 from lbbsp_core import read_run
 from lbbsp_core.runtime.record import PushLine, PushLog, run_header
-from lbbsp_tf.parameter_server import _log_epoch, _Push, _results
+from lbbsp_tf import parameter_server
+from lbbsp_tf.parameter_server import _log_epoch, _Push, _results, fit_asynchronously
 
 HEADER = run_header("none", workers=2, global_batch_size=8, versions={})
 
@@ -88,3 +90,16 @@ def test_without_a_record_there_is_still_a_loss():
     log = PushLog.open(None, HEADER)
     assert _log_epoch(log, [push(0, loss=2.0)], began=0.0) == 2.0
     log.close()
+
+
+def test_a_metrics_file_for_all_jobs_is_said_not_to_be_written(monkeypatch, caplog):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parameter_server, "_check", lambda *values: None)
+    monkeypatch.setattr(parameter_server, "fail_fast", stop)
+    monkeypatch.setenv("LBBSP_METRICS_FILE", "/metrics/job.prom")
+    with pytest.raises(KeyboardInterrupt):
+        fit_asynchronously(SimpleNamespace(distribute_strategy=None), [], batch_size=8)
+    (text,) = caplog.messages
+    assert "LBBSP_METRICS_FILE = /metrics/job.prom has no effect" in text
