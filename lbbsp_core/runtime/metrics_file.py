@@ -69,6 +69,9 @@ class MetricsFile:
         self._written: tuple[StepLine, Figures] | None = None
         self._written_at: float | None = None
         self._thread: threading.Thread | None = None
+        self._requests = threading.Semaphore(0)
+        self._idle = threading.Event()
+        self._idle.set()
         self._warned = False
         before_end(self.flush)
 
@@ -79,7 +82,7 @@ class MetricsFile:
         _newest[self._path] = self
         now = self._clock()
         if self._written_at is None or now - self._written_at >= SECONDS:
-            if self._thread is not None and self._thread.is_alive():
+            if not self._idle.is_set():
                 return
             self._written_at = now
             self._start()
@@ -89,26 +92,25 @@ class MetricsFile:
 
         Does nothing if another training of this process has written to the file since.
         """
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
-            if self._thread.is_alive():
-                return
+        if not self._idle.wait(_PATIENCE_SECONDS):
+            return
         if self._latest is self._written or _newest.get(self._path) is not self:
             return
         self._start()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
+        self._idle.wait(_PATIENCE_SECONDS)
 
     def _start(self) -> None:
-        """Starts to write; where no thread can be started, returns when all is written."""
-        thread = threading.Thread(target=self._write, name="lbbsp-metrics", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # from Python 3.12 on, no thread can be started at exit
-            self._thread = None
+        """Starts to write, on a thread that is kept: at exit Python 3.12 starts no other."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="lbbsp-metrics", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._requests.release()
+
+    def _serve(self) -> None:
+        while self._requests.acquire():
             self._write()
-        else:
-            self._thread = thread
+            self._idle.set()
 
     def _write(self) -> None:
         assert self._latest is not None

@@ -103,7 +103,7 @@ def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     metrics = MetricsFile(path, HEADER, clock=lambda: now[0])
 
     def step_in_file():
-        metrics._thread.join(30)
+        assert metrics._idle.wait(30)
         return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
 
     for step, seconds, expected in ((0, 0.0, 0), (1, SECONDS - 1, 0), (2, SECONDS, 2)):
@@ -141,23 +141,6 @@ def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
         metrics.flush()
     released.set()
     assert len(started) == 1
-
-
-def test_the_file_is_written_where_no_thread_can_be_started(tmp_path, monkeypatch):
-    def refuse(thread):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    path, now = tmp_path / "job.prom", [0.0]
-    metrics = MetricsFile(path, HEADER, clock=lambda: now[0])
-    metrics.add(replace(LINE, step=0))  # by a thread, which has ended when the process exits
-    metrics.flush()
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    metrics.add(replace(LINE, step=1))
-    metrics.flush()
-    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 1
-    now[0] = SECONDS
-    metrics.add(replace(LINE, step=2))
-    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 2
 
 
 SCRIPT = """
