@@ -40,9 +40,6 @@ class Written(NamedTuple):
 COARSE_FLOOR = 1e-3
 """Fraction of the largest gradient below which a gradient may consist of rounding only."""
 
-# How much larger differences between batches of other sizes may be, by rounding, than those between
-# batches in another order: measured up to 200. Gradients proper differ by 1e-7 in another order.
-_ROUNDINGS = 3000
 _READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather"})
 
 
@@ -106,34 +103,17 @@ class Probe:
         return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), found), written
 
 
-def deviation(
-    found: Sketch,
-    expected: Sketch,
-    scale: Sketch | None = None,
-    *,
-    floor: float = COARSE_FLOOR,
-    reordered: Sketch | None = None,
-) -> float:
+def deviation(found: Sketch, expected: Sketch) -> float:
     """Returns the largest difference of a variable's projections, relative to its gradient.
 
     Args:
-        found: Sketch to compare.
+        found: Sketch to compare. Differences of gradients below the `COARSE_FLOOR` are relative
+            to it.
         expected: Sketch to compare it with.
-        scale: Sketch with the norms of gradients; `found` by default.
-        floor: Differences of gradients whose norm is smaller than this fraction of the largest
-            one are relative to this fraction.
-        reordered: Sketch of the samples of `scale` in another order. Differences that are not far
-            above its rounding are relative to the `COARSE_FLOOR`. Some gradients consist of
-            rounding only, such as those of biases before a normalisation.
     """
-    scale = found if scale is None else scale
-    norms = np.abs(scale[:, 2])
+    norms = np.abs(found[:, 2])
     differences = np.abs(found[:, :2] - expected[:, :2]).max(axis=1)
-    floors = np.full(len(norms), floor)
-    if reordered is not None:
-        rounding = np.abs(reordered[:, :2] - scale[:, :2]).max(axis=1)
-        floors[differences <= _ROUNDINGS * rounding] = COARSE_FLOOR
-    reference = np.maximum(norms, floors * norms.max())
+    reference = np.maximum(norms, COARSE_FLOOR * norms.max())
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.max(np.where(differences > 0, differences / reference, 0.0)))
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.effects import assigned_from_samples, factors_of_logged
-from lbbsp_tf.probe import COARSE_FLOOR, Sketch, deviation
+from lbbsp_tf.probe import Sketch
+from lbbsp_tf.rounding import DOUBLE, INEXACT, SINGLE, Comparison, Precision
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trials
 from lbbsp_tf.weighting import Weighting
@@ -29,25 +29,6 @@ logger = logging.getLogger("lbbsp.tf")
 
 SAMPLES = 16
 _LARGE = 1e8
-
-
-class _Precision(NamedTuple):
-    """Precision with which sketches can be compared."""
-
-    tolerance: float
-    floor: float  # see `deviation`
-
-    @classmethod
-    def of(cls, train_step: TrainStep, trials: Trials) -> _Precision:
-        if trials.is_double:
-            return cls(1e-6, 1e-7)
-        return cls(3e-2, COARSE_FLOOR) if train_step.is_inexact else cls(1e-3, 1e-4)
-
-    def error(self, found: Sketch, expected: Sketch, whole: Sketch, rotated: Sketch) -> float:
-        return deviation(found, expected, whole, floor=self.floor, reordered=rotated)
-
-    def agree(self, found: Sketch, expected: Sketch, whole: Sketch, rotated: Sketch) -> bool:
-        return self.error(found, expected, whole, rotated) <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -94,13 +75,13 @@ def prove(
             'pass weight_by="mask" to LoadBalancer, which weights workers by tokens',
         )
     splits = alone.splits()
-    whole, rotated = splits[0].whole.sketches, splits[0].rotated.sketches
+    whole = splits[0].whole.sketches
     if not whole:
         return Refusal(
             f"{train_step.name} applied no gradients",
             "call optimizer.apply (or apply_gradients) in it, so that they can be weighted",
         )
-    precision = _Precision.of(train_step, alone)
+    precision = _precision(train_step, alone)
     parts = [part for split in splits for part in (split.first, split.second)]
     assigned = assigned_from_samples(splits[0].whole, parts, tolerance=precision.tolerance)
     if assigned:
@@ -118,11 +99,8 @@ def prove(
     if any(not sketch.any() for sketch in whole):
         _warn_of("zero")
     calls = range(len(whole))
-    errors = [
-        max(precision.error(whole[k], split.mean(k), whole[k], rotated[k]) for split in finite)
-        for k in calls
-    ]
-    means = [error <= precision.tolerance for error in errors]
+    compared = [Comparison(precision, finite, k) for k in calls]
+    means = [all(compared[k].agree(whole[k], split.mean(k)) for split in finite) for k in calls]
     clipping = Refusal(
         f"{train_step.name} or a subclass of an optimizer clips gradients (or changes them in "
         "another way that is not linear), on each worker's own batch",
@@ -137,11 +115,8 @@ def prove(
 
     # What is the same for all batches, if the loss is a sum over samples.
     constants = [[split.sum(k) - whole[k] for split in finite] for k in calls]
-    sums = [precision.agree(constants[k][0], constants[k][-1], whole[k], rotated[k]) for k in calls]
-    free = [
-        sums[k] and precision.agree(constants[k][0], 0 * whole[k], whole[k], rotated[k])
-        for k in calls
-    ]
+    sums = [compared[k].agree(constants[k][0], constants[k][-1]) for k in calls]
+    free = [sums[k] and compared[k].agree(constants[k][0], 0 * whole[k]) for k in calls]
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
         if not train_step.keeps_gradients and _clips(alone, means, precision):
             return clipping
@@ -149,18 +124,23 @@ def prove(
         return weighted(splits, (False,) if is_mean else tuple(not mean for mean in means), True)
     if all(sums):
         seen = trials(one_replica=False).splits()
-        if _divides_constants(
-            seen[0], constants, splits[0], strategy.num_replicas_in_sync, precision
-        ):
+        if _divides_constants(seen[0], constants, compared, strategy.num_replicas_in_sync):
             return weighted(seen, (True,), False)
     worst = max(k for k in calls if not means[k])
+    error = max(compared[worst].difference(whole[worst], split.mean(worst)) for split in finite)
     return Refusal(
         f"the loss of {train_step.loss_name} is neither a mean nor a sum over samples: the "
-        f"gradient of a batch differs by {errors[worst]:.1%} from the mean of those of its parts",
+        f"gradient of a batch differs by {error:.1%} from the mean of those of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
         "masks or reduction='mean_with_sample_weight')",
     )
+
+
+def _precision(train_step: TrainStep, trials: Trials) -> Precision:
+    if trials.is_double:
+        return DOUBLE
+    return INEXACT if train_step.is_inexact else SINGLE
 
 
 def _warn_of(what: str) -> None:
@@ -171,31 +151,24 @@ def _warn_of(what: str) -> None:
     )
 
 
-def _clips(trials: Trials, means: Sequence[bool], precision: _Precision) -> bool:
+def _clips(trials: Trials, means: Sequence[bool], precision: Precision) -> bool:
     """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
     split = trials.scaled_split(_LARGE)
-    whole, rotated = split.whole.sketches, split.rotated.sketches
     return not all(
-        precision.agree(whole[k], split.mean(k) if mean else split.sum(k), whole[k], rotated[k])
-        for k, mean in enumerate(means)
-        if np.isfinite(whole[k]).all()
+        Comparison(precision, [split], k).agree(whole, split.mean(k) if mean else split.sum(k))
+        for k, (whole, mean) in enumerate(zip(split.whole.sketches, means, strict=True))
+        if np.isfinite(whole).all()
     )
 
 
 def _divides_constants(
     seen: Split,
     constants: Sequence[Sequence[Sketch]],
-    alone: Split,
+    compared: Sequence[Comparison],
     replicas: int,
-    precision: _Precision,
 ) -> bool:
     """Returns whether a step that sees all replicas divides what does not depend on samples."""
     return all(
-        precision.agree(
-            replicas * (seen.sum(k) - seen.whole.sketches[k]),
-            constants[k][0],
-            replicas * alone.whole.sketches[k],
-            replicas * alone.rotated.sketches[k],
-        )
-        for k in range(len(constants))
+        comparison.agree(seen.sum(k) - seen.whole.sketches[k], constants[k][0] / replicas)
+        for k, comparison in enumerate(compared)
     )

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.effects import factors_of_logged
-from lbbsp_tf.probe import deviation
-from lbbsp_tf.proof import Refusal, prove
+from lbbsp_tf.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.rounding import SINGLE, Comparison
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trial
 from lbbsp_tf.verification import uneven_sizes
@@ -236,14 +236,69 @@ def test_double_precision_shows_small_differences(dtype, exact):
     assert (weighting == Weighting()) is exact
 
 
-@pytest.mark.parametrize(("rounding", "error"), [(1e-9, 5e-4), (1e-12, 5e-3)])
-def test_small_gradients_that_consist_of_rounding_are_compared_with_large_ones(rounding, error):
-    whole = np.array([[1.0, 1.0, 1.0], [1e-7, 1e-7, 1e-7]])
-    mean, reordered = whole.copy(), whole.copy()
-    mean[1, 0] += 5e-7
-    reordered[1, 0] += rounding
-    found = deviation(whole, mean, floor=1e-4, reordered=reordered)
-    assert found == pytest.approx(error)
+def sketches_of(whole, first, second, rotated):
+    """A split of nine samples at the third: a row (two projections, norm) for each variable."""
+    trials = [Trial([np.array(sketch)], (), ()) for sketch in (whole, first, second, rotated)]
+    return Split(9, 3, *trials)
+
+
+def agrees(split, precision=SINGLE):
+    whole = split.whole.sketches[0]
+    comparison = Comparison(precision, [split], 0)
+    return comparison.agree(whole, split.mean(0)), comparison.difference(whole, split.mean(0))
+
+
+@pytest.mark.parametrize(("rounding", "is_mean"), [(1e-9, True), (1e-12, False)])
+def test_small_gradients_that_consist_of_rounding_are_compared_with_large_ones(rounding, is_mean):
+    whole = [[1.0, 1.0, 1.0], [1e-7, 1e-7, 1e-7]]
+    part = [[1.0, 1.0, 1.0], [6e-7, 1e-7, 1e-7]]
+    rotated = [[1.0, 1.0, 1.0], [1e-7 + rounding, 1e-7, 1e-7]]
+    agree, difference = agrees(sketches_of(whole, part, part, rotated))
+    assert agree is is_mean
+    assert difference == pytest.approx(0 if is_mean else 5e-3)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "error", "is_mean"), [(1e-4, 5e-3, True), (1e-6, 5e-3, False), (0.1, 0.4, False)]
+)
+def test_coarsely_rounded_gradients_are_compared_as_coarsely(rounding, error, is_mean):
+    whole = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    part = [[1.0, 1.0, 1.0], [1.0 + error, 1.0, 1.0]]
+    rotated = [[1.0, 1.0, 1.0], [1.0 + rounding, 1.0, 1.0]]
+    assert agrees(sketches_of(whole, part, part, rotated))[0] is is_mean
+    part[0][0] += 5e-3  # which is rounded finely
+    assert not agrees(sketches_of(whole, part, part, rotated))[0]
+
+
+def test_parts_that_are_not_finite_disagree():
+    whole, part = [[1.0, 1.0, 1.0]], [[np.inf, 1.0, np.inf]]
+    assert not agrees(sketches_of(whole, part, whole, whole))[0]
+
+
+def test_gradients_of_samples_may_cancel_each_other():
+    built = model("mse")
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(8, 5)), 2, axis=0).astype("f4")
+    errors = rng.normal(size=(8, 1, 2)) * [[[1.0], [-1.0]]]
+    batch = tf.constant(x), tf.constant(built(x).numpy() + errors.reshape(16, 2).astype("f4"))
+    assert prove(TrainStep.of_model(built), tf.distribute.get_strategy(), batch) == Weighting()
+
+
+def with_variance(y, y_pred):
+    return tf.reduce_mean(tf.square(y - y_pred)) + tf.math.reduce_variance(y_pred)
+
+
+@pytest.mark.parametrize(("loss", "is_mean"), [("mse", True), (with_variance, False)])
+def test_biases_of_convolutions_may_be_summed_over_many_positions(loss, is_mean):
+    keras.utils.set_random_seed(0)
+    layers = [L.Conv2D(8, 3), L.GlobalAveragePooling2D()]
+    built = keras.Sequential([L.Input((224, 224, 1)), *layers])
+    built.compile("sgd", loss)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(SAMPLES, 224, 224, 1)) + rng.normal(size=(SAMPLES, 1, 1, 1))
+    batch = tf.constant(images, "float32"), tf.constant(rng.normal(size=(SAMPLES, 8)), "float32")
+    weighting = prove(TrainStep.of_model(built), tf.distribute.get_strategy(), batch)
+    assert (weighting == Weighting()) is is_mean
 
 
 class Sums(OwnStep):
