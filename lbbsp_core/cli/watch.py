@@ -106,7 +106,7 @@ def render(view: View, *, ascii_only: bool = False) -> Group:
         ascii_only: Whether the terminal shows ASCII only; other characters of names are escaped.
     """
     table = Table(box=SIMPLE_HEAD)
-    last = "pushes" if _asynchronous(view) else "forecast"
+    last = "pushes" if view.is_asynchronous else "forecast"
     for name in ("#", "host", "device"):
         table.add_column(name, overflow="fold")
     for name in ("batch", "busy", "waiting"):
@@ -124,10 +124,6 @@ def render(view: View, *, ascii_only: bool = False) -> Group:
 def _text(text: str, *, ascii_only: bool) -> Text:
     """Returns a text that the terminal can show."""
     return Text(text.encode("ascii", "backslashreplace").decode() if ascii_only else text)
-
-
-def _asynchronous(view: View) -> bool:
-    return any(worker.pushes is not None for worker in view.workers)
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
@@ -173,8 +169,7 @@ def _bar(share: float, *, ascii_only: bool) -> str:
 
 def _state(view: View, *, ascii_only: bool) -> Text:
     """Returns the line about the run as a whole."""
-    unit = "push" if _asynchronous(view) else "step"
-    units = "pushes" if _asynchronous(view) else "steps"
+    unit, units = ("push", "pushes") if view.is_asynchronous else ("step", "steps")
     parts = [view.framework, f"no {unit} yet" if view.step is None else f"{unit} {view.step}"]
     if view.steps_per_second is not None and view.samples_per_second is not None:
         parts += [
@@ -197,7 +192,7 @@ def _state(view: View, *, ascii_only: bool) -> Text:
 
 def _who_waits(view: View) -> str:
     """Returns a sentence about who waits for whom; none where no worker need wait for others."""
-    if _asynchronous(view):
+    if view.is_asynchronous:
         return ""
     if view.slowest is None or view.recent is None:
         return "Nothing is known about waiting yet."

@@ -87,6 +87,11 @@ class View:
     restarts: int
     unreadable: int
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the workers push, and need not be in the same step."""
+        return any(worker.pushes is not None for worker in self.workers)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
         values = {name: getattr(self, name) for name in self.__slots__}
