@@ -5,44 +5,63 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
+class BackgroundThread:
+    """Thread that runs calls one after the other. It is kept: at exit Python 3.12 starts no other.
+
+    The thread is a daemon, so that the process can end while a call is waiting.
+
+    Args:
+        name: Name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, call: Callable[[], T]) -> Future[T]:
+        """Runs a function without arguments, after all earlier ones; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
+        self._queue.put(partial(_run, call, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            self._queue.get()()
+
+
 class BackgroundCall(Generic[T]):
-    """Call that runs on the single background thread of the process, after all earlier ones.
+    """Call that runs on a thread that all such calls of the process share, after earlier ones.
 
     Args:
         call: Function without arguments; `result` returns its value or raises its exception.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._future: Future[T] = Future()
-        self._call = call
-        _queue().put(self._run)
+        self._future = _shared_thread().start(call)
 
     def result(self) -> T:
         """Waits for the call, and returns its value or raises its exception."""
         return self._future.result()
 
-    def _run(self) -> None:
-        try:
-            self._future.set_result(self._call())
-        except BaseException as error:  # `result` raises it
-            self._future.set_exception(error)
+
+def _run(call: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # `Future.result` raises it
+        future.set_exception(error)
 
 
 @lru_cache(maxsize=1)
-def _queue() -> SimpleQueue[Callable[[], None]]:
-    """Starts the thread, a daemon: the process can end while it waits."""
-    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    threading.Thread(target=_work, args=(queue,), name="lbbsp-background", daemon=True).start()
-    return queue
-
-
-def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        queue.get()()
+def _shared_thread() -> BackgroundThread:
+    return BackgroundThread("lbbsp-background")

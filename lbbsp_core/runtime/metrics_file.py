@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from lbbsp_core.runtime.background import BackgroundThread
 from lbbsp_core.runtime.exit import before_end
 from lbbsp_core.runtime.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record import RunHeader, StepLine
@@ -68,10 +69,8 @@ class MetricsFile:
         self._latest: tuple[StepLine, Figures] | None = None
         self._written: tuple[StepLine, Figures] | None = None
         self._written_at: float | None = None
-        self._thread: threading.Thread | None = None
-        self._requests = threading.Semaphore(0)
-        self._idle = threading.Event()
-        self._idle.set()
+        self._thread = BackgroundThread("lbbsp-metrics")
+        self._writing: Future[None] | None = None
         self._warned = False
         before_end(self.flush)
 
@@ -81,36 +80,26 @@ class MetricsFile:
         self._latest = line, self._figures.recent
         _newest[self._path] = self
         now = self._clock()
-        if self._written_at is None or now - self._written_at >= SECONDS:
-            if not self._idle.is_set():
-                return
+        is_due = self._written_at is None or now - self._written_at >= SECONDS
+        if is_due and (self._writing is None or self._writing.done()):
             self._written_at = now
-            self._start()
+            self._writing = self._thread.start(self._write)
 
     def flush(self) -> None:
         """Writes the last step; waits for a slow file system only for a moment.
 
         Does nothing if another training of this process has written to the file since.
         """
-        if not self._idle.wait(_PATIENCE_SECONDS):
+        if not self._is_idle():
             return
         if self._latest is self._written or _newest.get(self._path) is not self:
             return
-        self._start()
-        self._idle.wait(_PATIENCE_SECONDS)
+        self._writing = self._thread.start(self._write)
+        self._is_idle()
 
-    def _start(self) -> None:
-        """Starts to write, on a thread that is kept: at exit Python 3.12 starts no other."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="lbbsp-metrics", daemon=True)
-            self._thread.start()
-        self._idle.clear()
-        self._requests.release()
-
-    def _serve(self) -> None:
-        while self._requests.acquire():
-            self._write()
-            self._idle.set()
+    def _is_idle(self) -> bool:
+        """Waits a moment for a running write, and returns whether there is none any more."""
+        return self._writing is None or not wait([self._writing], _PATIENCE_SECONDS).not_done
 
     def _write(self) -> None:
         assert self._latest is not None
@@ -122,13 +111,13 @@ class MetricsFile:
             partial.write_text(metrics_text(path.stem, self._header, line, figures), "utf-8")
             os.replace(partial, path)
             self._written = latest
-        except OSError as error:
+        except Exception as error:  # such as names that UTF-8 does not have
             log = logger.debug if self._warned else logger.warning
             log(
                 "metrics cannot be written to %s (%s): the training continues, and further "
                 "failures are not reported",
                 path,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
             self._warned = True
 

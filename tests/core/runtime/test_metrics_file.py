@@ -103,7 +103,7 @@ def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     metrics = MetricsFile(path, HEADER, clock=lambda: now[0])
 
     def step_in_file():
-        assert metrics._idle.wait(30)
+        metrics._writing.result(30)
         return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
 
     for step, seconds, expected in ((0, 0.0, 0), (1, SECONDS - 1, 0), (2, SECONDS, 2)):
@@ -129,6 +129,16 @@ def test_a_failure_is_reported_once(tmp_path, caplog):
         metrics.flush()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "the training continues" in caplog.text
+
+
+def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
+    path = tmp_path / "job.prom"
+    metrics = MetricsFile(path, replace(HEADER, hosts=("\ud800",)), clock=lambda: 0.0)
+    for step in range(2):
+        metrics.add(replace(LINE, step=step))
+        metrics.flush()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert not path.exists()
 
 
 def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
