@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
-from lbbsp_tf.compat.values import Nest, replaced_attribute
+from lbbsp_tf.compat.values import Nest, PerThread, replaced_attribute
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -29,10 +29,15 @@ _STATEFUL: dict[str, Callable[..., tf.Tensor]] = {
     "truncated_normal": tf.random.stateless_truncated_normal,
 }
 
+_creates_variable = PerThread()
+
 
 @contextmanager
 def noise_alike_for_all_samples() -> Iterator[None]:
-    """Makes random values vary along the last axis only, and shuffles keep the order."""
+    """Makes random values vary along the last axis only, and shuffles keep the order.
+
+    Initial values of variables that the function creates stay as they are.
+    """
 
     def stateless(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         return lambda shape, *args, **kwargs: _along_last_axis(
@@ -46,14 +51,46 @@ def noise_alike_for_all_samples() -> Iterator[None]:
         )
 
     with ExitStack() as stack:
-        replace = lambda *patch: stack.enter_context(replaced_attribute(*patch))  # noqa: E731
+
+        def replace(module: ModuleType, name: str, noise: Callable[..., tf.Tensor]) -> None:
+            value = _only_for_noise(noise, getattr(module, name))
+            stack.enter_context(replaced_attribute(module, name, value))
+
         for name in _STATELESS:
             module: ModuleType = gen_stateless_random_ops_v2
             replace(module, name, stateless(getattr(module, name)))
         for seed, (name, sample) in enumerate(_STATEFUL.items()):
             replace(gen_random_ops, name, stateful(sample, seed))
         replace(gen_random_ops, "random_shuffle", lambda value, *_, **__: tf.identity(value))
+        stack.enter_context(tf.variable_creator_scope(_with_marked_initial_value))
         yield
+
+
+def _only_for_noise(
+    noise: Callable[..., tf.Tensor], original: Callable[..., tf.Tensor]
+) -> Callable[..., tf.Tensor]:
+    """Returns `noise`, replaced by `original` where the initial value of a variable is computed.
+
+    With equal rows, the kernel of a layer that is built in the train step would learn less.
+    """
+
+    def sample(*args: Nest, **kwargs: Nest) -> tf.Tensor:
+        initial = tf.executing_eagerly() or _creates_variable.value  # eagerly: in tf.init_scope
+        return (original if initial else noise)(*args, **kwargs)
+
+    return sample
+
+
+def _with_marked_initial_value(
+    create: Callable[..., tf.Variable], initial_value: Nest = None, **options: Nest
+) -> tf.Variable:
+    """Creates a variable whose initial value is computed without changes of noise."""
+
+    def marked() -> Nest:
+        with _creates_variable.set(True):
+            return initial_value()
+
+    return create(initial_value=marked if callable(initial_value) else initial_value, **options)
 
 
 @contextmanager

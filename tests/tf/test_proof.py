@@ -71,6 +71,43 @@ def test_what_compares_samples_is_refused():
     assert "Sequential (largest) is neither a mean nor a sum" in refusal.problem
 
 
+@pytest.mark.parametrize(
+    "strategy", [tf.distribute.get_strategy, lambda: tf.distribute.MirroredStrategy(["CPU:0"])]
+)
+@pytest.mark.parametrize("initializer", ["glorot_uniform", "truncated_normal", "orthogonal"])
+def test_layers_that_are_built_in_the_step_get_their_own_initial_weights(strategy, initializer):
+    strategy = strategy()
+
+    def network():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([L.Dense(3, kernel_initializer=initializer), L.Dense(2)])
+
+    class Built(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.network, self.scale = network(), None
+            self.compile("sgd")
+
+        def train_step(self, data):
+            if self.scale is None:
+                self.scale = tf.Variable(lambda: tf.random.normal((4, 1)), trainable=False)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.network(data) ** 2)
+            gradients = tape.gradient(loss, self.network.trainable_weights)
+            self.optimizer.apply(gradients, self.network.trainable_weights)
+            return {"loss": loss}
+
+    with strategy.scope():
+        built = Built()
+    batch = tf.constant(np.random.default_rng(0).normal(size=(ROWS, 5)), "float32")
+    assert prove(TrainStep.of_model(built), strategy, batch) == Weighting()
+    expected = network()
+    expected.build((None, 5))
+    for weight, own in zip(built.network.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, own)
+    assert len(np.unique(built.scale.numpy())) == 4
+
+
 def test_the_proof_changes_nothing():
     built = model("mse", L.BatchNormalization(), L.Dropout(0.5))
     before = [v.numpy().copy() for v in built.variables]
