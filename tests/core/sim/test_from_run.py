@@ -209,7 +209,8 @@ def test_command_evaluates_runs_and_exports_them(tmp_path: Path) -> None:
         application(), ["evaluate", "--from-run", files[0], "--export", files[1], *arguments]
     )
     assert result.exit_code == 0, result.output
-    assert "gpu is 0 for workers that do not have it: 0, 1" in result.output.replace("\n", "")
+    output = " ".join(result.output.split())  # lines are wrapped
+    assert "gpu is 0 for workers that do not have it: 0, 1" in output
     alone: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     result = CliRunner().invoke(
         application(), ["evaluate", files[1], "--from-run", files[0], *arguments]
