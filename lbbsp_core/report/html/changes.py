@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 
 from lbbsp_core.report.html.table import Floats
 
@@ -65,11 +65,17 @@ def lasting_drop(values: Floats, least: float) -> Drop | None:
 def levels(values: Floats) -> list[Level]:
     r"""Splits a series of positive values into levels, in order.
 
-    Binary segmentation with Pettitt's rank test: of all splits of n values into the first t and
-    the rest, the one with the largest ``|U_t|`` is taken,
-    ``U_t = 2 \sum_{i \le t} rank_i - t (n + 1)``, if ``2 \exp(-6 U^2 / (n^3 + n^2))`` is below
-    0.001. Ranks make it insensitive to outliers. Neighbouring levels whose medians differ by less
-    than a quarter are merged.
+    Binary segmentation with a rank test: of all splits of n values into the first t and the rest,
+    the one with the largest ``Z_t`` is taken,
+
+    .. math::
+        U_t = 2 \sum_{i \le t} rank_i - t (n + 1), \quad
+        Z_t = |U_t| / \sqrt{t (n - t) (n + 1) / 3}
+
+    if the largest of n normal numbers exceeds it with a probability below 0.001. ``U_t`` is the
+    statistic of Pettitt. Divided by its standard deviation, it finds a change near an end as well
+    as one in the middle (Hawkins and Deng). Ranks make it insensitive to outliers. Neighbouring
+    levels whose medians differ by less than a quarter are merged.
 
     Args:
         values: Series, shape ``(n,)``, finite and > 0.
@@ -84,10 +90,12 @@ def levels(values: Floats) -> list[Level]:
     References:
         A. N. Pettitt, "A non-parametric approach to the change-point problem", Applied Statistics
         28(2), 1979.
+
+        D. M. Hawkins and Q. Deng, "A nonparametric change-point control chart", Journal of Quality
+        Technology 42(2), 2010.
     """
     found: list[Level] = []
-    shortest = max(MIN_LENGTH, len(values) // 50)
-    for start, stop in _segments(values, 0, len(values), shortest):
+    for start, stop in _segments(values, 0, len(values)):
         level = Level(start, stop, float(np.median(values[start:stop])))
         while found and _are_one(found[-1], level):
             earlier = found.pop()
@@ -97,24 +105,27 @@ def levels(values: Floats) -> list[Level]:
     return found
 
 
-def _segments(values: Floats, start: int, stop: int, shortest: int) -> Iterator[tuple[int, int]]:
+def _segments(values: Floats, start: int, stop: int) -> Iterator[tuple[int, int]]:
     size = stop - start
-    if size >= 2 * shortest:
-        at, probability = _pettitt(values[start:stop])
-        if probability < _SIGNIFICANCE and shortest <= at <= size - shortest:
-            yield from _segments(values, start, start + at, shortest)
-            yield from _segments(values, start + at, stop, shortest)
+    if size >= 2 * MIN_LENGTH:
+        at, probability = _split(values[start:stop])
+        if probability < _SIGNIFICANCE:
+            yield from _segments(values, start, start + at)
+            yield from _segments(values, start + at, stop)
             return
     if size:
         yield start, stop
 
 
-def _pettitt(values: Floats) -> tuple[int, float]:
-    """Returns the most likely split of a series, and the probability of one as clear by chance."""
+def _split(values: Floats) -> tuple[int, float]:
+    """Returns the most likely split of a series, and a bound of its probability by chance."""
     n = len(values)
-    statistic = np.abs(2 * np.cumsum(rankdata(values))[:-1] - np.arange(1, n) * (n + 1))
-    at = int(np.argmax(statistic))
-    return at + 1, 2 * float(np.exp(-6 * statistic[at] ** 2 / (float(n) ** 3 + float(n) ** 2)))
+    first = np.arange(1, n)
+    statistic = np.abs(2 * np.cumsum(rankdata(values))[:-1] - first * (n + 1))
+    statistic /= np.sqrt(first * (n - first) * (n + 1) / 3)
+    possible = statistic[MIN_LENGTH - 1 : n - MIN_LENGTH]
+    best = int(np.argmax(possible))
+    return best + MIN_LENGTH, 2 * n * float(norm.sf(possible[best]))
 
 
 def _are_one(one: Level, other: Level) -> bool:

@@ -228,21 +228,34 @@ def test_the_throughput_of_any_run_is_a_plain_number(samples, seconds, shown):
 # Change points
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_change_of_speed_is_found_where_it_is(seed):
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("steps", "change"), [(1000, 400), (1000, 20), (1000, 980), (20_000, 400), (20_000, 19_900)]
+)
+def test_a_change_of_speed_is_found_where_it_is(steps, change, seed):
     rng = np.random.default_rng(seed)
-    speeds = np.where(np.arange(1000) < 400, 300.0, 100.0) * np.exp(rng.normal(0, 0.1, 1000))
-    speeds[rng.integers(0, 1000, 30)] /= 10  # outliers
+    slow = np.arange(steps) >= change
+    speeds = np.where(slow, 100.0, 300.0) * np.exp(rng.normal(0, 0.1, steps))
+    speeds[rng.integers(0, steps, steps // 33)] /= 10  # outliers
     found = levels(speeds)
     assert [round(level.median / 100) for level in found] == [3, 1]
-    assert abs(found[1].start - 400) <= 5
-    assert len(levels(speeds[:400])) == 1
+    assert abs(found[1].start - change) <= 5
+    assert len(levels(speeds[slow])) == len(levels(speeds[~slow])) == 1
+
+
+def test_the_last_of_many_changes_is_found():
+    rng = np.random.default_rng(0)
+    speeds = np.where(np.arange(2000) // 100 % 2, 100.0, 150.0) * np.exp(rng.normal(0, 0.05, 2000))
+    found = levels(speeds)
+    assert len(found) == 20
+    assert abs(found[-1].start - 1900) <= 5
 
 
 def test_noise_is_one_level():
     rng = np.random.default_rng(0)
-    counts = [len(levels(np.exp(rng.normal(0, 0.7, 200)))) for _ in range(50)]
-    assert max(counts) == 1
+    for steps in (16, 200, 5000):
+        counts = [len(levels(np.exp(rng.normal(0, 0.7, steps)))) for _ in range(50)]
+        assert max(counts) == 1
 
 
 def test_a_recovery_is_a_level_of_its_own():
