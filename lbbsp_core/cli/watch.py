@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,18 @@ _LATE_SECONDS: Final = 10.0
 
 _BALANCED: Final = 0.02
 """Share of waiting up to which workers count as balanced."""
+
+_COLUMNS: Final = ("#", "host", "device", "batch", "busy", "waiting", "", "forecast")
+_LEFT: Final = (0, 1, 2, 6)
+"""Columns that are aligned to the left."""
+
+_DISPENSABLE: Final = (2, 6, 7, 3)
+"""Columns that a narrow terminal lacks, in the order in which they are left out."""
+
+_UNLIMITED: Final = 10_000
+
+_OTHER_LINES: Final = 10
+"""Lines of a view beside those of workers, with room for sentences that are wrapped."""
 
 
 @one_line_errors
@@ -94,31 +107,59 @@ def follow(
     with Live(console=console, auto_refresh=False) as live:
         while True:
             if run.read():  # not while a record is being replaced
-                live.update(render(run.view(), ascii_only=ascii_only), refresh=True)
+                rows = max(console.height - _OTHER_LINES, 1)
+                live.update(render(run.view(), ascii_only=ascii_only, rows=rows), refresh=True)
             sleep(interval)
 
 
-def render(view: View, *, ascii_only: bool = False) -> Group:
+def render(view: View, *, ascii_only: bool = False, rows: int | None = None) -> Group:
     """Returns a view for the terminal.
 
     Args:
         view: View.
         ascii_only: Whether the terminal shows ASCII only; other characters of names are escaped.
+        rows: Number of workers for which there is room; of more, the slowest ones are shown.
     """
-    table = Table(box=SIMPLE_HEAD)
-    last = "pushes" if view.is_asynchronous else "forecast"
-    for name in ("#", "host", "device"):
-        table.add_column(name, overflow="fold")
-    for name in ("batch", "busy", "waiting"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column(last, justify="right")
-    for worker in view.workers:
-        style = "bold" if worker.rank == view.slowest else ""
-        cells = _cells(worker, ascii_only=ascii_only)
-        table.add_row(*(_text(cell, ascii_only=ascii_only) for cell in cells), style=style)
-    sentences = [_text(each, ascii_only=ascii_only) for each in (_who_waits(view), _gain(view))]
-    return Group(_state(view, ascii_only=ascii_only), table, *filter(None, sentences))
+    workers, rest = view.workers, ""
+    if rows is not None and len(workers) > rows:
+        by_time = sorted(workers, key=lambda worker: worker.busy_seconds or 0.0, reverse=True)
+        workers = tuple(by_time[:rows])
+        rest = f"and {len(by_time) - rows} more workers, none of which is slower"
+    texts = [_text(each, ascii_only=ascii_only) for each in (_who_waits(view), _gain(view))]
+    table = _Workers(view, workers, ascii_only)
+    return Group(_state(view, ascii_only=ascii_only), *filter(None, texts), table, rest)
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """Table of workers, without the least important columns where the terminal is narrow."""
+
+    view: View
+    workers: Sequence[WorkerView]
+    ascii_only: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = list(range(len(_COLUMNS)))
+        table = self._table(kept)
+        for column in _DISPENSABLE:
+            unlimited = options.update(max_width=_UNLIMITED)
+            if console.measure(table, options=unlimited).maximum <= options.max_width:
+                break
+            kept.remove(column)
+            table = self._table(kept)
+        yield table
+
+    def _table(self, kept: Sequence[int]) -> Table:
+        names = [*_COLUMNS[:-1], "pushes" if self.view.is_asynchronous else _COLUMNS[-1]]
+        table = Table(box=SIMPLE_HEAD)
+        for column in kept:
+            side: Literal["left", "right"] = "left" if column in _LEFT else "right"
+            table.add_column(names[column], justify=side, overflow="fold")
+        for worker in self.workers:
+            cells = _cells(worker, ascii_only=self.ascii_only)
+            texts = (_text(cells[column], ascii_only=self.ascii_only) for column in kept)
+            table.add_row(*texts, style="bold" if worker.rank == self.view.slowest else "")
+        return table
 
 
 def _text(text: str, *, ascii_only: bool) -> Text:
@@ -184,27 +225,35 @@ def _state(view: View, *, ascii_only: bool) -> Text:
         parts.append(f"{view.unreadable} unreadable line{'s' * (view.unreadable > 1)}")
     text = _text((" - " if ascii_only else " · ").join(parts), ascii_only=ascii_only)
     if view.age_seconds is not None:
-        late = view.age_seconds >= _LATE_SECONDS
-        age = f"no {unit} for {_clock(view.age_seconds)}" if late else "running"
-        text.append(f"   {age}", style="bold red" if late else "green")
+        text.append("   ").append(*_progress(view, unit, ascii_only=ascii_only))
     return text
+
+
+def _progress(view: View, unit: str, *, ascii_only: bool) -> tuple[str, str]:
+    """Returns whether the run makes progress, and the style in which to say so."""
+    assert view.age_seconds is not None
+    if view.stop:
+        return _text(f"stopped after this {unit}: {view.stop}", ascii_only=ascii_only).plain, "bold"
+    if view.age_seconds >= _LATE_SECONDS:
+        return f"no {unit} for {_clock(view.age_seconds)}: ended, or stuck", "bold yellow"
+    return "running", "green"
 
 
 def _who_waits(view: View) -> str:
     """Returns a sentence about who waits for whom; none where no worker need wait for others."""
     if view.is_asynchronous:
         return ""
-    if view.slowest is None or view.recent is None:
+    if view.recent is None:
         return "Nothing is known about waiting yet."
-    slowest = view.workers[view.slowest]
-    name = f"worker {slowest.rank}" + (f" ({slowest.host})" if slowest.host else "")
     longest = max(worker.waiting or 0.0 for worker in view.workers)
     if longest <= _BALANCED:
         return f"Balanced: no worker waits for more than {_BALANCED:.0%} of a step."
-    return (
-        f"The others wait for {name}: {view.recent.waiting:.0%} of all workers' time, up to "
-        f"{longest:.0%} of one worker's."
-    )
+    share = f"{view.recent.waiting:.0%} of all workers' time, up to {longest:.0%} of one worker's."
+    if view.slowest is None:
+        return f"Workers wait for each other in turn: {share}"
+    slowest = view.workers[view.slowest]
+    name = f"worker {slowest.rank}" + (f" ({slowest.host})" if slowest.host else "")
+    return f"The others wait for {name}: {share}"
 
 
 def _gain(view: View) -> str:

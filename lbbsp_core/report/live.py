@@ -64,13 +64,15 @@ class View:
         step: Last global step, or number of pushes; None before the first.
         steps_per_second: Steps, or pushes, per second, recent.
         samples_per_second: Samples per second, recent.
-        slowest: Rank of the worker that the others wait for, recent; None if unknown.
+        slowest: Rank of the worker that the others wait for, recent; None if unknown, or if
+            several workers are the slowest in turn.
         recent: Waiting and speed-up, see `lbbsp_core.runtime.figures`; None before the first step.
         so_far: The same over all regular steps.
         age_seconds: Time since the last step, or else since the start; None if unknown.
         elapsed_seconds: Time from the last start to the last step; None if unknown.
         restarts: Number of times that the run was started again.
         unreadable: Number of lines that could not be read.
+        stop: Why all workers stopped after the last step; None if they did not.
     """
 
     framework: str
@@ -86,6 +88,7 @@ class View:
     elapsed_seconds: float | None
     restarts: int
     unreadable: int
+    stop: str | None = None
 
     @property
     def is_asynchronous(self) -> bool:
@@ -160,6 +163,7 @@ class LiveRun:
             elapsed_seconds=None if last is None else _difference(last, header.started),
             restarts=self._starts - 1,
             unreadable=self.unreadable,
+            stop=self._stop and one_line(self._stop),
         )
 
     def _forget(self) -> None:
@@ -173,6 +177,7 @@ class LiveRun:
         self._pushes: defaultdict[int, deque[PushLine]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._step: int | None = None
         self._last_time: float | None = None
+        self._stop: str | None = None
 
     def _start(self, header: RunHeader) -> None:
         self._starts += 1
@@ -199,6 +204,7 @@ class LiveRun:
             self._sum(checked)
             self._steps.append(checked)
             self._step, self._last_time = checked.step, checked.time
+            self._stop = checked.stop
         else:
             self._pushes[checked.worker].append(checked)
             self._step = checked.push
@@ -250,12 +256,21 @@ class LiveRun:
         )
 
     def _slowest(self) -> int | None:
-        """Returns the worker with the longest busy time over the recent steps."""
+        """Returns the worker that the others wait for over the recent steps, if it is one.
+
+        It waits less than half as long as all workers do on average.
+        """
         steps = [line for line in self._steps if line.is_regular] or list(self._steps)
         if not steps:
             return None
-        busy = [sum(own) for own in zip(*(line.busy_seconds for line in steps), strict=True)]
-        return max(range(len(busy)), key=busy.__getitem__)
+        waits = [0.0] * len(steps[0].busy_seconds)
+        for line in steps:
+            last = max(line.busy_seconds)
+            waits = [
+                wait + last - busy for wait, busy in zip(waits, line.busy_seconds, strict=True)
+            ]
+        least = min(waits)
+        return waits.index(least) if 2 * least < fmean(waits) else None
 
 
 def _unchecked(values: Mapping[str, Any]) -> StepLine:

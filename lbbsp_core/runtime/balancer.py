@@ -47,7 +47,7 @@ from lbbsp_core.runtime.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.record import RunRecord, StepLine
+from lbbsp_core.runtime.record import PREEMPTED, REQUESTED, RunRecord, StepLine
 from lbbsp_core.runtime.short_steps import ShortSteps, ShortStepsState
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible
@@ -453,6 +453,8 @@ class Balancer:
         costs = tuple(map(curve, messages, self._peers))
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         plan, shares = self._shares(self.step)
+        self.stopping = any(message.stop for message in messages)
+        self.preempted = any(message.preempted for message in messages)
         self._write(shares, busy, excluded, wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
         if shares.work is not plan:
@@ -461,8 +463,6 @@ class Balancer:
         constraints = self._next_constraints(busy, excluded)
         self._policy_state = self.policy.update(self._policy_state, constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
-        self.stopping = any(message.stop for message in messages)
-        self.preempted = any(message.preempted for message in messages)
         self.step += 1
 
     def skip_to(self, step: int) -> None:
@@ -616,6 +616,7 @@ class Balancer:
             short=short,
             drivers=self._known,
             work=() if shares.work is shares.sizes else shares.work,
+            stop=PREEMPTED if self.preempted else REQUESTED if self.stopping else None,
         )
         self._record.write(line)
 

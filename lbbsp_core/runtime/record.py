@@ -17,13 +17,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from lbbsp_core.validate import parse_json, shortened
 
 logger = logging.getLogger("lbbsp.record")
 
 SCHEMA: Final = 2
+
+REQUESTED: Final = "requested"
+"""A worker asked all of them to stop: the script, or a callback in the middle of an epoch."""
+
+PREEMPTED: Final = "preempted"
+"""A worker had to leave, after SIGTERM: all of them saved a checkpoint."""
+
+_MOST_WORKERS: Final = 1_000_000
+"""A file that claims more is damaged; views have a row for each worker."""
 
 _LARGEST: Final = 1e15
 """Sums of smaller numbers are exact, or do not overflow."""
@@ -95,6 +104,8 @@ class StepLine:
             a worker does not have one. Empty if none were known, as before the first step.
         work: Work of each worker in mean samples of the data set, if it was known.
         time: Unix time at the end of the step, by the clock of rank 0, if known.
+        stop: Why all workers stopped after the step: `REQUESTED` or `PREEMPTED`; None if they did
+            not.
     """
 
     step: int
@@ -108,6 +119,7 @@ class StepLine:
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     work: tuple[float, ...] = ()
     time: float | None = None
+    stop: str | None = None
 
     @property
     def amounts(self) -> tuple[float, ...]:
@@ -303,6 +315,18 @@ class PushLog:
             self._record.write(line)
 
 
+class Stop(NamedTuple):
+    """End of an attempt at a run.
+
+    Args:
+        step: Last step of the attempt that was recorded.
+        reason: `REQUESTED` or `PREEMPTED`; None if it ended otherwise, as by a failure.
+    """
+
+    step: int
+    reason: str | None
+
+
 @dataclass(frozen=True)
 class Run:
     """Content of a run record.
@@ -314,6 +338,8 @@ class Run:
         starts: Number of times that the run was started.
         restarts: Steps with which the later starts continued, in order of the starts; those that
             ended before their first step have none.
+        stops: Ends of the attempts that had a step: of each that another start followed, and of
+            the last one if all workers stopped together.
     """
 
     header: RunHeader
@@ -321,6 +347,7 @@ class Run:
     pushes: list[PushLine] = field(default_factory=list)
     starts: int = 1
     restarts: tuple[int, ...] = ()
+    stops: tuple[Stop, ...] = ()
 
     def with_same_workers(self) -> list[StepLine]:
         """Returns the steps since the number of workers last changed, in an elastic restart."""
@@ -438,6 +465,7 @@ def read_run(path: str | Path) -> Run:
     steps: list[StepLine] = []
     pushes: list[PushLine] = []
     restarts: dict[int, int] = {}  # step of the first line after a later header, by its number
+    ends: dict[int, Stop] = {}  # of the last line after a header, by its number
     unfinished: ValueError | None = None
     for number, text in enumerate(texts, start=1):
         where = f"{path} line {number}"
@@ -459,6 +487,7 @@ def read_run(path: str | Path) -> Run:
         if isinstance(line, StepLine):
             if len(headers) > 1:
                 restarts.setdefault(len(headers), line.step)
+            ends[len(headers)] = Stop(line.step, line.stop)
             while steps and steps[-1].step >= line.step:
                 steps.pop()
             steps.append(line)
@@ -469,7 +498,8 @@ def read_run(path: str | Path) -> Run:
     if not headers:
         assert unfinished is not None
         raise unfinished
-    return Run(headers[-1], steps, pushes, len(headers), tuple(restarts.values()))
+    stops = (end for start, end in ends.items() if end.reason or start < len(headers))
+    return Run(headers[-1], steps, pushes, len(headers), tuple(restarts.values()), tuple(stops))
 
 
 def is_header(values: object) -> bool:
@@ -496,8 +526,10 @@ def parse_header(values: object, where: str) -> RunHeader:
     if not isinstance(values, dict) or schema != SCHEMA or type(schema) is not int:
         raise ValueError(f"{where}: schema must be {SCHEMA}, got {shortened(schema)}")
     header = _from_json(RunHeader, values, where)
-    if header.workers < 1:
-        raise ValueError(f"{where}: workers must be >= 1, got {header.workers}")
+    if not 1 <= header.workers <= _MOST_WORKERS:
+        raise ValueError(
+            f"{where}: workers must be between 1 and {_MOST_WORKERS}, got {header.workers}"
+        )
     return header
 
 

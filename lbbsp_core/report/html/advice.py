@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from lbbsp_core.report.html.changes import lasting_drop
-from lbbsp_core.report.html.figures import RunReport
+from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
 from lbbsp_core.report.html.words import percent, times
@@ -71,7 +71,7 @@ def advise(report: RunReport) -> list[Advice]:
     """Applies all rules to the figures of a run."""
     if len(report.measured.steps) < MIN_STEPS:
         return list(few_steps(report))
-    return [advice for rule in RULES for advice in rule(report)]
+    return [advice for rule in RULES for advice in rule(report)] or list(varying_speeds(report))
 
 
 def few_steps(report: RunReport) -> Iterator[Advice]:
@@ -250,6 +250,21 @@ def many_excluded(report: RunReport) -> Iterator[Advice]:
             "follow a start, an evaluation, saving or a compilation. Use longer epochs, or "
             "evaluate and save less often.",
         )
+
+
+def varying_speeds(report: RunReport) -> Iterator[Advice]:
+    """Reports waits in a run that is to be balanced for which no other rule has a reason."""
+    if report.plain is None or report.imbalance <= BALANCED:
+        return
+    errors = [w.forecast_rmse for w in report.workers if w.forecast_rmse is not None]
+    wrong = f", and forecasts are wrong by {percent(float(np.mean(errors)))}" * bool(errors)
+    yield Advice(
+        "varying-speeds",
+        f"Workers wait {percent(report.imbalance)} of the time for slower ones{wrong}: each step "
+        "waits for its slowest worker, and speeds vary from step to step. Larger global batches "
+        "average over that. Where a batch of any size takes long, as on GPUs, measure what it "
+        "costs (lbbsp profile) and pass cost=.",
+    )
 
 
 RULES: Final[tuple[Callable[[RunReport], Iterator[Advice]], ...]] = (

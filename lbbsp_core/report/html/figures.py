@@ -13,7 +13,7 @@ from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
 from lbbsp_core.report.html.words import percent, times
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.runtime.record import Run
+from lbbsp_core.runtime.record import Run, Stop
 
 BALANCED = 0.10
 """Largest share of the time for which workers of a balanced run wait for slower ones."""
@@ -52,15 +52,18 @@ class WorkerFigures:
 
 @dataclass(frozen=True)
 class Events:
-    """Counts of what happened in a run.
+    """Counts of what happened in a run, over all of its steps.
 
     Args:
-        steps: Steps in the record, of all numbers of workers.
-        plan_changes: Full steps whose batch sizes differ from those of the full step before; None
-            where each step is cut by its work, so that they differ without a change of the plan.
+        steps: Steps in the record.
+        plan_changes: Full steps whose batch sizes differ from those of the full step before, with
+            the same number of workers; None where each step is cut by its work, so that they
+            differ without a change of the plan.
         excluded_steps: Steps with a measurement that was excluded from learning.
         short_steps: Steps with fewer samples than the global batch size.
         starts: Number of times that the run was started.
+        stops: Last step of each attempt that another start followed, and of the last one if all
+            workers stopped together, with the reason if it was recorded.
         restarts: Steps with which the run continued after a restart; a start that ended before
             its first step has none.
         worker_changes: Step and new number of workers, for each change of the number.
@@ -71,6 +74,7 @@ class Events:
     excluded_steps: int
     short_steps: int
     starts: int
+    stops: tuple[Stop, ...]
     restarts: tuple[int, ...]
     worker_changes: tuple[tuple[int, int], ...]
 
@@ -259,14 +263,15 @@ def _balanced_speedup(run: Run) -> float | None:
 
 
 def _events(run: Run, table: StepTable) -> Events:
-    full = table.sizes[~table.is_short]
-    changes = int((np.diff(full, axis=0) != 0).any(axis=1).sum())
+    full = [line.sizes for line in run.steps if not line.short]
+    changes = sum(len(a) == len(b) and a != b for a, b in pairwise(full))
     return Events(
         steps=len(run.steps),
         plan_changes=None if table.has_work else changes,
         excluded_steps=sum(bool(line.excluded) for line in run.steps),
         short_steps=sum(line.short for line in run.steps),
         starts=run.starts,
+        stops=run.stops,
         restarts=run.restarts,
         worker_changes=tuple(_worker_changes([(s.step, len(s.sizes)) for s in run.steps])),
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lbbsp_core.policy import Even
 from lbbsp_core.runtime.record import Run, RunHeader, StepLine
+from lbbsp_core.validate import one_line
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
@@ -140,8 +141,8 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
 
 
 def by_rank(texts: Sequence[str], workers: int) -> Sequence[str]:
-    """Returns one text for each worker; empty ones if they are not known for all workers."""
-    return texts if len(texts) == workers else [""] * workers
+    """Returns one text for each worker, on one line; empty ones if any worker has none."""
+    return [one_line(text) for text in texts] if len(texts) == workers else [""] * workers
 
 
 def _plausible(values: Floats) -> Booleans:

@@ -74,11 +74,13 @@ def _events(report: RunReport) -> list[list[str]]:
     events, table = report.events, report.table
     changes = [f"{step} (to {workers} workers)" for step, workers in events.worker_changes]
     plan = ["changes of the plan", str(events.plan_changes), ""]
+    stops = [f"{step} ({reason})" if reason else str(step) for step, reason in events.stops]
     rows = [
         ["event", "number", "steps"],
         *([] if events.plan_changes is None else [plan]),
         ["steps with an excluded measurement", str(events.excluded_steps), ""],
         ["short steps", str(events.short_steps), ""],
+        ["stops", str(len(stops)), _shown(stops)],
         ["restarts", str(events.starts - 1), _shown([str(step) for step in events.restarts])],
         ["changes of the number of workers", str(len(changes)), _shown(changes)],
     ]

@@ -127,6 +127,65 @@ def test_the_view_has_an_ascii_form(tmp_path):
     assert "none · step 0 · 2 steps/s · " in watch(tmp_path, "--once").output
 
 
+def shown(path, width, *, encoding="utf-8", rows=None):
+    run, stream = LiveRun(path), io.TextIOWrapper(io.BytesIO(), encoding, errors="strict")
+    assert run.read()
+    console = Console(file=stream, force_terminal=True, width=width, color_system=None)
+    console.print(render(run.view(), ascii_only=console.options.ascii_only, rows=rows))
+    stream.seek(0)
+    return stream.read()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize(
+    ("width", "names"),
+    [
+        (36, "# host busy waiting"),
+        (60, "# host batch busy waiting forecast"),
+        (100, "# host device batch busy waiting forecast"),
+    ],
+)
+def test_a_narrow_terminal_lacks_whole_columns(tmp_path, width, names, encoding):
+    write(tmp_path / "run.jsonl", line(0), hosts=("left", "right"), devices=("cpu, 2 cores",) * 2)
+    text = shown(tmp_path, width, encoding=encoding).replace("|", " ")  # of tables in ASCII
+    rows = [row.split() for row in text.splitlines()]
+    head = rows.index(names.split())
+    assert [row[:2] for row in rows[head + 2 : head + 4]] == [["0", "left"], ["1", "right"]]
+    assert all("ms" in row for row in rows[head + 2 : head + 4])
+
+
+def test_of_many_workers_the_slowest_are_shown(tmp_path):
+    header = run_header("none", workers=40, global_batch_size=80, versions={})
+    record = RunRecord(tmp_path / "run.jsonl", header)
+    busy = tuple(0.1 + (rank == 31) + 0.01 * (rank == 7) for rank in range(40))
+    record.write(replace(line(0, busy), sizes=(2,) * 40, predicted_seconds=(None,) * 40))
+    record.close()
+    text = shown(tmp_path, 80, rows=2)
+    rows = [row.split()[0] for row in text.splitlines() if "░" in row]
+    assert rows == ["31", "7"]
+    assert "and 38 more workers, none of which is slower" in text
+    assert text.index("The others wait for worker 31") < text.index("forecast"), "seen first"
+
+
+def test_a_run_that_has_stopped_is_told_from_one_without_steps(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, line(0))
+    assert "no step for" in watch(path, "--once").output
+    assert "ended, or stuck" in watch(path, "--once").output
+    write(path, replace(line(1), stop="preempted"))
+    assert "stopped after this step: preempted" in watch(path, "--once").output
+    write(path, line(1), line(2))
+    assert "stopped" not in watch(path, "--once").output
+
+
+def test_workers_that_are_slowest_in_turn_are_not_named(tmp_path):
+    lines = [line(k, (0.1, 0.2) if k % 2 else (0.21, 0.1)) for k in range(10)]
+    write(tmp_path / "run.jsonl", *lines)
+    result = watch(tmp_path, "--once")
+    assert "Workers wait for each other in turn: 26% of all workers' time, up to " in result.output
+    assert json.loads(watch(tmp_path, "--json", "-").stdout)["slowest"] is None
+
+
 def test_pushes_are_no_steps_and_nobody_waits(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, sync="SSP(3)")

@@ -17,7 +17,7 @@ from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
 from lbbsp_core.report.html.texts import push_tiles, step_tables, step_tiles
 from lbbsp_core.report.live import LiveRun
-from lbbsp_core.runtime.record import PushLine, Run, read_run
+from lbbsp_core.runtime.record import PREEMPTED, PushLine, Run, Stop, read_run
 
 
 def rules(run):
@@ -141,11 +141,34 @@ def test_events_are_counted():
     lines = [line(k, [6, 6] if k < 4 else [8, 4], [0.1, 0.1]) for k in range(8)]
     lines[2] = replace(lines[2], excluded=(0, 1))
     lines.append(line(8, [2, 2], [0.1, 0.1], short=True))
-    run = Run(header(2, 12), [line(0, [4, 4, 4], [0.1] * 3), *lines[1:]], starts=2, restarts=(1,))
+    three = [line(0, sizes, [0.1] * 3) for sizes in ([4, 4, 4], [6, 4, 2])]
+    stops = (Stop(1, None), Stop(8, PREEMPTED))
+    run = Run(header(2, 12), [*three, *lines[1:]], starts=2, restarts=(1,), stops=stops)
     events = run_report(run).events
-    assert (events.steps, events.plan_changes, events.excluded_steps) == (9, 1, 1)
+    assert (events.steps, events.plan_changes, events.excluded_steps) == (10, 2, 1)
+    assert ["stops", "2", "1, 8 (preempted)"] in step_tables(run_report(run))["Events"]
+    assert run_report(run).figures()["events"]["stops"] == ((1, None), (8, "preempted"))
     assert (events.short_steps, events.restarts, events.worker_changes) == (1, (1,), ((1, 2),))
     assert run_report(run).table.steps[0] == 1  # figures since the number of workers changed
+
+
+def test_waits_for_which_there_is_no_other_reason_are_explained():
+    speeds = [(300, 100, 100, 100)] * 200
+    shares = [(3, 1, 1, 1)] * 200
+    noisy = run_of(speeds, shares, noise=0.15)
+    advice = rules(noisy)
+    assert list(advice) == ["varying-speeds"]
+    assert (
+        "of the time for slower ones, and forecasts are wrong by 1" in advice["varying-speeds"].text
+    )
+    assert rules(run_of(speeds, shares, noise=0.01)) == {}
+    assert "varying-speeds" not in rules(run_of(speeds, [(1,) * 4] * 200)), "plain BSP"
+
+
+def test_host_names_do_not_turn_sentences_around():
+    hosts = ("a\u202eb", "c\nd")
+    run = run_of([(300, 100)] * 200, [(3, 1)] * 200, hosts=hosts)
+    assert [worker.host for worker in run_report(run).workers] == ["a?b", "c?d"]
 
 
 def test_changes_of_the_plan_are_unknown_where_work_cuts_the_steps():

@@ -425,6 +425,10 @@ def test_lag_must_be_at_least_one() -> None:
 @pytest.mark.parametrize("who", [0, 2])
 def test_one_wish_to_stop_reaches_all_at_the_same_step(who: int) -> None:
     balancers = team(3, 60)
+    lines: list[StepLine] = []
+    observers = Observers()
+    observers.add(lines.append)
+    balancers[0].record_to(observers)
     run(balancers, speeds(1, 2, 3), steps=2)
     assert not any(balancer.stopping for balancer in balancers)
     exchange_in_process(balancers, [0.1] * 3, stop=[who])
@@ -432,6 +436,7 @@ def test_one_wish_to_stop_reaches_all_at_the_same_step(who: int) -> None:
     assert {balancer.step for balancer in balancers} == {3}
     exchange_in_process(balancers, [0.1] * 3)
     assert not any(balancer.stopping for balancer in balancers)
+    assert [line.stop for line in lines] == [None, None, "requested", None]
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])

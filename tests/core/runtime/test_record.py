@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from lbbsp_core import Even, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.runtime.record import (
+    PREEMPTED,
     PUSH_INTEGERS,
+    REQUESTED,
     PushLine,
     PushLog,
     Run,
@@ -171,6 +173,19 @@ def test_after_a_restart_the_last_attempt_of_a_step_counts(tmp_path: Path) -> No
     assert [line.wall_seconds for line in run.steps] == [0.3] * 3 + [9.0] * 3
     assert run.header.lag == 2
     assert run.restarts == (3,)
+
+
+def test_stops_are_the_ends_of_attempts(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, steps=5)
+    assert read_run(path).stops == ()
+    for step, stop in ((4, PREEMPTED), (7, REQUESTED)):
+        record = RunRecord(path, HEADER)
+        record.write(replace(STEP, step=step, stop=stop))
+        record.close()
+    assert read_run(path).stops == ((4, None), (4, PREEMPTED), (7, REQUESTED))
+    assert [line.stop for line in read_run(path).steps] == [None] * 4 + [PREEMPTED, REQUESTED]
+    assert '"stop"' not in path.read_text().splitlines()[1], "left out where nothing stopped"
 
 
 def test_repeated_pushes_count_once(tmp_path: Path) -> None:
@@ -366,7 +381,8 @@ def test_a_record_of_schema_1(tmp_path: Path) -> None:
         (2, {"step": 2**63}, "line 2: step must be between -2.63 and"),
         (2, {"wall_seconds": float("inf")}, "line 2 is not JSON: Infinity is not a finite"),
         (2, {"wall_seconds": 10**400}, "line 2: wall_seconds must be between .*000..."),
-        (1, {"workers": 0}, "line 1: workers must be >= 1, got 0"),
+        (1, {"workers": 0}, "line 1: workers must be between 1 and 1000000, got 0"),
+        (1, {"workers": 10**8}, "line 1: workers must be between 1 and 1000000, got 10"),
         (3, {"seconds": "3.5"}, "line 3: seconds must be of type float, got '3.5'"),
         (3, {"lead": None}, "line 3: key 'lead' is missing"),
     ],
