@@ -50,5 +50,8 @@ def label_lines(axes: Axes, lines: Sequence[Line2D]) -> None:
             str(line.get_label()), xy=tuple(end), xycoords="axes fraction",
             xytext=(1.02, height - shift), textcoords="axes fraction", va="center", fontsize=8,
             color=line.get_color(), annotation_clip=False, parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "lw": 0.5, "alpha": 0.6},
+            arrowprops={
+                "arrowstyle": "-", "color": line.get_color(), "lw": 0.5, "alpha": 0.6,
+                "relpos": (0, 0.5),  # from the left of the text: not through those of other lines
+            },
         )  # fmt: skip

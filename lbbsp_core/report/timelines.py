@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ Floats = npt.NDArray[np.float64]
 
 ITERATIONS, WORKERS = 12, 8
 """Numbers of iterations and workers that a timeline shows."""
+
+_LABEL_INCHES = 0.18
+"""Height of a panel for each of many labels beside it."""
 
 _MOST_SPANS = 40 * ITERATIONS
 _COLOURS = (
@@ -100,7 +103,8 @@ def _timelines(results: Sequence[Result]) -> Figure:
         axes.set_yticks(range(rank + 1))
         axes.tick_params(labelsize=8)
         axes.set_ylabel("worker", fontsize=8)
-        title = f"{result.row.name}, {result.row.workers} workers: {result.row.title}"
+        shown_of = f" (0 to {rank} shown)" * (rank + 1 < result.row.workers)
+        title = f"{result.row.name}, {result.row.workers} workers{shown_of}: {result.row.title}"
         axes.set_title(title, fontsize=9, parse_math=False)
     panels[-1].set_xlim(0, until)
     plain_ticks(panels[-1].xaxis)
@@ -124,7 +128,7 @@ def _updates(results: Sequence[Result]) -> Figure:
             marks = np.concatenate([[0.0], times[per - 1 :: per]])
             lines += axes.step(
                 marks[1:], np.diff(marks) / per, where="pre", label=result.row.title, lw=1.2,
-                color=_colour(number),
+                **_style(number),
             )  # fmt: skip
         _finish(axes, "virtual seconds", "seconds per update", lines)
     return figure
@@ -136,8 +140,8 @@ def _accuracy(results: Sequence[Result]) -> Figure:
         lines = []
         for number, result in enumerate(own):
             if result.curve is not None:
-                title, colour = result.row.title, _colour(number)
-                lines += axes.plot(*result.curve, label=title, lw=1.2, color=colour)
+                title = result.row.title
+                lines += axes.plot(*result.curve, label=title, lw=1.2, **_style(number))
         _finish(axes, "virtual seconds", "accuracy", lines)
     return figure
 
@@ -150,8 +154,8 @@ def _scaling(results: Sequence[Result]) -> Figure:
     lines: list[Line2D] = []
     for (name, title), own in groupby(rows, key=lambda row: (row.name, row.title)):
         points = sorted((row.workers, row.efficiency) for row in own)
-        label, colour = f"{name}: {title}", _colour(len(lines))
-        lines += axes.plot(*zip(*points, strict=True), marker="o", label=label, color=colour)
+        label, style = f"{name}: {title}", _style(len(lines))
+        lines += axes.plot(*zip(*points, strict=True), marker="o", label=label, **style)
     axes.set_xscale("log")
     axes.set_xticks(sorted({row.workers for row in rows}))
     _finish(axes, "workers", "efficiency", lines)
@@ -167,7 +171,8 @@ def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     groups = _groups(results)
-    figure = new_figure(9, 3.2 * len(groups))
+    height = max(3.2, _LABEL_INCHES * max(len(own) for _, own in groups))
+    figure = new_figure(9, height * len(groups))
     panels = list(figure.subplots(len(groups), 1, squeeze=False)[:, 0])
     for axes, (title, _) in zip(panels, groups, strict=True):
         axes.set_title(title, fontsize=9, parse_math=False)
@@ -185,5 +190,7 @@ def _finish(axes: Axes, x: str, y: str, lines: Sequence[Line2D]) -> None:
     label_lines(axes, lines)
 
 
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]
+def _style(number: int) -> dict[str, Any]:
+    """Returns the colour of a line; where colours are repeated, the line is dashed."""
+    repeats, place = divmod(number, len(_COLOURS))
+    return {"color": _COLOURS[place], "linestyle": ("-", "--", ":", "-.")[repeats % 4]}
