@@ -8,10 +8,12 @@ import ends at once.
 """
 
 from lbbsp_tf.cluster import check_tf_config
+from lbbsp_tf.imports import import_keras
 from lbbsp_tf.liveness import watch_from_import
 
 check_tf_config()
 watch_from_import()
+import_keras()
 
 from lbbsp_tf import compat  # noqa: E402
 from lbbsp_tf.batchnorm import synchronize_batch_norm  # noqa: E402

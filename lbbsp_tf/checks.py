@@ -19,16 +19,23 @@ logger = logging.getLogger("lbbsp.tf")
 
 
 def check_keras() -> None:
-    """Raises an error unless Keras is recent enough and `tf.keras` is the same Keras.
+    """Raises an error unless Keras is recent enough, uses TensorFlow, and is also `tf.keras`.
 
     Raises:
-        RuntimeError: Keras is older, or `tf.keras` is Keras 2; names the remedy.
+        RuntimeError: Keras is older or has another backend, or `tf.keras` is Keras 2; names the
+            remedy.
     """
     if env.uses_legacy_keras():
         raise RuntimeError(
             "TF_USE_LEGACY_KERAS makes tf.keras Keras 2, whose models LoadBalancer cannot train: "
             "remove TF_USE_LEGACY_KERAS from the environment, and build the model with Keras 3 "
             "(import keras)"
+        )
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise RuntimeError(
+            f"the backend of Keras must be tensorflow, got {backend}: set KERAS_BACKEND=tensorflow "
+            "in the environment, or change ~/.keras/keras.json"
         )
     major, minor = (int(part) for part in keras.__version__.split(".")[:2])
     if (major, minor) < OLDEST_KERAS:

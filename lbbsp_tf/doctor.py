@@ -23,21 +23,10 @@ def findings() -> list[Finding]:
     versions = f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
     return [
         ok("import lbbsp_tf", f"{versions}; {peak:.0f} MB of memory"),
-        *_backend(),
         _devices(),
         *map(_patch, states),
         *_slurm(),
     ]
-
-
-def _backend() -> Iterator[Finding]:
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        yield problem(
-            "backend of Keras",
-            f"is {backend!r}, but lbbsp_tf trains with tensorflow",
-            "export KERAS_BACKEND=tensorflow, or change ~/.keras/keras.json",
-        )
 
 
 def _devices() -> Finding:
@@ -66,8 +55,8 @@ def _slurm() -> Iterator[Finding]:
         try:
             resolver = kind(gpus_per_node=1 << 16, gpus_per_task=1, auto_set_gpu=False)
             text = _described(resolver)
-        except Exception:
-            yield note(check, f"cannot read the variables of Slurm: {error}", remedy)
+        except Exception as second:
+            yield note(check, f"cannot read the variables of Slurm: {second}", remedy)
             return
         yield note(check, f"its defaults fail here ({error}); with GPUs, {text}", remedy)
     address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
@@ -79,6 +68,8 @@ def _slurm() -> Iterator[Finding]:
 
 def _described(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> str:
     cluster: dict[str, Sequence[str]] = resolver.cluster_spec().as_dict()
+    if resolver.task_type is None:
+        raise ValueError("the number of this task is none of the cluster's")
     tasks = "; ".join(f"{kind} {', '.join(each)}" for kind, each in cluster.items())
     return f"this is {resolver.task_type} {resolver.task_id} of {tasks}"
 

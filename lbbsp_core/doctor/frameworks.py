@@ -82,7 +82,8 @@ def check_framework(
     try:
         done = subprocess.run(
             command,
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", **given},
+            # With another backend, which is a finding of its own, nothing could be imported.
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **given, "KERAS_BACKEND": "tensorflow"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

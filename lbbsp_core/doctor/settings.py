@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from lbbsp_core.doctor.base import Finding, ok, problem
+from lbbsp_core.validate import shortened
 
 
 def check_settings(
@@ -29,12 +31,25 @@ def _keras(environment: Mapping[str, str]) -> Iterator[Finding]:
             "TF_USE_LEGACY_KERAS", "makes tf.keras that of Keras 2, whose models lbbsp_tf does not "
             "know", "unset TF_USE_LEGACY_KERAS, and use models of Keras 3 (import keras)",
         )  # fmt: skip
-    backend = environment.get("KERAS_BACKEND") or "tensorflow"  # Keras ignores an empty value
+    # Keras ignores an empty variable, and then reads its file.
+    given = environment.get("KERAS_BACKEND")
+    check, backend = ("KERAS_BACKEND", given) if given else _keras_file(environment)
     if backend != "tensorflow":
         yield problem(
-            "KERAS_BACKEND", f"is {backend!r}, but lbbsp_tf trains with tensorflow",
-            "unset KERAS_BACKEND, or export KERAS_BACKEND=tensorflow",
+            check, f"says {shortened(backend)}, but lbbsp_tf trains with tensorflow",
+            "export KERAS_BACKEND=tensorflow",
         )  # fmt: skip
+
+
+def _keras_file(environment: Mapping[str, str]) -> tuple[str, object]:
+    """Returns the path of Keras's file of settings, and the backend that it names."""
+    folder = environment.get("KERAS_HOME") or "~/.keras"
+    file = Path(folder).expanduser() / "keras.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # Keras ignores such a file, too
+        values = {}
+    return str(file), values.get("backend", "tensorflow") if isinstance(values, dict) else values
 
 
 def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -115,8 +115,11 @@ def check_packages(
     """
     requirements = list(requirements)
     for extra in extras:
-        for each in of_extra(requirements, extra):
-            yield _compared(each, extra, version(each.name))
+        needed = list(of_extra(requirements, extra))
+        bounded = {each.name for each in needed if each.specifier}
+        for each in needed:
+            if each.specifier or each.name not in bounded:  # an extra of it may be listed again
+                yield _compared(each, extra, version(each.name))
 
 
 def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[Finding]:

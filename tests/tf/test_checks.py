@@ -58,6 +58,32 @@ def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():
     assert "remove TF_USE_LEGACY_KERAS from the environment" in last
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("tensorflow", "tensorflow is not installed: pip install 'lbbsp[tf]' (NVIDIA GPUs), or"),
+        ("keras", "keras is not installed: pip install 'lbbsp[tf]'"),
+        ("jax", "jax, which was chosen as the backend of Keras, is not installed: "),
+    ],
+)
+def test_an_import_that_lacks_a_package_names_the_remedy(module, words):
+    script = f"import sys; sys.modules[{module!r}] = None; import lbbsp_tf"
+    backend = "jax" if module == "jax" else "tensorflow"
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    environment.pop("TF_CONFIG", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith(f"ModuleNotFoundError: {words}")
+
+
+def test_another_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match=r"must be tensorflow, got jax: set KERAS_BACKEND"):
+        check_keras()
+
+
 @pytest.mark.parametrize("value", ["1", "true", "True"])
 def test_legacy_keras_is_refused_for_each_value_that_tensorflow_accepts(monkeypatch, value):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", value)

@@ -27,6 +27,7 @@ REQUIRES = [
     'tomli>=2; python_version < "3" and extra == "cli"',
     'lbbsp[cli]; extra == "tf"',
     'tensorflow>=2.18; extra == "tf"',
+    'tensorflow[and-cuda]; extra == "tf"',
     'mxnet==1.9.1; extra == "mx"',
     'numpy<2; extra == "mx"',
     'matplotlib>=3.8; extra == "report"',
@@ -182,11 +183,28 @@ def test_settings_that_break_keras_or_the_record(tmp_path):
     legacy, backend = check_settings({"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "jax"})
     assert "unset TF_USE_LEGACY_KERAS" in legacy.remedy
     assert "'jax'" in backend.message
-    assert statuses(check_settings({"KERAS_BACKEND": ""})) == ["ok"]
     (tmp_path / "file").touch()
     assert statuses(check_settings({"LBBSP_RUN_DIR": str(tmp_path / "new")})) == ["ok"]
     [folder] = check_settings({"LBBSP_RUN_DIR": str(tmp_path / "file" / "new")})
     assert (folder.check, folder.status) == ("LBBSP_RUN_DIR", "problem")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [('{"backend": "torch"}', "problem"), ('{"backend": "tensorflow"}', "ok"), ("{", "ok"),
+     ("[1]", "problem"), ("{}", "ok"), (None, "ok")],
+)  # fmt: skip
+def test_the_backend_is_that_of_the_variable_or_else_of_the_file(tmp_path, text, status):
+    file = tmp_path / "keras.json"
+    if text is not None:
+        file.write_text(text)
+    home = {"KERAS_HOME": str(tmp_path)}
+    for variable in ({}, {"KERAS_BACKEND": ""}):
+        [found] = check_settings({**home, **variable})
+        assert found.status == status
+    if status == "problem":
+        assert found.check == str(file)
+    assert statuses(check_settings({**home, "KERAS_BACKEND": "tensorflow"})) == ["ok"]
 
 
 @pytest.mark.parametrize(("framework", "status"), [("mxnet", "ok"), ("none", "problem")])
@@ -420,6 +438,17 @@ def test_slurm():
     assert statuses(check_slurm({})) == ["ok"]
     [found] = check_slurm(step)
     assert found.message == "job 9, task 1 of 3 on n[1-2] (2,1 a node)"
+    step["SLURM_STEP_TASKS_PER_NODE"] = "1(x2),1"
+    assert statuses(check_slurm(step)) == ["ok"]
+    for wrong in (
+        {"SLURM_PROCID": "3"},
+        {"SLURM_PROCID": "-1"},
+        {"SLURM_STEP_NUM_TASKS": "4"},
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+        {"SLURM_STEP_TASKS_PER_NODE": "many"},
+    ):
+        found = only_problem(check_slurm({**step, **wrong}))
+        assert all(f"{name}={value}" in found.message for name, value in wrong.items())
     [found] = check_slurm({"SLURM_JOB_ID": "9", "SLURM_PROCID": "0"})
     assert (found.status, "no task of srun" in found.message) == ("note", True)
 
