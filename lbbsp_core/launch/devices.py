@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from lbbsp_core.resources.gpu import count_gpus
@@ -48,8 +47,8 @@ def assign_devices(
     Args:
         devices: Entries of the workers, in a list or separated by commas: names of devices with
             "+" between them, or "none". "none" alone is for all workers; "all" leaves the
-            variables as they are. None divides the user's CUDA_VISIBLE_DEVICES, or else gives
-            worker i the GPU i modulo their number.
+            variables as they are. None divides the user's CUDA_VISIBLE_DEVICES evenly, or else
+            gives worker i the GPU i modulo their number.
         workers: Number of workers, >= 1.
         emulated: Whether the speeds of the workers are emulated, which hides the GPUs.
         environ: Environment of the launcher; None is that of this process.
@@ -67,7 +66,9 @@ def assign_devices(
             "contention, which limit CPU time and hide the GPUs: omit one of them, or give "
             "devices none"
         )
-    if emulated or (entries is not None and list(entries) == ["all"]):
+    if emulated:
+        return Devices((NO_GPU,) * workers)
+    if entries is not None and list(entries) == ["all"]:
         return None
     if entries is None:
         return _automatic(workers, environ)
@@ -95,18 +96,26 @@ def _note(workers: int, names: Sequence[str], given: str | None) -> str | None:
             f"{workers} workers share {_count(names)}, which NCCL does not support: start at most "
             f"{len(names)}, or let some of them use the CPU, by an entry none of --devices"
         )
-    if given is None and workers < len(names):
+    divided, unused = _divided(names, workers), len(names) % workers
+    if given is None and len(divided[0]) > 1:
         return (
-            f"each worker uses one of {_count(names)}: to use all of them, give --devices "
-            + ",".join(map("+".join, _divided(names, workers)))
+            f"each worker uses one of {_count(names)}: to use {'all' if not unused else 'more'} of "
+            "them, give --devices " + ",".join(map("+".join, divided))
+        )
+    if unused:
+        return (
+            f"{unused} of {_count(names)} "
+            + ("is" if unused == 1 else "are")
+            + " not used, because all workers need the same number of them: start a number of "
+            f"workers that divides {len(names)} to use all"
         )
     return None
 
 
 def _divided(names: Sequence[str], workers: int) -> list[Sequence[str]]:
-    """Divides at least as many names as there are workers, in their order."""
-    cuts = [len(names) * worker // workers for worker in range(workers + 1)]
-    return [names[begin:end] for begin, end in pairwise(cuts)]
+    """Gives each worker the same number of names, in their order; the last ones may remain."""
+    each = len(names) // workers
+    return [names[each * worker : each * (worker + 1)] for worker in range(workers)]
 
 
 def _count(names: Sequence[str]) -> str:

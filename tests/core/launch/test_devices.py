@@ -64,7 +64,8 @@ def test_each_worker_gets_a_gpu_of_its_own(machine, gpus, workers, values):
         ("4,5,6", 3, ["4", "5", "6"]),
         ("3,1", 1, ["3,1"]),
         ("4,5,6,7", 2, ["4,5", "6,7"]),
-        ("4,5,6", 2, ["4", "5,6"]),
+        ("4,5,6", 2, ["4", "5"]),  # strategies refuse workers with different numbers
+        ("0,1,2,3,4", 2, ["0,1", "2,3"]),
         ("GPU-a1,MIG-b2", 3, ["GPU-a1", "MIG-b2", "GPU-a1"]),
         ("4, 5,-1,6", 2, ["4", "5"]),  # CUDA ignores those after an invalid one
         ("", 2, None),
@@ -123,7 +124,8 @@ def test_impossible_devices(machine, monkeypatch, given, users, words):
 
 def test_emulation_hides_the_gpus(machine):
     machine(2)
-    assert visible(None, 2, emulated=True) is None, "the launcher's own defaults hide them"
+    for users in ({}, {VARIABLE: "0,1"}):
+        assert visible(None, 2, emulated=True, environ=users) == ["-1", "-1"]
     assert visible("none", 2, emulated=True) == ["-1", "-1"]
     for given in ("0,1", "all", ["0", "1"]):
         with pytest.raises(ValueError, match="omit one of them, or give devices none"):
@@ -137,7 +139,10 @@ def test_emulation_hides_the_gpus(machine):
         (8, "1", 2, "2 workers share 1 GPU,"),
         (4, None, 2, "each worker uses one of 4 GPUs: to use all of them, give --devices 0+1,2+3"),
         (2, None, 2, None),
-        (8, "1,2,3", 2, None),
+        (5, None, 2, "each worker uses one of 5 GPUs: to use more of them, give --devices 0+1,2+3"),
+        (4, None, 3, "1 of 4 GPUs is not used, because all workers need the same number of them"),
+        (8, "1,2,3", 2, "1 of 3 GPUs is not used, "),
+        (8, "0,1,2,3", 2, None),
     ],
 )
 def test_what_the_user_should_know_of_the_choice(machine, gpus, users, workers, words):
@@ -206,7 +211,7 @@ def test_survivors_keep_their_devices(machine, tmp_path, monkeypatch, capfd):
         ("1", 0): "1",
         ("1", 1): "2",
     }
-    assert capfd.readouterr().err.count("--devices") == 1, "said once"
+    assert capfd.readouterr().err.count("1 of 4 GPUs is not used") == 1, "said once"
 
 
 # The number of GPUs
