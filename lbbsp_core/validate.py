@@ -7,9 +7,10 @@ import json
 import math
 import operator
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final, NoReturn
 
-_SIMILAR: Final = 0.6
+_SIMILAR: Final = 0.66
 """Similarity of names, in [0, 1], from which one is suggested for the other."""
 
 
@@ -71,6 +72,25 @@ def require_integer(name: str, value: float, minimum: int) -> int:
     if integer < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
     return integer
+
+
+def require_path(name: str, value: object) -> Path:
+    """Returns `value` as a path.
+
+    Raises:
+        TypeError: It is neither a text nor a path.
+
+    Example:
+        >>> require_path("record", True)
+        Traceback (most recent call last):
+            ...
+        TypeError: record must be a path, got True: write record="folder/name"
+    """
+    if not isinstance(value, str | Path):
+        raise TypeError(
+            f'{name} must be a path, got {shortened(value)}: write {name}="folder/name"'
+        )
+    return Path(value)
 
 
 def require_known(kind: str, name: str, known: Collection[str]) -> str:

@@ -82,7 +82,7 @@ class AsyncTrainer(gluon.Trainer):
         wait_seconds: float = 1800.0,
         **options: object,
     ) -> None:
-        chosen = SessionOptions.of(options)
+        chosen = SessionOptions.of(options, AsyncTrainer.__init__)
         params = list(as_created(params))
         _check_initialised(params)
         if cluster.in_cluster():

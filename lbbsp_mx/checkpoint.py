@@ -6,14 +6,15 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every, require_every
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_core.validate import require_path
 from lbbsp_mx.gluon_states import PICKLE, load_gluon_states
 from lbbsp_mx.states import (
     check_parameters,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lbbsp.mx")
 
-Every: TypeAlias = 'int | Literal["epoch"]'
 """Steps between two checkpoints, or "epoch"."""
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
@@ -123,10 +123,8 @@ class Checkpoints:
 
     def resume(self, folder: str | Path, every: Every) -> bool:
         """Loads the newest checkpoint, then writes one regularly, and before this worker leaves."""
-        if every != "epoch" and (not isinstance(every, int) or every < 1):
-            raise ValueError(
-                f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
-            )
+        require_path("folder", folder)
+        require_every(every, folder)
         self._session.check_state()
         require_dense_weights(self._trainer._params)
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved

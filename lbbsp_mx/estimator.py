@@ -13,7 +13,7 @@ from mxnet.gluon.contrib.estimator import (
     TrainEnd,
 )
 
-from lbbsp_mx.checkpoint import Every
+from lbbsp_core.runtime.checkpoint_writer import Every, require_every
 from lbbsp_mx.metrics import EpochEnds, join_estimators
 from lbbsp_mx.trainer import Trainer
 
@@ -54,6 +54,7 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
         every: Every = "epoch",
     ) -> None:
         super().__init__(priority)
+        require_every(every, checkpoint)
         self._checkpoint, self._every = checkpoint, every
         self.ends = EpochEnds()
         join_estimators()

@@ -270,7 +270,7 @@ class KVStore(mx.kv.KVStore):
             train = store.balance(mx.io.NDArrayIter(images, labels, batch_size=64))
             module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
         """
-        chosen = SessionOptions.of(options)
+        chosen = SessionOptions.of(options, KVStore.balance)
         if self._steps is not None:
             self._steps.close()
         train, self._steps = balance(

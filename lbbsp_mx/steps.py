@@ -38,8 +38,10 @@ class Steps:
         self.now: StepSizes | None = None  # of the running step, or of the one that has ended
         self.others = 0  # trainers that step beside this one
         self.has_rows = False  # whether the script slices this worker's rows of global batches
+        self.shows_sizes = False  # whether the script has read the plan, to draw batches itself
         self.pauses = False  # whether layers or other trainers pause the timer within a step
         self._has_warned = session.workers == 1
+        self._knows_draws = session.workers == 1
 
     def join(self) -> None:
         """Does nothing, because there is no other trainer."""
@@ -64,13 +66,15 @@ class Steps:
             params: Parameters of the trainer.
 
         Raises:
-            ValueError: It does not fit the plan and the batches that were drawn.
+            ValueError: It does not fit the plan and the batches that were drawn, or batches are
+                not drawn by the plan.
         """
         self._warn_of_others()
         self.draws.check(self.session.step, params)
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)
+        self._check_drawing()
         self.now = sizes
         return sizes
 
@@ -88,6 +92,29 @@ class Steps:
         self.session.end_step(computed, summed, weight)
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
+
+    def _check_drawing(self) -> None:
+        """Checks once that the script draws batches by the plan, whose first sizes are even.
+
+        Raises:
+            ValueError: It does not, and the plan changes.
+        """
+        if self._knows_draws:
+            return
+        self._knows_draws = True
+        if self.session.order is not None or self.has_rows or self.shows_sizes:
+            return
+        remedy = "pass DataLoader(dataset, batch_sampler=trainer.batch_sampler(len(dataset)))"
+        if not self.session.balancer.policy.is_static:
+            raise ValueError(
+                "batches must follow the plan of the trainer, which changes from step to step, "
+                f"but the script has used neither its batch_sampler nor its sizes: {remedy}"
+            )
+        logger.warning(
+            "the script has used neither batch_sampler nor sizes of the trainer: unless each "
+            "worker draws other samples, all of them train on the same ones; %s",
+            remedy,
+        )
 
     def _warn_of_others(self) -> None:
         """Warns once if another trainer draws batches meanwhile."""

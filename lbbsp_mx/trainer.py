@@ -14,12 +14,13 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime.checkpoint_writer import Every
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.alone import LocalTrainer, Unplanned, release_layers
-from lbbsp_mx.checkpoint import Checkpoints, Every
+from lbbsp_mx.checkpoint import Checkpoints
 from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.devices import device_text
 from lbbsp_mx.fence import Fence
@@ -118,7 +119,7 @@ class Trainer(LocalTrainer):
         beside: Trainer | None = None,
         **options: object,
     ) -> None:
-        chosen = SessionOptions.of(options)
+        chosen = SessionOptions.of(options, Trainer.__init__)
         require_integer("accumulate", accumulate, 1)
         if not (beside is None or isinstance(beside, Trainer)):
             raise TypeError(f"beside must be an lbbsp_mx.Trainer, got {beside!r}: pass the trainer")
@@ -240,6 +241,7 @@ class Trainer(LocalTrainer):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
+        self._steps.shows_sizes = True
         return self._session.sizes
 
     @property

@@ -11,6 +11,7 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
+from lbbsp_core.runtime.checkpoint_writer import Every, require_every
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_tf import agreement, checks, compat
@@ -96,7 +97,7 @@ class LoadBalancer(keras.callbacks.Callback):
         weight_by: str = "auto",
         verify: bool = False,
         checkpoint: str | Path | None = None,
-        every: int | str = "epoch",
+        every: Every = "epoch",
         logs: bool = True,
         **options: object,
     ) -> None:
@@ -109,7 +110,7 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.check_strategy(strategy, self.workers)
         self.replicas = strategy.num_replicas_in_sync
         local = self.replicas // self.workers
-        given = SessionOptions.of(options)
+        given = SessionOptions.of(options, LoadBalancer.__init__)
         if self.workers > 1:
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
             leave_together(self.rank, self.workers, heartbeat)
@@ -127,6 +128,7 @@ class LoadBalancer(keras.callbacks.Callback):
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader
         self._input = self._training.input
+        require_every(every, checkpoint or None)
         self._checkpoints = checkpoint and Checkpoints(
             checkpoint,
             every,
@@ -321,7 +323,7 @@ class LoadBalancer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the arguments of the fit, and starts the session with the handshake."""
         self._in_fit = False
-        checks.check_callbacks(compat.running_callbacks())
+        checks.check_callbacks(compat.running_callbacks(), LoadBalancer)
         if not self.active and self._input.order is None:
             if self._checkpoints:
                 raise checks.not_fed_by_balancer()

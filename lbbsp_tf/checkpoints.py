@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.serialization import Arrays, Json, from_json, to_json
 from lbbsp_core.runtime.session_state import check_same_job
-from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.feed import TrainingInput
@@ -61,21 +60,19 @@ class Checkpoints:
         processes: Number of processes of the job.
 
     Raises:
-        ValueError: `every` is out of range.
+        TypeError: `folder` is no path.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        every: int | str,
+        every: Every,
         *,
         strategy: tf.distribute.Strategy,
         sessions: ReplicaSessions,
         training_input: TrainingInput,
         processes: int,
     ) -> None:
-        if every != "epoch":
-            require_integer("every", every, 1)
         self._every = every
         self._strategy = strategy
         self._sessions = sessions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -101,12 +101,24 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
         )
 
 
-def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Raises an error for a callback that would continue a training with doubled samples.
+def check_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback], balancer: type[keras.callbacks.Callback]
+) -> None:
+    """Raises an error for several balancers, and for callbacks that would repeat samples.
+
+    Args:
+        callbacks: Callbacks of the fit.
+        balancer: Class of the balancer.
 
     Raises:
         ValueError: Names the callback and the remedy.
     """
+    balancers = sum(isinstance(callback, balancer) for callback in callbacks)
+    if balancers > 1:
+        raise ValueError(
+            f"callbacks must contain one LoadBalancer, got {balancers}: pass the one whose dataset "
+            "feeds the fit, once"
+        )
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             frequency = callback.save_freq
@@ -126,7 +138,7 @@ def check_steps(given: int | None, steps_per_epoch: int) -> None:
     """
     if given != steps_per_epoch:
         raise ValueError(
-            f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given}: "
+            f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given!r}: "
             "pass fit(..., steps_per_epoch=balancer.steps_per_epoch)"
         )
 

@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import logging
 import threading
+from numbers import Integral
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, write_checkpoint
+from lbbsp_core.validate import require_path
 
 logger = logging.getLogger("lbbsp.checkpoint")
+
+Every: TypeAlias = 'int | Literal["epoch"]'
+"""Steps between two checkpoints, or "epoch" for one after each epoch."""
+
+
+def require_every(every: object, folder: object) -> None:
+    """Raises an error unless checkpoints can be written at such intervals.
+
+    Args:
+        every: Steps between two checkpoints, or "epoch".
+        folder: Folder of the checkpoints, or None.
+
+    Raises:
+        ValueError: It is neither "epoch" nor a number of steps >= 1, or there is no folder.
+    """
+    if every == "epoch":
+        return
+    if not isinstance(every, Integral) or every < 1:
+        raise ValueError(
+            f"every must be 'epoch' or a number of steps >= 1, got {every!r}: for example 100"
+        )
+    if folder is None:
+        raise ValueError(
+            f"every = {every} has no effect without a folder of checkpoints: pass checkpoint=, too"
+        )
 
 
 class CheckpointWriter:
@@ -19,10 +47,13 @@ class CheckpointWriter:
 
     Args:
         folder: Folder of the checkpoints.
+
+    Raises:
+        TypeError: It is no path.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = require_path("checkpoint", folder)
         self._thread: threading.Thread | None = None
         self._succeeded = True
         self._warned = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,14 @@ from lbbsp_core.runtime import env, naming
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
-from lbbsp_core.validate import require_integer, require_known, require_positive
+from lbbsp_core.validate import (
+    require_integer,
+    require_known,
+    require_nonnegative,
+    require_path,
+    require_positive,
+    shortened,
+)
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -114,8 +122,16 @@ class SessionOptions:
     short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
-        self._resolve()
         require_integer("granularity", self.granularity, 1)
+        require_integer("seed", self.seed, 0)
+        if self.interval is not None:
+            require_integer("interval", self.interval, 1)
+        if self.min_gain is not None:
+            require_nonnegative("min_gain", self.min_gain)
+        if self.record is not None:
+            require_path("record", self.record)
+        self._check_drivers()
+        self._resolve()
         if require_positive("silence_seconds", self.silence_seconds) < _SHORTEST_SILENCE_SECONDS:
             raise ValueError(
                 f"silence_seconds must be >= {_SHORTEST_SILENCE_SECONDS:g}, got "
@@ -127,6 +143,14 @@ class SessionOptions:
             require_integer("compare_weights", self.compare_weights, 1)
         if self.metrics_file is not None:
             _require_prom("metrics_file", self.metrics_file)
+
+    def _check_drivers(self) -> None:
+        names = self.drivers
+        if isinstance(names, str) or not (names is None or isinstance(names, Sequence)):
+            raise TypeError(
+                f"drivers must be a list of names, got {shortened(names)}: write "
+                'drivers=("cpu_other_percent",), or drivers=() for none'
+            )
 
     def _resolve(self) -> None:
         """Replaces names by objects, but for the predictor, which depends on the session's lag."""
@@ -144,15 +168,21 @@ class SessionOptions:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> SessionOptions:
+    def of(
+        cls, options: Mapping[str, Any], function: Callable[..., object] | None = None
+    ) -> SessionOptions:
         """Creates the options from a plugin's keyword arguments.
+
+        Args:
+            options: Further keyword arguments of a function of the plugin.
+            function: That function, for an error that names its own arguments, too.
 
         Raises:
             TypeError: An option is unknown; names the nearest known one.
         """
         for name in _ELSEWHERE.keys() & options.keys():
             raise TypeError(_ELSEWHERE[name])
-        known = [field.name for field in fields(cls)]
+        known = [*_named_arguments(function), *(field.name for field in fields(cls))]
         try:
             for name in options:
                 require_known("option", name, known)
@@ -241,13 +271,18 @@ class SessionOptions:
         return {name: value for name, value in given.items() if value is not None}
 
 
+def _named_arguments(function: Callable[..., object] | None) -> list[str]:
+    parameters = inspect.signature(function).parameters.values() if function else ()
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+
+
 def _require_prom(name: str, path: str | Path) -> Path:
     """Returns the path of a file for Prometheus' node exporter.
 
     Raises:
         ValueError: The collector would ignore the file.
     """
-    path = Path(path)
+    path = require_path(name, path)
     if path.suffix != ".prom":
         raise ValueError(
             f"{name} must end in .prom, got {str(path)!r}: the node exporter reads only such files "

@@ -1,5 +1,8 @@
 """Arguments of the trainers and of `balance` that are left out, exchanged, or given by name."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
@@ -8,7 +11,8 @@ import mxnet as mx  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network  # noqa: E402
 from mxnet import gluon  # noqa: E402
 
-from lbbsp_core import DSSP, Ema, Limits, LoadBalanced  # noqa: E402
+from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
+from lbbsp_mx.steps import Steps  # noqa: E402
 
 
 def trainer(net=None, **options):
@@ -51,6 +55,33 @@ def test_a_number_of_samples_or_the_data_set_will_do_and_a_seed_can_be_left_out(
 def test_a_loader_without_batch_sampler_is_refused(wrong, problem):
     with pytest.raises(ValueError, match=problem):
         sizes(lambda it: gluon.data.DataLoader(DATA, **wrong(it)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "outcome"),
+    [
+        (Even(), {}, "warns"),
+        (FixedShares((1, 1)), {}, "warns"),
+        (LoadBalanced(), {}, "refuses"),
+        (Even(), {"shows_sizes": True}, "nothing"),
+        (LoadBalanced(), {"shows_sizes": True}, "nothing"),
+        (LoadBalanced(), {"has_rows": True}, "nothing"),
+    ],
+)
+def test_several_workers_that_draw_without_the_plan(policy, known, outcome, caplog):
+    session = SimpleNamespace(
+        workers=2, rank=0, step=0, order=None, sizes=(8, 8),
+        balancer=SimpleNamespace(policy=policy),
+    )  # fmt: skip
+    steps = Steps(session, SimpleNamespace(parts=1, check=lambda *_: None))
+    vars(steps).update(known)
+    expected = pytest.raises(ValueError, match="pass DataLoader") if outcome == "refuses" else (
+        nullcontext()
+    )  # fmt: skip
+    with expected:
+        steps.begin(8, [])
+    steps.begin(8, [])
+    assert len(caplog.records) == (outcome == "warns")
 
 
 def test_a_step_of_another_number_of_samples_is_refused():

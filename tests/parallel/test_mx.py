@@ -88,7 +88,8 @@ def test_when_somebody_fails_all_are_gone_within_ten_seconds(mode, status, culpr
 EXPECTED = {
     "no_batch_size": "batch_size of the NDArrayIter is 1, its default",
     "size": "must be called with the 8 samples that the plan gives to worker",
-    "no_sampler": "must be called with the 8 samples",
+    "no_sampler": "has used neither its batch_sampler nor its sizes: pass DataLoader(",
+    "other_size": "must be called with the 8 samples",
     "update_alone": "update must follow allreduce_grads",
     "update_on_kvstore": "update_on_kvstore must be False, got True",
     "compression": "compression_params must be None",

@@ -341,6 +341,9 @@ def test_what_cannot_continue_exactly_is_refused_with_the_remedy(tmp_path):
     it = balancer(tmp_path)
     with pytest.raises(ValueError, match=r"fit needs the data of the balancer"):
         model().fit(FEATURES, TARGETS, verbose=0, callbacks=[it])
+    for balancers in ((it, it), (it, balancer(tmp_path))):
+        with pytest.raises(ValueError, match="callbacks must contain one LoadBalancer, got 2"):
+            fit(balancers[0], model(), *balancers[1:])
     with pytest.raises(ValueError, match="a custom loop must save"):
         it.loop(lambda batch: None, it.dataset(FEATURES, TARGETS))
     data = tf.data.Dataset.from_tensor_slices((FEATURES, TARGETS)).shuffle(9, seed=1)

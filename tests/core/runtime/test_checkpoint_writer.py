@@ -4,10 +4,11 @@ import logging
 import threading
 
 import numpy as np
+import pytest
 
 from lbbsp_core.runtime import checkpoint_writer
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, require_every
 
 
 def checkpoint(step):
@@ -48,3 +49,15 @@ def test_a_failed_write_warns_once_and_the_next_one_may_succeed(tmp_path, caplog
     writer.start(checkpoint(3))
     assert writer.flush()
     assert newest_checkpoint(folder).step == 3
+
+
+def test_a_folder_is_a_path_and_needed_for_checkpoints_every_few_steps():
+    with pytest.raises(TypeError, match="checkpoint must be a path, got True"):
+        CheckpointWriter(True)
+    require_every("epoch", None)
+    require_every(10, "folder")
+    with pytest.raises(ValueError, match="every = 10 has no effect without a folder"):
+        require_every(10, None)
+    for wrong in (0, 1.5, "epochs"):
+        with pytest.raises(ValueError, match="every must be 'epoch' or a number of steps >= 1"):
+            require_every(wrong, "folder")

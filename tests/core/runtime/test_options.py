@@ -38,6 +38,31 @@ def test_an_unknown_option_is_named_with_the_nearest_one():
         SessionOptions.of({"granularty": 8})
 
 
+def test_the_options_of_the_plugin_are_known_too():
+    def plugin(self, model, *, checkpoint=None, **options):
+        pass
+
+    with pytest.raises(TypeError, match=r"did you mean 'checkpoint'.* Known names: model, checkp"):
+        SessionOptions.of({"chekpoint": "x"}, plugin)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("interval", "2", "interval must be an integer >= 1, got '2'"),
+        ("min_gain", "0", "min_gain must be finite and >= 0, got '0'"),
+        ("seed", None, "seed must be an integer >= 0, got None"),
+        ("drivers", 5, "drivers must be a list of names, got 5"),
+        ("drivers", "runnable", "drivers must be a list of names, got 'runnable'"),
+        ("record", True, "record must be a path, got True"),
+        ("metrics_file", 5, "metrics_file must be a path, got 5"),
+    ],
+)
+def test_values_of_a_wrong_type_are_named(option, value, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        SessionOptions(**{option: value})
+
+
 def test_resources_are_sampled_only_for_a_policy_that_predicts():
     options = SessionOptions(drivers=("runnable",))
     assert options.choose_drivers(LoadBalanced()) == ("runnable",)
