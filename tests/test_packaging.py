@@ -121,9 +121,10 @@ def setup():
 
 
 def test_links_that_an_index_cannot_resolve_become_text(setup):
-    readme = "# A\n\n![Plot](docs/a.png)\n\n*Caption.*\n\nB [c](d.md#e) [f](https://g) [h](#i).\n"
+    picture = "![Plot](docs/a.png)\n\n*Caption.*\n\n"
+    readme = f"# A\n\n{picture}B [c](d.md#e) [d.md](d.md) [f](https://g) [h](#i).\n"
     shown = setup.long_description(readme)
-    assert shown == f"# A\n\n{setup.NOTE}B c [f](https://g) [h](#i).\n"
+    assert shown == f"# A\n\n{setup.NOTE}B c: d.md d.md [f](https://g) [h](#i).\n"
 
 
 def test_the_long_description_is_the_readme_with_absolute_links(setup):

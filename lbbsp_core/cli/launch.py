@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -18,6 +18,9 @@ from lbbsp_core.cli.options import (
 from lbbsp_core.launch import GRACE_SECONDS
 from lbbsp_core.launch import launch as launch_job
 
+_OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--elastic")
+"""Options that scripts hardly have themselves."""
+
 
 @one_line_errors
 def launch(
@@ -25,7 +28,8 @@ def launch(
         list[str],
         typer.Argument(
             metavar="SCRIPT.py [ARGS]...",
-            help="Script to run, or with -m a module, followed by its own arguments.",
+            help="Script to run, or with -m a module, followed by its own arguments. Options of "
+            "lbbsp launch come before it.",
         ),
     ],
     workers: Annotated[
@@ -120,6 +124,12 @@ def launch(
     started again; a script with a checkpoint continues from it.
     """
     require_writable_folder("--run-dir", run_dir)
+    for argument in command[1:]:
+        if argument.partition("=")[0] in _OURS:
+            text = (
+                f"the script gets {argument}, which follows it: options of lbbsp launch come first"
+            )
+            typer.echo(f"lbbsp launch: {text}", err=True)
     status = launch_job(
         ["-m", *command] if module else command,
         workers=workers,

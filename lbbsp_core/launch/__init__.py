@@ -194,7 +194,7 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "
-            "give one, or None for no limit"
+            "give one, or leave it out for no limit"
         )
     if not (math.isfinite(grace) and grace >= 0):
         raise ValueError(

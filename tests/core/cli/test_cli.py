@@ -94,9 +94,11 @@ def test_launch_leaves_out_what_is_not_given(jobs):
     ],
 )
 def test_the_arguments_of_the_script_are_its_own(jobs, arguments):
-    run("launch", "-n", 1, "train.py", *arguments)
+    result = run("launch", "-n", 1, "train.py", *arguments)
     [(command, _)] = jobs
     assert command == ["train.py", *arguments]
+    noted = "the script gets --speeds, which follows it: options of lbbsp launch come first"
+    assert (noted in result.stderr) == ("--speeds" in arguments)
 
 
 def test_a_module_is_handed_on_as_to_python(jobs):
