@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from lbbsp_core.validate import parse_json, shortened
@@ -625,6 +625,8 @@ def _convert(hint: Any, value: object) -> object:
     if origin is UnionType:
         return None if value is None else _convert(arguments[0], value)
     if origin is tuple and isinstance(value, list):
+        if _are_floats(arguments[0], value):
+            return tuple(value)
         return tuple(_convert(arguments[0], each) for each in value)
     if origin is Mapping and isinstance(value, dict):
         return {key: _convert(arguments[1], each) for key, each in value.items()}
@@ -637,6 +639,16 @@ def _convert(hint: Any, value: object) -> object:
     ):
         raise OverflowError
     return value
+
+
+def _are_floats(hint: Any, values: list[object]) -> bool:
+    """Returns whether no value of a list needs a conversion: most lists, in a long record."""
+    if hint is not float and float not in get_args(hint):
+        return False
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return all(map(math.isfinite, values))  # type: ignore[arg-type]
+    return hint is not float and kinds == {NoneType}
 
 
 def _check_range(where: str, name: str, values: Sequence[float | None]) -> None:
