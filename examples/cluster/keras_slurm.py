@@ -15,6 +15,8 @@ from sklearn.datasets import load_digits
 
 import lbbsp_tf
 
+if "SLURM_STEP_NODELIST" not in os.environ:
+    sys.exit("this is no task of Slurm: start it with srun")
 slurm = tf.distribute.cluster_resolver.SlurmClusterResolver(
     port_base=20000 + int(os.environ["SLURM_JOB_ID"]) % 750 * 16,  # jobs may share a node
     gpus_per_node=64,  # here, places for tasks; its own count fails on nodes without GPUs

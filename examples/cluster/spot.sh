@@ -15,6 +15,10 @@ token_address=${SPOT_TOKEN-http://169.254.169.254/latest/api/token}
 header=${SPOT_HEADER:-}
 seconds=${SPOT_SECONDS:-5}
 
+if [ $# = 0 ]; then
+    echo "usage: spot.sh COMMAND [ARGS]..." >&2
+    exit 2
+fi
 if ! command -v curl >/dev/null; then
     echo "spot.sh needs curl: install it" >&2
     exit 127

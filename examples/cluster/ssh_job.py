@@ -45,9 +45,17 @@ def folder(text: str) -> str:
 
 
 def copy(host: str, source: IO[str]) -> None:
-    """Prints the lines of a worker."""
-    for line in source:
-        print(f"[{host}] {line.rstrip()}", flush=True)
+    """Prints the lines of a worker; where that is impossible, ends the job."""
+    try:
+        for line in source:
+            print(f"[{host}] {line.rstrip()}", flush=True)
+    except OSError as error:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        print(f"the output cannot be written ({error}): ending the job", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in source:  # a worker whose output is not read would wait
+            pass
 
 
 def start(host: str, rank: int, options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -57,14 +65,17 @@ def start(host: str, rank: int, options: argparse.Namespace) -> subprocess.Popen
     worker += ["--rank", str(rank), "--port", str(options.port)]
     worker += ["--framework", options.framework, "--", *options.command]
     command = f"cd {folder(options.directory)} && exec {shlex.join(worker)}"
-    return subprocess.Popen(
-        [*shlex.split(options.ssh), host, command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    try:
+        return subprocess.Popen(
+            [*shlex.split(options.ssh), host, command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        sys.exit(f"--ssh cannot be started: {error}")
 
 
 def main() -> int:
@@ -85,6 +96,7 @@ def main() -> int:
     parser.add_argument("--ssh", default="ssh -tt -o BatchMode=yes", help="command to reach a host")
     options = parser.parse_args()
     check(parser, options)
+    sys.stdout.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     processes: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []

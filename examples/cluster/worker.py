@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 RESOLVE_SECONDS = 120.0  # names of containers become known some time after they have started
+SAY_SECONDS = 5.0  # after which a wait for a name is reported
 END_SECONDS = 30.0  # after a failure: the other processes of a job end by themselves within 15 s
 LEFT = 128 + signal.SIGTERM  # status of a worker that has left in order, after a SIGTERM
 LAST_PORT = 65535
@@ -41,6 +43,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     options.hosts = [host.strip() for host in options.hosts.split(",")]
     if not all(options.hosts):
         parser.error(f"--hosts must have a name between two commas, got {','.join(options.hosts)}")
+    for host in options.hosts:
+        if problem := host_problem(host, options):
+            parser.error(f"--hosts {problem}, got {host}")
     highest = LAST_PORT + 1 - max(map(options.hosts.count, options.hosts))
     if not 1 <= options.port <= highest:
         parser.error(
@@ -53,11 +58,38 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error("a script must follow the options: train.py [ARGS]...")
 
 
+def host_problem(host: str, options: argparse.Namespace) -> str:
+    """Returns what is wrong with a host, or an empty string."""
+    address = as_address(host)
+    if address is None and ":" in host:
+        return "must be names or addresses without a port, which --port sets"
+    if isinstance(address, ipaddress.IPv6Address) and options.framework == "mxnet":
+        return "must be names or IPv4 addresses, because MXNet knows no others"
+    loops = host == "localhost" if address is None else address.is_loopback
+    if loops and len(set(options.hosts)) > 1:
+        return "must be names or addresses under which the workers reach each other"
+    return ""
+
+
+def as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host as an address, with or without brackets; None if it is a name."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    return None
+
+
 def tf_config(hosts: Sequence[str], rank: int, port: int) -> dict[str, str]:
     """Returns TF_CONFIG of a worker; workers of the same host get ports one after the other."""
-    workers = [f"{host}:{port + hosts[:i].count(host)}" for i, host in enumerate(hosts)]
+    ports = [port + hosts[:i].count(host) for i, host in enumerate(hosts)]
+    workers = [f"{bracketed(host)}:{own}" for host, own in zip(hosts, ports, strict=True)]
     task = {"type": "worker", "index": rank}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+
+def bracketed(host: str) -> str:
+    """Returns a host as it must stand before a port: an IPv6 address has brackets."""
+    address = as_address(host)
+    return f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else host
 
 
 def dmlc(addresses: Sequence[str], rank: int, port: int) -> dict[str, str]:
@@ -73,12 +105,16 @@ def dmlc(addresses: Sequence[str], rank: int, port: int) -> dict[str, str]:
 
 def resolve(host: str) -> str:
     """Returns the IPv4 address of a host, for which it waits."""
-    deadline = time.monotonic() + RESOLVE_SECONDS
-    while time.monotonic() < deadline:
+    started = time.monotonic()
+    said = False
+    while (waited := time.monotonic() - started) < RESOLVE_SECONDS:
         with contextlib.suppress(OSError):
             return socket.gethostbyname(host)
+        if waited > SAY_SECONDS and not said:
+            print(f"waiting until {host} has an IPv4 address", file=sys.stderr, flush=True)
+            said = True
         time.sleep(1)
-    sys.exit(f"the host {host} cannot be resolved: correct --hosts")
+    sys.exit(f"the host {host} has no IPv4 address that is known here: correct --hosts")
 
 
 def reachable(hosts: Sequence[str]) -> list[str]:
@@ -155,7 +191,7 @@ def wait(processes: Mapping[str, subprocess.Popen]) -> int:
             deadline = time.monotonic() + END_SECONDS
         if time.monotonic() > deadline:
             rest = " and ".join(running)
-            message = f"{', '.join(failed)}; {END_SECONDS:g} s later this ends {rest}"
+            message = f"{', '.join(failed)}; ending {rest}, still running {END_SECONDS:g} s later"
             print(message, file=sys.stderr)
             break
         time.sleep(0.2)

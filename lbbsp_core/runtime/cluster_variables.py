@@ -78,7 +78,10 @@ def _cluster_problem(cluster: Mapping[str, object]) -> str:
     all_addresses: list[str] = []
     for kind, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
-            return f"must have a list of host:port strings as cluster[{kind!r}]"
+            return (
+                f"must have a list of host:port strings as cluster[{kind!r}], with IPv6 addresses "
+                "in brackets"
+            )
         all_addresses += addresses
     for address in all_addresses:
         if all_addresses.count(address) > 1:
@@ -99,4 +102,8 @@ def _task_problem(cluster: Mapping[str, list[str]], task: Mapping[str, object]) 
 
 
 def _is_address(text: object) -> bool:
-    return isinstance(text, str) and text.rpartition(":")[2].isdecimal() and ":" in text
+    if not isinstance(text, str):
+        return False
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    return bool(colon) and port.isdecimal() and (is_bracketed or ":" not in host)
