@@ -27,9 +27,6 @@ OUTSIDE = {
 }
 """Documents outside ``docs/``, and their pages."""
 
-SEARCHED_FIRST = "troubleshooting.md"
-"""Page that the search shows before others, so that it finds messages."""
-
 COMMANDS = "<!-- commands -->"
 """Place of the reference of all commands."""
 
@@ -46,8 +43,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Points links between documents to their pages, and writes the reference of the commands."""
     name = page.file.src_uri
-    if name == SEARCHED_FIRST:
-        page.meta["search"] = {"boost": 10}
     sources = {target: source for source, target in OUTSIDE.items()}
     source = PurePosixPath(sources.get(name, f"docs/{name}"))
     if COMMANDS in markdown:
