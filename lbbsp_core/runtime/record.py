@@ -474,7 +474,8 @@ def read_run(path: str | Path) -> Run:
         except ValueError as error:
             if unfinished is not None:
                 raise unfinished from None
-            unfinished = error  # allowed at the end of the file, and before another start
+            # allowed at the end of the file, and before another start
+            unfinished = ValueError(f"{error}: remove the line, or record the run again")
             continue
         if is_header(values):
             unfinished = None
