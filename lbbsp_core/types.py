@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,7 @@ class Limits:
             plans shares of mean samples, and leaves it to the cut of each step.
 
     Raises:
+        TypeError: A number of samples is no integer.
         ValueError: `minimum` is negative, `maximum` is below `minimum`, or `maximum_work` is not
             finite and > 0.
 
@@ -90,6 +92,9 @@ class Limits:
     maximum_work: float | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in (("minimum", Integral), ("maximum", Integral | None)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"Limits.{name} must be a whole number of samples, got {value!r}")
         if self.minimum < 0:
             raise ValueError(f"Limits.minimum must be >= 0, got {self.minimum}: use 0 or more")
         if self.maximum is not None and self.maximum < self.minimum:

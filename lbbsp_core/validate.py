@@ -48,6 +48,21 @@ def require_nonnegative(name: str, value: float) -> float:
     return float(value)
 
 
+def require_fraction(name: str, value: float) -> float:
+    """Returns `value` as a float if it is in [0, 1).
+
+    Raises:
+        ValueError: `value` is no number, or is out of range.
+
+    Example:
+        >>> require_fraction("min_gain", 0)
+        0.0
+    """
+    if not (_is_finite(value) and 0 <= value < 1):
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
+    return float(value)
+
+
 def require_integer(name: str, value: float, minimum: int) -> int:
     """Returns `value` as an int if it is of an integer type and >= `minimum`.
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 from lbbsp_core.cost import Proportional, slowest
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
+from lbbsp_core.validate import require_fraction, require_integer
 
 
 class LoadBalancedState(NamedTuple):
@@ -65,10 +66,8 @@ class LoadBalanced:
     interval: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_gain < 1:
-            raise ValueError(f"min_gain must be in [0, 1), got {self.min_gain!r}")
-        if self.interval < 1 or self.interval != int(self.interval):
-            raise ValueError(f"interval must be an integer >= 1, got {self.interval!r}")
+        require_fraction("min_gain", self.min_gain)
+        require_integer("interval", self.interval, 1)
 
     def init(self, constraints: BatchConstraints) -> LoadBalancedState:
         """Returns the even plan, which stays until every worker has been measured."""

@@ -187,6 +187,7 @@ class Balancer:
         self._plans: dict[int, tuple[Sizes, Sequence[Cost | None]]]
         self._start_planning()
         self._continues = False  # whether plans were restored
+        self._has_peers = False  # whether the memory limits of all workers are known
         self._order: Order | None = None
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
@@ -338,7 +339,8 @@ class Balancer:
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
-        if self.constraints != old and not (self._continues and self._allows_plans()):
+        self._has_peers = True
+        if not self._allows_plans() if self._continues else self.constraints != old:
             self._start_planning()
 
     def record_to(self, record: RunRecord | Observers | None) -> None:
@@ -505,13 +507,17 @@ class Balancer:
         The position in the order is restored for any number of workers. The plans are restored if
         this run's constraints allow them, such as a maximum that was lowered after a worker had
         run out of memory; the state of the predictor if the rank and the predictor are the same;
-        and the time of steps for the same number of workers.
+        and the time of steps for the same number of workers. `set_peers`, from which the default
+        maximum of each worker is known, checks the plans again.
         """
         self.step = state.step
         self._order = order_of(state.order) if state.order else None
         self._order_start = state.order_start
         plans = [(self._policy_state.sizes, self._unknown)]
-        if all(map(self.constraints.allow, (*state.plans, state.policy_state.sizes))):
+        known = self.constraints
+        if not self._has_peers:
+            known = replace(known, limits=self.known_limits)
+        if all(map(known.allow, (*state.plans, state.policy_state.sizes))):
             self._policy_state = state.policy_state
             self._continues = state.step > 0
             plans = [(sizes, self._unknown) for sizes in state.plans]

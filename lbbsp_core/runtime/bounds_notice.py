@@ -20,6 +20,10 @@ SHORT_STEPS: Final = 50
 
 
 _NOTABLE = 0.5
+"""Fraction of even shares, T / D, up to which bounds of short steps are reported at once."""
+
+_NOTABLE_LOSS = 0.25
+"""Predicted loss of steps, because of these bounds, from which on they are reported, too."""
 
 
 class BoundsNotice:
@@ -29,7 +33,8 @@ class BoundsNotice:
     """
 
     def __init__(self) -> None:
-        self._plans_at_maximum = 0
+        self._plans_at_maximum: dict[int, int] = {}  # consecutive ones, by rank
+        self._slower_plans = 0  # consecutive plans that cost notably more than without bounds
         self._maximum_reported = False
         self._short_reported = False
 
@@ -37,20 +42,20 @@ class BoundsNotice:
         """Gives the notices that are due after a step."""
         if not self._maximum_reported and balancer.default_maximum is not None:
             self._check_maximum(balancer, balancer.default_maximum)
-        if not self._short_reported and balancer.short_steps.steps >= SHORT_STEPS:
+        if not self._short_reported:
             self._check_short_steps(balancer)
 
     def _check_maximum(self, balancer: Balancer, maximum: int) -> None:
         sizes, costs = balancer.latest_plan
-        ranks = [
-            rank
+        self._plans_at_maximum = {
+            rank: self._plans_at_maximum.get(rank, 0) + 1
             for rank, limits in enumerate(balancer.known_limits)
             if limits.maximum is None and sizes[rank] == maximum
-        ]
-        self._plans_at_maximum = self._plans_at_maximum + 1 if ranks else 0
-        if self._plans_at_maximum < PATIENCE:
+        }
+        ranks = [rank for rank, plans in self._plans_at_maximum.items() if plans >= PATIENCE]
+        if not ranks:
             return
-        self._plans_at_maximum = 0
+        self._plans_at_maximum = {}
         known = [cost for cost in costs if cost is not None]
         loss = ""
         if len(known) == len(costs):
@@ -84,17 +89,34 @@ class BoundsNotice:
 
     def _check_short_steps(self, balancer: Balancer) -> None:
         short = balancer.short_steps
-        if short.fraction > _NOTABLE or short.seconds is None:
+        if short.seconds is None or short.fraction == 1:
+            self._slower_plans = 0
+            return
+        loss = _loss_of_short_steps(balancer)
+        self._slower_plans = self._slower_plans + 1 if loss >= _NOTABLE_LOSS else 0
+        is_notable = short.fraction <= _NOTABLE or self._slower_plans >= PATIENCE
+        if short.steps < SHORT_STEPS or not is_notable:
             return
         self._short_reported = True
+        longer = f", so that by the forecasts steps take {loss:.0%} longer"
         logger.warning(
             "steps take %s ms, too short to measure the speeds of workers by: batches stay "
-            "within %s %% of even shares until steps take %s ms; a larger global_batch_size "
+            "within %s %% of even shares until steps take %s ms%s; a larger global_batch_size "
             "makes them longer, and short_step_seconds=0 lets batches follow any measurement",
             _rounded(short.seconds * 1e3),
             _rounded(short.fraction * 100),
             _rounded(short.threshold_seconds * 1e3),
+            longer if loss >= _NOTABLE_LOSS else "",
         )
+
+
+def _loss_of_short_steps(balancer: Balancer) -> float:
+    """Returns how much longer steps are predicted to take than without bounds of short steps."""
+    sizes, costs = balancer.latest_plan
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return 0.0
+    return slowest(known, sizes) / slowest(known, balancer.constraints.plan(known)) - 1
 
 
 def _rounded(value: float) -> str:

@@ -54,7 +54,8 @@ def agree(
         **{name: value for name, value in facts.items() if isinstance(value, str)},
         "lbbsp version": lbbsp_version(),
         "limits, granularity and policy": (
-            f"{constraints} {described(policy)}, short steps below "
+            f"{constraints} {described(policy)}, "
+            f"default maximum {balancer.default_maximum}, short steps below "
             f"{balancer.short_steps.threshold_seconds!r} s"
         ),
         "sample order": order.description if order else "none",

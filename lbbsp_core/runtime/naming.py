@@ -101,11 +101,17 @@ def read_cost(value: AnyCost) -> Cost | CostShape:
     """
     if isinstance(value, CostShape):
         return value
-    if isinstance(value, str) and (":" in value or value in COSTS) and not os.path.exists(value):
+    if isinstance(value, str) and _is_name_of_cost(value):
         return COSTS.build(value)
     if isinstance(value, str | Path):
         return _load_profile(Path(value))
     return COSTS.resolve(value)
+
+
+def _is_name_of_cost(text: str) -> bool:
+    """Returns whether a text is a name, with options or not, and no path of a file."""
+    is_path = os.sep in text or text.endswith(".json") or os.path.exists(text)
+    return (":" in text or text in COSTS) and not is_path
 
 
 def _load_profile(path: Path) -> Profile:

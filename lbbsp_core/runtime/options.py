@@ -19,9 +19,9 @@ from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
 from lbbsp_core.validate import (
+    require_fraction,
     require_integer,
     require_known,
-    require_nonnegative,
     require_path,
     require_positive,
     shortened,
@@ -127,7 +127,7 @@ class SessionOptions:
         if self.interval is not None:
             require_integer("interval", self.interval, 1)
         if self.min_gain is not None:
-            require_nonnegative("min_gain", self.min_gain)
+            require_fraction("min_gain", self.min_gain)
         if self.record is not None:
             require_path("record", self.record)
         self._check_drivers()

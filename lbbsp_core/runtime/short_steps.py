@@ -22,11 +22,11 @@ class ShortStepsState(NamedTuple):
     """What `ShortSteps` has learned.
 
     Args:
-        seconds: T, the smoothed busy time of the slowest worker; None before it was measured.
+        seconds: Smoothed busy time of each worker, by rank; None before a step was measured.
         steps: Measured steps so far.
     """
 
-    seconds: float | None
+    seconds: tuple[float, ...] | None
     steps: int
 
 
@@ -43,9 +43,11 @@ class ShortSteps:
     .. math:: |x_i - e_i| \le e_i T / D
 
     so that it is wrong by less than a fraction T / D whatever is measured. Steps of at least D are
-    not restricted. T is the expectile 0.2 of the slowest worker's busy time, because contention
-    makes short steps longer, but not speeds better known. It grows by at most a tenth per step,
-    so that a pause of a process widens no bounds, and starts at the time of the fastest worker.
+    not restricted. T is the largest of the workers' smoothed busy times: expectiles 0.2, because
+    contention makes short steps longer, but not speeds better known. (Of many workers, some are
+    always delayed: the smoothed time of the slowest one would grow with their number.) They grow
+    by at most a tenth per step, so that a pause of a process widens no bounds, and start at the
+    time of the fastest worker.
 
     Decisions are the same on all workers: scalar operations on exchanged integers (rule 3).
 
@@ -66,26 +68,33 @@ class ShortSteps:
 
     def __init__(self, threshold_seconds: float) -> None:
         self.threshold_seconds = require_nonnegative("short_step_seconds", threshold_seconds)
-        self.seconds: float | None = None
-        """T, the smoothed busy time of the slowest worker; None before the first measurement."""
+        self._smoothed: list[float] | None = None  # by rank
         self.steps = 0
         """Measured steps so far."""
 
     @property
     def state(self) -> ShortStepsState:
         """State to continue from, which can be set; the same on all workers."""
-        return ShortStepsState(self.seconds, self.steps)
+        smoothed = self._smoothed
+        return ShortStepsState(None if smoothed is None else tuple(smoothed), self.steps)
 
     @state.setter
     def state(self, state: ShortStepsState) -> None:
-        self.seconds, self.steps = state
+        self._smoothed = None if state.seconds is None else list(state.seconds)
+        self.steps = state.steps
+
+    @property
+    def seconds(self) -> float | None:
+        """T, the smoothed busy time of the slowest worker; None before the first measurement."""
+        return None if self._smoothed is None else max(self._smoothed)
 
     @property
     def fraction(self) -> float:
         """T / D, by which a batch may differ from its even share; 1 or more: by any number."""
-        if self.seconds is None or self.seconds >= self.threshold_seconds:
+        seconds = self.seconds
+        if seconds is None or seconds >= self.threshold_seconds:
             return 1.0
-        return self.seconds / self.threshold_seconds
+        return seconds / self.threshold_seconds
 
     def observe(self, busy_seconds: Sequence[float], excluded: Collection[int]) -> None:
         """Adds a step to T, if a worker was measured in it.
@@ -94,14 +103,18 @@ class ShortSteps:
             busy_seconds: Exchanged busy seconds by rank; 0 where the measurement is invalid.
             excluded: Ranks whose measurement must not be learned from.
         """
-        known = [busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded]
+        known = {
+            rank: busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded
+        }
         if not known:
             return
         self.steps += 1
-        if self.seconds is None:
-            self.seconds = min(known)
-        change = min(max(known), _LARGEST_RATIO * self.seconds) - self.seconds
-        self.seconds += (_RISE if change > 0 else _FALL) * change
+        if self._smoothed is None:
+            self._smoothed = [min(known.values())] * len(busy_seconds)
+        for rank, busy in known.items():
+            before = self._smoothed[rank]
+            change = min(busy, _LARGEST_RATIO * before) - before
+            self._smoothed[rank] = before + (_RISE if change > 0 else _FALL) * change
 
     def narrow(self, constraints: BatchConstraints) -> BatchConstraints:
         """Returns the constraints for the next plan; the even plan always satisfies them."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lbbsp_core.validate import (
+    nearest,
     parse_json,
     require_integer,
     require_known,
@@ -47,8 +48,23 @@ def test_require_known_suggests_the_most_similar_name() -> None:
         require_known("policy", "lbsp", known)
     with pytest.raises(ValueError, match=r"did you mean 'lbbsp'"):
         require_known("policy", "LBBSP", known)
-    with pytest.raises(ValueError, match=r"no policy 'zzz'\. Known names: bsp, lbbsp$"):
-        require_known("policy", "zzz", known)
+    for distant in ("zzz", "optimal", "b"):
+        with pytest.raises(ValueError, match=rf"no policy '{distant}'\. Known names: bsp, lbbsp$"):
+            require_known("policy", distant, known)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("linear", ["narx", "last", "ema0.5"], None),
+        ("static", ["proportional", "affine", "saturating"], None),
+        ("optimal", ["proportional", "fixed"], None),
+        ("ema", ["ema0.5", "narx"], "ema0.5"),
+        ("proportionl", ["proportional", "fixed"], "proportional"),
+    ],
+)
+def test_only_similar_names_are_suggested(name: str, known: list[str], near: str | None) -> None:
+    assert nearest(name, known) == near
 
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])

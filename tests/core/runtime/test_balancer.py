@@ -37,6 +37,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.runtime.observers import Observers
 from lbbsp_core.runtime.record import StepLine, open_record, run_header
+from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]
@@ -481,6 +482,20 @@ def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None
             drawn += np.concatenate(parts).tolist()
             run(balancers, speeds(*random.uniform(10, 40, size=3)))
         assert sorted(drawn) == list(range(order.num_samples))
+
+
+def test_a_short_step_is_not_learned_from() -> None:
+    balancers = team(2, 16, policy=EXACT, predictor=LastValue(), short_steps=ShortSteps(0.1))
+    follow(balancers, 16 * 2 + 6)
+    run(balancers, speeds(10, 30), steps=2)
+    before = [balancer.state() for balancer in balancers]
+    messages = [balancer.report(0.41) for balancer in balancers]  # no outlier
+    assert all(message.excluded for message in messages)
+    for balancer, state in zip(balancers, before, strict=True):
+        balancer.receive(messages, 0.41)
+        assert balancer.state().estimate.predictor == state.estimate.predictor
+        assert balancer.state().short_steps == state.short_steps
+    assert plan(balancers) == (4, 12)
 
 
 def test_a_short_step_relaxes_minima_and_scales_the_rest() -> None:

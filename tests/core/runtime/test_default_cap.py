@@ -6,6 +6,7 @@ import logging
 import re
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.async_session import AsyncSession
 from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
 from lbbsp_core.runtime.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.runtime.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
 
@@ -353,6 +355,18 @@ def test_workers_compare_the_threshold_of_short_steps(monkeypatch):
     }
 
 
+def test_workers_compare_whether_limits_are_given(monkeypatch):
+    """The limits may be those of the default maximum, which a profile lifts later."""
+    compared = []
+    monkeypatch.setattr(handshake, "compare", lambda collectives, facts: compared.append(facts))
+    for limits in (None, 64):
+        WorkerSession(
+            Same(0, WORKERS), X, SessionOptions(limits=limits, drivers=()), framework="none"
+        ).start({})
+    first, other = compared
+    assert first["limits, granularity and policy"] != other["limits, granularity and policy"]
+
+
 # Short steps
 
 
@@ -366,6 +380,56 @@ def test_short_steps_are_reported_once_and_bound_the_plan(monkeypatch, said):
     assert max(workers[0].sizes) <= 32 * 1.2
     train(workers, costs, SHORT_STEPS, monkeypatch)
     assert len(said("too short")) == 1
+
+
+@pytest.mark.parametrize(
+    ("slow", "seconds", "words"),
+    [
+        (1, 0.010, ["within 40 % of even shares until steps take 25 ms;"]),  # no loss
+        (1, 0.018, []),
+        (10, 0.040, ["so that by the forecasts steps take ", "% longer"]),
+        (1.2, 0.018, []),
+    ],
+)
+def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
+    slow, seconds, words, monkeypatch, said
+):
+    workers = sessions(workers=4, total=256)
+    costs = [Affine(0.0, seconds / 64 / (slow if rank else 1)) for rank in range(4)]
+    train(workers, costs, 150, monkeypatch)
+    texts = said("too short")
+    assert len(texts) == bool(words)
+    assert all(word in texts[0] for word in words)
+
+
+def notices(plans, limits):
+    """The notices of worker 0 about plans, the largest batch by default of which is 64."""
+    balancer = SimpleNamespace(
+        default_maximum=64, known_limits=limits, is_maximum_raised=False,
+        constraints=BatchConstraints(96, limits), short_steps=ShortSteps(0.0),
+    )  # fmt: skip
+    notice = BoundsNotice()
+    for plan in plans:
+        balancer.latest_plan = plan, (None,) * len(plan)
+        notice.check(balancer)
+
+
+def test_a_worker_is_named_after_consecutive_plans_at_the_maximum_only(said):
+    ours, theirs, even = (64, 16, 16), (16, 64, 16), (32, 32, 32)
+    free = (Limits(),) * 3
+    notices([ours, theirs] * PATIENCE, free)
+    notices([*[ours] * (PATIENCE - 1), even] * 2, free)
+    assert not said("largest batch")
+    notices([ours] * PATIENCE, (Limits(1, 64), Limits(), Limits()))
+    assert not said("largest batch"), "it is the maximum that the user gave, or its memory"
+    notices([ours] * PATIENCE, free)
+    (text,) = said("largest batch")
+    assert text.startswith("worker 0 has had 64 samples in each of 20 steps")
+
+
+def test_a_session_rounds_the_cap_up_to_the_granularity():
+    workers = sessions(total=100, granularity=8)
+    assert [each.maximum for each in workers[0].balancer.constraints.limits] == [72] * 3
 
 
 def test_very_short_steps_are_not_said_to_take_no_time(monkeypatch, said):

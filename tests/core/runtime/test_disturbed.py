@@ -133,6 +133,39 @@ def test_two_equal_workers_with_short_steps_do_not_swing(predictor: Predictor) -
     assert 120 <= mean(first for first, _ in near) <= 136
 
 
+@pytest.mark.parametrize("workers", [2, 16, 64])
+def test_bounds_do_not_widen_with_the_number_of_workers(workers: int) -> None:
+    """Of many workers, some are always delayed: that makes no speed better known."""
+    balancers = team(workers, 64 * workers, predictor=Ema(0.5))
+    mostly_constant = Affine(0.009, 0.001 / 64)
+    *_, last = play(balancers, [mostly_constant] * workers, 150, Noise(1, invalid=0.0))
+    assert balancers[0].short_steps.fraction < 0.6
+    assert min(last) >= 64 * 0.4
+    assert max(last) <= 64 * 1.6
+
+
+def test_contention_makes_short_steps_no_longer() -> None:
+    short, random_times = ShortSteps(SHORT_STEP_SECONDS), random.Random(0)
+    for _ in range(1000):
+        short.observe([0.01 if random_times.random() < 0.6 else 0.03 for _ in range(2)], ())
+    assert short.seconds is not None
+    assert short.seconds < 0.0145, "the mean is 18 ms, the expectile 0.2 12.9 ms"
+
+
+@pytest.mark.parametrize(("seconds", "fraction"), [(0.005, 0.2), (0.02, 0.8), (0.03, 1.0)])
+def test_the_default_threshold_is_25_milliseconds(seconds: float, fraction: float) -> None:
+    short = ShortSteps(SHORT_STEP_SECONDS)
+    short.observe((seconds, seconds), ())
+    assert short.fraction == pytest.approx(fraction)
+
+
+def test_bounds_of_the_user_hold_in_short_steps() -> None:
+    short = ShortSteps(SHORT_STEP_SECONDS)
+    short.observe((0.0125,) * 2, ())
+    narrow = short.narrow(BatchConstraints(48, (Limits(20), Limits(1, 30))))
+    assert [(each.minimum, each.maximum) for each in narrow.limits] == [(20, 36), (12, 30)]
+
+
 @given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=40), st.floats(1e-3, 0.04))
 def test_one_disturbance_widens_the_bounds_by_a_tenth_at_most(
     times: list[float], usual: float

@@ -141,16 +141,30 @@ def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
     assert not path.exists()
 
 
-def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
+def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
     released, started = threading.Event(), []
     metrics = MetricsFile(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
     monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))
     monkeypatch.setattr("lbbsp_core.runtime.metrics_file._PATIENCE_SECONDS", 0.01)
-    for _ in range(3):
-        metrics.add(LINE)
+    metrics.add(LINE)
+    until(lambda: started)
+    for _ in range(2):
         metrics.flush()
+        metrics.add(LINE)
     released.set()
     assert len(started) == 1
+
+
+def test_the_file_is_that_of_the_training_that_stepped_last(tmp_path):
+    path = tmp_path / "job.prom"
+    older, newer = (MetricsFile(path, HEADER, clock=lambda: 0.0) for _ in range(2))
+    older.add(replace(LINE, step=1))
+    older.flush()
+    older.add(replace(LINE, step=2))
+    newer.add(replace(LINE, step=3))
+    newer.flush()
+    older.flush()  # at the end of the process, say
+    assert parse(path.read_text("utf-8"))["lbbsp_step", None, None] == 3
 
 
 SCRIPT = """

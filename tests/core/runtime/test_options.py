@@ -50,7 +50,7 @@ def test_the_options_of_the_plugin_are_known_too():
     ("option", "value", "words"),
     [
         ("interval", "2", "interval must be an integer >= 1, got '2'"),
-        ("min_gain", "0", "min_gain must be finite and >= 0, got '0'"),
+        ("min_gain", "0", r"min_gain must be in \[0, 1\), got '0'"),
         ("seed", None, "seed must be an integer >= 0, got None"),
         ("drivers", 5, "drivers must be a list of names, got 5"),
         ("drivers", "runnable", "drivers must be a list of names, got 'runnable'"),

@@ -16,6 +16,7 @@ from lbbsp_core import (
     Ema,
     Even,
     FixedShares,
+    Limits,
     LoadBalanced,
     Mixture,
     Narx,
@@ -207,6 +208,27 @@ def test_busy_seconds_are_those_of_included_steps(monkeypatch):
 
     for totals in run(worker):
         assert totals == [0.0, 1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": 4},
+        {"limits": [Limits(1, 4), Limits(1, 8), Limits()]},
+        {"policy": "fixed:9/12/18"},
+        {"policy": "proportional:ratings=9/12/18"},
+        {"policy": "bsp", "limits": Limits(2, 4)},
+        {"policy": "lbbsp:min_gain=0", "limits": 4},
+    ],
+)
+def test_options_of_several_workers_do_not_disturb_a_single_one(options):
+    session = WorkerSession(SingleWorker(), X, SessionOptions(**options), framework="none")
+    session.use_order(session.make_order(2 * X))
+    session.start({})
+    step(session, session.collectives)
+    assert session.sizes == (X,)
+    with pytest.raises(ValueError, match="limits must be >= 1"):
+        SessionOptions(limits=0)
 
 
 def test_a_fit_that_ended_forgets_its_request_to_stop():

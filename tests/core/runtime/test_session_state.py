@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core import Balancer, Ema, LastValue, Profile
+from lbbsp_core import Balancer, Ema, LastValue, Limits, Profile
 from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
 from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.collectives import gather_bytes, sums
@@ -171,6 +171,55 @@ def test_plans_within_memory_limits_continue_after_the_handshake(largest):
         assert second[0].sizes(15) == (13, 11)
 
 
+def test_plans_beyond_the_default_maximum_are_checked_once_memory_limits_are_known():
+    """Before the handshake of its first step, a session does not know what lifts the maximum."""
+
+    profile = Profile([8, 16], [0.008, 0.016], out_of_memory_at=81)
+
+    def capped():
+        return [
+            Balancer(rank=rank, workers=4, global_batch_size=100, predictor=LastValue(),
+                     default_maximum=50, cost=profile if rank == 0 else None)
+            for rank in range(4)
+        ]  # fmt: skip
+
+    state = capped()[0].state()
+    plan = (79, 7, 7, 7)
+    state = state._replace(
+        step=3, plans=(plan,), policy_state=state.policy_state._replace(sizes=plan)
+    )
+    for memory_first in (False, True):
+        balancers = capped()
+        if memory_first:
+            meet(balancers)
+        for one in balancers:
+            one.restore(state)
+        if not memory_first:
+            meet(balancers)
+        assert {one.sizes(3) for one in balancers} == {plan}
+    without = [
+        Balancer(rank=rank, workers=4, global_batch_size=100, default_maximum=50)
+        for rank in range(4)
+    ]
+    for one in without:
+        one.restore(state)
+    meet(without)
+    assert {one.sizes(3) for one in without} == {(25, 25, 25, 25)}
+
+
+def test_a_later_plan_that_limits_forbid_is_not_restored():
+    """The plan in force may be allowed, and the one that was decided after it may not."""
+    balancers = [
+        Balancer(rank=rank, workers=2, global_batch_size=20, lag=2, limits=Limits(1, 12))
+        for rank in range(2)
+    ]
+    state = balancers[0].state()._replace(step=5, plans=((10, 10), (10, 10)))
+    state = state._replace(policy_state=state.policy_state._replace(sizes=(15, 5)))
+    balancers[0].restore(state)
+    assert balancers[0].sizes(5) == balancers[0].sizes(6) == (10, 10)
+    assert balancers[0].state().policy_state.sizes == (10, 10)
+
+
 def test_a_state_without_the_time_of_steps_is_read():
     first, second = short_job(), short_job()
     run(first, 7)
@@ -194,12 +243,30 @@ def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
         assert one.short_steps.state == (None, 0)
 
 
-@pytest.mark.parametrize("wrong", [[0.0, 1], [-1.0, 1], ["x", 1], [0.1], 5])
+def test_the_single_time_of_older_versions_is_left_out():
+    first = short_job()
+    run(first, 2)
+    state, arrays = gathered(first)
+    assert restored_state(first[0], {**state, "short_steps": [0.1, 9]}, arrays).short_steps is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [[0.1, 0.0], 1],
+        [[-1.0, 0.1], 1],
+        [["x", 0.1], 1],
+        [[0.1], 1],
+        [[0.1] * 3, 1],
+        [[0.1] * 2],
+        5,
+    ],
+)
 def test_a_damaged_time_of_steps_is_a_value_error(wrong):
     first = short_job()
     run(first, 2)
     state, arrays = gathered(first)
-    with pytest.raises(ValueError, match=r"cannot be read|time of a step must be"):
+    with pytest.raises(ValueError, match=r"cannot be read|times? of (a step|steps) must be"):
         restored_state(first[0], {**state, "short_steps": wrong}, arrays)
 
 
