@@ -95,7 +95,7 @@ def levels(values: Floats) -> list[Level]:
         Technology 42(2), 2010.
     """
     found: list[Level] = []
-    for start, stop in _segments(values, 0, len(values)):
+    for start, stop in _segments(values):
         level = Level(start, stop, float(np.median(values[start:stop])))
         while found and _are_one(found[-1], level):
             earlier = found.pop()
@@ -105,16 +105,18 @@ def levels(values: Floats) -> list[Level]:
     return found
 
 
-def _segments(values: Floats, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    size = stop - start
-    if size >= 2 * MIN_LENGTH:
-        at, probability = _split(values[start:stop])
-        if probability < _SIGNIFICANCE:
-            yield from _segments(values, start, start + at)
-            yield from _segments(values, start + at, stop)
-            return
-    if size:
-        yield start, stop
+def _segments(values: Floats) -> Iterator[tuple[int, int]]:
+    """Yields the parts of a series that are not split further, in order."""
+    pending = [(0, len(values))]
+    while pending:
+        start, stop = pending.pop()
+        if stop - start >= 2 * MIN_LENGTH:
+            at, probability = _split(values[start:stop])
+            if probability < _SIGNIFICANCE:
+                pending += [(start + at, stop), (start, start + at)]
+                continue
+        if stop > start:
+            yield start, stop
 
 
 def _split(values: Floats) -> tuple[int, float]:
