@@ -320,12 +320,14 @@ class Balancer:
         max_batch = prior.limits().maximum if isinstance(prior, Profile) else None
         return PeerInfo(self.cost_shape.marginal_segments(), max_batch).pack()
 
-    def set_peers(self, peer_info: Sequence[Sequence[int]]) -> None:
+    def set_peers(self, peer_info: Sequence[Sequence[int]], *, are_drawn: bool = False) -> None:
         """Sets the cost shapes and memory limits of all workers; call it before the first step.
 
         Args:
             peer_info: Result of `static_info` of each worker, by rank. Rows may be padded at the
                 end to the same length.
+            are_drawn: Whether batches are drawn by the plans in force, which then stay: memory
+                limits bound later plans only.
 
         Raises:
             ValueError: No plan fits into the memory of the workers.
@@ -339,9 +341,13 @@ class Balancer:
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
+        is_news = self.constraints != old or (self._continues and not self._has_peers)
         self._has_peers = True
-        if not self._allows_plans() if self._continues else self.constraints != old:
+        if is_news and not (self._continues and self._allows_plans()):
+            drawn = self._plans
             self._start_planning()
+            if are_drawn:
+                self._plans = drawn
 
     def record_to(self, record: RunRecord | Observers | None) -> None:
         """Sets the record or the observers to which every step is written; None writes none."""
@@ -501,7 +507,7 @@ class Balancer:
             self.short_steps.state,
         )
 
-    def restore(self, state: BalancerState) -> None:
+    def restore(self, state: BalancerState, *, are_drawn: bool = False) -> None:
         """Continues from `state`, also with a longer lag; call it before the first step.
 
         The position in the order is restored for any number of workers. The plans are restored if
@@ -509,6 +515,11 @@ class Balancer:
         run out of memory; the state of the predictor if the rank and the predictor are the same;
         and the time of steps for the same number of workers. `set_peers`, from which the default
         maximum of each worker is known, checks the plans again.
+
+        Args:
+            state: State of a balancer of the same job, or of one that it continues.
+            are_drawn: Whether batches are drawn by the plans, which then stay in any case; the
+                state must be of a balancer with the same options.
         """
         self.step = state.step
         self._order = order_of(state.order) if state.order else None
@@ -517,7 +528,7 @@ class Balancer:
         known = self.constraints
         if not self._has_peers:
             known = replace(known, limits=self.known_limits)
-        if all(map(known.allow, (*state.plans, state.policy_state.sizes))):
+        if are_drawn or all(map(known.allow, (*state.plans, state.policy_state.sizes))):
             self._policy_state = state.policy_state
             self._continues = state.step > 0
             plans = [(sizes, self._unknown) for sizes in state.plans]

@@ -26,6 +26,8 @@ def agree(
     collectives: Collectives,
     facts: Facts,
     names: Sequence[int] = (),
+    *,
+    are_drawn: bool = False,
 ) -> list[list[int]]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
@@ -38,6 +40,7 @@ def agree(
         facts: Further facts of the plugin, by name.
         names: Names of this worker, as `Identity.pack` returns them; on all workers or on
             none.
+        are_drawn: Whether batches are drawn by the plans in force; see `Balancer.set_peers`.
 
     Returns:
         `Balancer.static_info` of each worker, by rank, for another balancer of the same cost; then
@@ -74,7 +77,7 @@ def agree(
     }
     compare(collectives, compared)
     peers = _gather_rows(collectives, [*balancer.static_info(), *names])
-    balancer.set_peers(peers)
+    balancer.set_peers(peers, are_drawn=are_drawn)
     return peers
 
 

@@ -92,6 +92,7 @@ class PipelinedSession(WorkerSession):
     """
 
     collectives: PipelinedCollectives
+    _draws_before_start = True  # the session starts at the first barrier
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class PipelinedSession(WorkerSession):
         reads_late = ahead > 0 and self._barrier is None
         lag = 1 + ahead + reads_late
         if lag > self._balancer.lag and self.workers > 1:
-            self._replace_balancer(self._balancer.state(), lag)
+            self._replace_balancer(self._balancer.state(), lag, are_drawn=True)
         return self._balancer.local_indices(step)
 
     def local_span(self, step: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy.typing as npt
 
@@ -129,6 +129,8 @@ class WorkerSession:
         >>> session.sizes, session.step, session.stopping
         ((8,), 2, False)
     """
+
+    _draws_before_start: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class WorkerSession:
         A loader that draws n batches ahead needs lag 1 + n, the same on all workers (rule 2).
         """
         if self.workers > 1 and lag != self.balancer.lag:
-            self._replace_balancer(self.balancer.state(), lag)
+            self._replace_balancer(self.balancer.state(), lag, are_drawn=True)
 
     def skip_step(self) -> None:
         """Advances by a step without an exchange, for a single worker."""
@@ -292,7 +294,14 @@ class WorkerSession:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
         names = self._identity.pack()
-        peers = handshake.agree(self._balancer, self.order, self.collectives, facts, names)
+        peers = handshake.agree(
+            self._balancer,
+            self.order,
+            self.collectives,
+            facts,
+            names,
+            are_drawn=self._draws_before_start,
+        )
         predictor = self._balancer.predictor
         wants = self.options.wants_fresh_drivers(self._policy, predictor)
         self._fresh_drivers = self.workers > 1 and self.any_worker(wants)
@@ -612,12 +621,12 @@ class WorkerSession:
         balancer.record_to(self._observers or None)
         return balancer
 
-    def _replace_balancer(self, state: BalancerState, lag: int) -> None:
-        """Continues from `state` with another lag, which needs a predictor of that horizon."""
+    def _replace_balancer(self, state: BalancerState, lag: int, *, are_drawn: bool = False) -> None:
+        """Continues from `state`; another lag needs a predictor of that horizon."""
         self._balancer = self._make_balancer(lag)
         if self._peers is not None:
             self._balancer.set_peers(self._peers)
-        self._balancer.restore(state)
+        self._balancer.restore(state, are_drawn=are_drawn)
         if self.order is not None:
             self._balancer.use_order(self.order)
 

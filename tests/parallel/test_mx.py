@@ -199,10 +199,16 @@ def test_every_sample_once_an_epoch_however_far_loaders_fetch_ahead(seen, loader
     assert everywhere(seen, f"lag_{loader}") == lag
 
 
-@pytest.mark.parametrize("case", ["after_leaving", "over_a_restart", "over_a_checkpoint"])
+@pytest.mark.parametrize("case", ["memory", "after_leaving", "over_a_restart", "over_a_checkpoint"])
 def test_no_sample_is_lost_or_doubled(seen, case):
     drawn = Counter(sample for rank in seen for sample in rank[f"drawn_{case}"])
     assert drawn == dict.fromkeys(range(EPOCH * X), 1)
+
+
+def test_memory_limits_bound_the_batches_after_those_drawn_before_the_handshake(seen):
+    sizes = seen[0]["sizes_memory"]
+    assert sizes[0] == 11
+    assert max(sizes[-2:]) <= 8
 
 
 def test_a_restart_learns_what_an_unbroken_run_learns(seen):

@@ -207,6 +207,29 @@ def test_plans_beyond_the_default_maximum_are_checked_once_memory_limits_are_kno
     assert {one.sizes(3) for one in without} == {(25, 25, 25, 25)}
 
 
+def test_memory_limits_leave_plans_as_they_are_drawn():
+    """Loaders draw batches before the handshake of the first step, whose plans must stay."""
+    balancers = memory_job(10, lag=3)
+    rows = [one.static_info() for one in balancers]
+    for one in balancers:
+        one.set_peers(rows, are_drawn=True)
+    assert [balancers[0].sizes(step) for step in range(3)] == [(12, 12)] * 3
+    assert [sizes for sizes, _ in run(balancers, 4)][3] == (10, 14)
+
+
+def test_plans_that_are_drawn_stay_in_another_balancer():
+    """A policy of the user may exceed the default maximum, and the lag may grow in the epoch."""
+    first = Balancer(rank=0, workers=2, global_batch_size=24)
+    plans = ((20, 4), (20, 4))
+    state = first.state()._replace(
+        step=3, plans=plans, policy_state=first.state().policy_state._replace(sizes=(4, 20))
+    )
+    for are_drawn, expected in ((True, (20, 4)), (False, (12, 12))):
+        second = Balancer(rank=0, workers=2, global_batch_size=24, lag=4, limits=16)
+        second.restore(state, are_drawn=are_drawn)
+        assert second.sizes(3) == second.sizes(6) == expected
+
+
 def test_a_later_plan_that_limits_forbid_is_not_restored():
     """The plan in force may be allowed, and the one that was decided after it may not."""
     balancers = [

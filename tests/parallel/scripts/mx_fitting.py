@@ -12,6 +12,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
 from report import result
 
+from lbbsp_core import Profile
+
 X, STEPS = 32, 6
 SAMPLES = X * STEPS
 shared = Path(sys.argv[1])
@@ -37,7 +39,7 @@ def trainer(net, **options):
     return lbbsp_mx.Trainer(net.collect_params(), "sgd", momentum, global_batch_size=X, **options)
 
 
-def epoch(it, net, loader, steps=STEPS, drawn=None):
+def epoch(it, net, loader, steps=STEPS, drawn=None, sizes=None):
     for number, (x, y, samples) in enumerate(loader, start=1):
         with autograd.record():
             loss = loss_of(net(x), y)
@@ -45,6 +47,8 @@ def epoch(it, net, loader, steps=STEPS, drawn=None):
         it.step(len(x))
         if drawn is not None:
             drawn.extend(int(i) for i in samples.asnumpy())
+        if sizes is not None:
+            sizes.append(len(x))
         if number == steps:
             break
 
@@ -67,6 +71,14 @@ for name, options in {
     epoch(it, net, data, drawn=drawn)
     result(f"drawn_{name}", drawn)
     result(f"lag_{name}", it._session.balancer.lag)
+
+# Memory limits, which workers exchange in the first step, do not change batches drawn before it.
+net, drawn, sizes = network(), [], []
+profile = Profile([4, 8], [0.004, 0.008], out_of_memory_at=9) if it.kvstore.rank == 0 else None
+it = trainer(net, policy="lbbsp", cost=profile)
+epoch(it, net, loader(it, num_workers=1, thread_pool=True), drawn=drawn, sizes=sizes)
+result("drawn_memory", drawn)
+result("sizes_memory", sizes)
 
 # An epoch that all leave half-way: the next one is whole.
 net, drawn = network(), []
