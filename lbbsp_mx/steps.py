@@ -104,6 +104,8 @@ class Steps:
         self._knows_draws = True
         if self.session.order is not None or self.has_rows or self.shows_sizes:
             return
+        if self._other_draws():
+            return  # there is a warning with another remedy
         remedy = "pass DataLoader(dataset, batch_sampler=trainer.batch_sampler(len(dataset)))"
         if not self.session.balancer.policy.is_static:
             raise ValueError(
@@ -118,16 +120,18 @@ class Steps:
 
     def _warn_of_others(self) -> None:
         """Warns once if another trainer draws batches meanwhile."""
-        if self._has_warned:
-            return
-        other = runtime().drawn_for()
-        if isinstance(other, Steps) and other is not self and other.session.in_epoch:
+        if not self._has_warned and self._other_draws():
             self._has_warned = True
             logger.warning(
                 "a trainer steps while batches of another one are drawn, so that each measures the "
                 "waits of the other one: if both step on the same batches, pass beside=trainer to "
                 "one of them"
             )
+
+    def _other_draws(self) -> bool:
+        """Returns whether the running epoch is drawn by the plan of another trainer."""
+        other = runtime().drawn_for()
+        return isinstance(other, Steps) and other is not self and other.session.in_epoch
 
     def _sizes(self, batch_size: int | None) -> StepSizes:
         """Reads the batch sizes of the running step from the plan, if it has one."""

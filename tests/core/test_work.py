@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -321,8 +322,9 @@ def test_a_limit_of_work_needs_the_work():
     one = Balancer(rank=0, workers=2, global_batch_size=8, limits=Limits(1, None, 100.0))
     with pytest.raises(ValueError, match=r"Limits.maximum_work needs the work of each sample"):
         one.use_order(GlobalOrder(16, 8))
+    first_of_two = SimpleNamespace(rank=0, workers=2)  # the error comes before any exchange
     session = WorkerSession(
-        SingleWorker(), 8, SessionOptions(limits=Limits(1, None, 9.0)), framework="none"
+        first_of_two, 8, SessionOptions(limits=Limits(1, None, 9.0)), framework="none"
     )
     with pytest.raises(ValueError, match=r"or limit the samples by Limits\.maximum"):
         session.start({})

@@ -1,6 +1,7 @@
 """In one process: mean gradients, accumulation, sparse gradients and weights, as in gluon."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,9 @@ import numpy as np  # noqa: E402
 from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import autograd, gluon, nd  # noqa: E402
 
-from lbbsp_core import Limits  # noqa: E402
+from lbbsp_core import Limits, SessionOptions  # noqa: E402
 from lbbsp_mx.means import SampleWeights  # noqa: E402
-from lbbsp_mx.parts import cut  # noqa: E402
+from lbbsp_mx.parts import cut, with_granularity  # noqa: E402
 
 BATCH = nd.array(FEATURES[:6]), nd.array(LABELS[:6])
 
@@ -147,21 +148,25 @@ def test_parts_of_one_batch_and_loaders_ahead_are_no_accumulation_over_batches()
         (2, {"granularity": 1}, 1),
         (3, {"granularity": 8}, 8),
         (3, {}, 1),
-        (2, {"limits": Limits(17)}, 1),
+        (2, {"limits": Limits(17)}, 2),
+        (2, {"limits": [Limits(1, 4), Limits()]}, 2),
     ],
 )
 def test_the_granularity_is_the_number_of_devices_times_parts(
     devices, options, granularity, caplog
 ):
-    make = {"kvstore": "device", **options}
-    if "limits" in options:
-        with pytest.raises(ValueError, match="global_batch_size must be at least"):
-            trainer_of(network(devices), **make)
-        return
-    trainer = trainer_of(network(devices), **make)
+    trainer = trainer_of(network(devices), kvstore="device", **options)
     assert trainer._session.balancer.constraints.granularity == granularity
     warned = "cannot be divided among 1 workers in multiples of 3" in caplog.text
     assert warned == (devices == 3 and not options)
+
+
+@pytest.mark.parametrize(("largest", "granularity"), [(3, 1), (4, 4)])
+def test_limits_may_leave_no_plan_in_multiples_of_the_devices(largest, granularity, caplog):
+    two = SimpleNamespace(workers=2, all_gather=lambda row: [row] * 2)
+    options = SessionOptions(limits=[Limits(1, largest), Limits()])
+    assert with_granularity(options, two, 16, 4, 1).granularity == granularity
+    assert ("in multiples of 4" in caplog.text) == (granularity == 1)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
