@@ -41,8 +41,11 @@ class Job:
         return found
 
 
-def run(script: str, *args: str, workers: int, timeout: float = 150, **options: object) -> Job:
-    """Launches ``scripts/SCRIPT.py``; no process of it is left when this returns."""
+def run(script: str, *args: str, workers: int, timeout: float = 600, **options: object) -> Job:
+    """Launches ``scripts/SCRIPT.py``; no process of it is left when this returns.
+
+    The default timeout is several times what the longest of them takes on a slow and busy machine.
+    """
     job = Job()
     job.status = launch(
         [str(SCRIPTS / f"{script}.py"), *args],

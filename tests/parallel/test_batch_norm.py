@@ -29,14 +29,13 @@ ROUNDED = {"mixed_float16": 2e-2}  # the parts of a batch are rounded differentl
 def results():
     """Results of both jobs: by number of workers, by rank, then by case."""
     jobs = {
-        2: run("batch_norm", *CASES, workers=2, timeout=400),
+        2: run("batch_norm", *CASES, workers=2),
         3: run("batch_norm", *ON_THREE, workers=3),
     }
     assert all(job.status == 0 for job in jobs.values())
     return {n: [job.results(rank) for rank in range(n)] for n, job in jobs.items()}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
 )

@@ -19,13 +19,12 @@ def jobs(tmp_path_factory):
     for kind, names in CASES.items():
         folder = tmp_path_factory.mktemp(kind)
         workers = 2 if kind == "workers" else 1
-        job = run("checkpoints", kind, str(folder), *names, workers=workers, timeout=600)
+        job = run("checkpoints", kind, str(folder), *names, workers=workers)
         assert job.status == 0
         found[kind] = [job.results(rank) for rank in range(workers)]
     return found
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_an_interrupted_training_learns_what_an_unbroken_one_learns(jobs, kind, name):
     for seen in (results[name] for results in jobs[kind]):
@@ -33,7 +32,6 @@ def test_an_interrupted_training_learns_what_an_unbroken_one_learns(jobs, kind, 
         assert seen["difference"] <= TOLERANCE
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_the_logs_of_a_broken_epoch_are_those_of_an_unbroken_one(jobs, kind, name):
     for seen in (results[name] for results in jobs[kind]):
@@ -44,7 +42,6 @@ def test_the_logs_of_a_broken_epoch_are_those_of_an_unbroken_one(jobs, kind, nam
         assert seen["history"] == ([] if kind == "single" else ["speedup", "waiting"])
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_a_job_that_has_ended_trains_nothing_more(jobs, kind, name):
     for seen in (results[name] for results in jobs[kind]):
@@ -52,7 +49,6 @@ def test_a_job_that_has_ended_trains_nothing_more(jobs, kind, name):
         assert seen["again"] <= TOLERANCE
 
 
-@pytest.mark.timeout(900)
 def test_epochs_that_were_completed_are_not_repeated(jobs):
     (seen,) = jobs["mirrored"]
     assert seen["epochs"]["epochs"] == [1, 2]
@@ -77,7 +73,6 @@ def restarts(tmp_path_factory):
     ]
 
 
-@pytest.mark.timeout(900)
 def test_killed_and_preempted_jobs_continue_with_fewer_workers(restarts):
     for rank in range(2):
         seen = restarts[-1].results(rank)
@@ -86,7 +81,6 @@ def test_killed_and_preempted_jobs_continue_with_fewer_workers(restarts):
         assert logs == pytest.approx(expected[epoch], abs=1e-5)
 
 
-@pytest.mark.timeout(900)
 def test_all_workers_of_a_preempted_job_leave_after_one_step(restarts):
     killed, first, second, last = restarts
     assert [job.status for job in restarts] == [137, 143, 143, 0]

@@ -13,7 +13,6 @@ from lbbsp_core import read_run
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
 X, SAMPLES, EPOCHS, PERIOD = 48, 20 * 48 + 13, 2, 2  # of mx_custom

@@ -38,7 +38,6 @@ def results():
     return {workers: job.results(0) for workers, job in jobs.items()}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
 )

@@ -22,13 +22,11 @@ MIRRORED_CASES = ["scalar_loss", "recurrent", "own_test_step", "sum", "masked"]
 SOURCES = ["tf_data", "unknown_length", "py_dataset", "generator"]
 TOLERANCE = 2e-6
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def seen():
     """What each rank reported."""
-    job = run("evaluation", "workers", *CASES, workers=2, timeout=360)
+    job = run("evaluation", "workers", *CASES, workers=2)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -36,7 +34,7 @@ def seen():
 @pytest.fixture(scope="module")
 def mirrored():
     """What a worker with two devices reported."""
-    job = run("evaluation", "mirrored", *MIRRORED_CASES, workers=1, timeout=300)
+    job = run("evaluation", "mirrored", *MIRRORED_CASES, workers=1)
     assert job.status == 0
     return [job.results(0)]
 

@@ -19,12 +19,9 @@ EPOCH, X = 6, 32  # steps, samples a step
 def seen(tmp_path_factory):
     """What each rank reported."""
     folder = tmp_path_factory.mktemp("shared")
-    job = run("fitting", str(folder), workers=3, timeout=220)
+    job = run("fitting", str(folder), workers=3)
     assert job.status == 0
     return [{**job.results(rank), "folder": folder} for rank in range(3)]
-
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def everywhere(seen, name):

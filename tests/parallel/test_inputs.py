@@ -34,14 +34,13 @@ REFUSED = {
     "work_on_one_worker": "workers disagree on work of each sample (work=): worker 0 has none",
 }
 TOLERANCE = 2e-6
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each rank reported, by number of workers."""
     folder = str(tmp_path_factory.mktemp("inputs"))
-    jobs = {2: run("inputs", folder, workers=2, timeout=300),
+    jobs = {2: run("inputs", folder, workers=2),
             3: run("inputs", folder, *ON_THREE, workers=3)}  # fmt: skip
     assert all(job.status == 0 for job in jobs.values())
     return {workers: [job.results(r) for r in range(workers)] for workers, job in jobs.items()}

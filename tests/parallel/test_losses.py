@@ -44,7 +44,7 @@ def jobs():
     """Both jobs, by number of workers."""
     found = {
         2: run(
-            "losses", *EXACT, *REFUSED, *ACCEPTED, "own_noise", *VERIFIED, workers=2, timeout=300
+            "losses", *EXACT, *REFUSED, *ACCEPTED, "own_noise", *VERIFIED, workers=2
         ),
         3: run("losses", *ON_THREE, workers=3),
     }  # fmt: skip
@@ -52,7 +52,6 @@ def jobs():
     return found
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("workers", "case"), [(2, case) for case in EXACT] + [(3, case) for case in ON_THREE]
 )

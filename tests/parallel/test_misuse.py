@@ -55,7 +55,7 @@ RIGHT = ("equal_but_rounded", "names_for_objects")
 @pytest.fixture(scope="module")
 def said():
     """What each rank answered to each misuse."""
-    job = run("misuse", *EXPECTED, *RIGHT, workers=2, timeout=300)
+    job = run("misuse", *EXPECTED, *RIGHT, workers=2)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 

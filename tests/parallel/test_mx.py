@@ -9,10 +9,9 @@ from jobs import check_unequal, run
 
 from lbbsp_core import read_run
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 TOLERANCE = 2e-6
 CASES = [
     "sgd",
@@ -152,7 +151,7 @@ def test_mxnet_listens_on_the_loopback_interface_under_the_launcher(said):
 
 
 def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter():
-    started = job("mx_starting", workers=2, timeout=100)
+    started = job("mx_starting", workers=2)
     assert [started.results(rank)["wrong"] for rank in range(2)] == [0, 0]
 
 
@@ -162,7 +161,7 @@ def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter():
 def test_workers_go_on_and_leave_while_another_still_predicts(tmp_path, monkeypatch):
     """Its messages come after the sums of the gradients: nobody leaves, or moves on, without."""
     monkeypatch.setenv("LBBSP_METRICS_FILE", str(tmp_path / "job.prom"))
-    done = job("mx_leaving", workers=2, timeout=100, run_dir=tmp_path)
+    done = job("mx_leaving", workers=2, run_dir=tmp_path)
     assert done.status == 0
     assert read_run(tmp_path).steps[-1].step == 15
     assert 'lbbsp_step{run="job"} 15\n' in (tmp_path / "job.prom").read_text()
@@ -170,7 +169,7 @@ def test_workers_go_on_and_leave_while_another_still_predicts(tmp_path, monkeypa
 
 
 def test_a_worker_that_exits_with_an_error_does_not_wait():
-    assert job("mx_leaving", "3", workers=2, timeout=100).status == 3
+    assert job("mx_leaving", "3", workers=2).status == 3
 
 
 # --- trainings of all kinds -----------------------------------------------------------------------

@@ -5,10 +5,9 @@ from importlib.util import find_spec
 import pytest
 from jobs import run
 
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 WORKERS = 3
 METRIC = "let it follow trainer.mean_over_workers(metric)"
 DIFFERENT = {

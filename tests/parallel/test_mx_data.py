@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from jobs import run
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 X, SAMPLES, WORKERS = 24, 79, 3
 EVERY = list(range(SAMPLES))
 rng = np.random.default_rng(0)

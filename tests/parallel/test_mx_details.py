@@ -5,10 +5,9 @@ from importlib.util import find_spec
 import pytest
 from jobs import run
 
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 TOLERANCE = 2e-6
 WORKERS = 3
 
@@ -16,7 +15,7 @@ WORKERS = 3
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("states")
-    job = run("mx_details", str(folder), workers=WORKERS, framework="mxnet", timeout=120)
+    job = run("mx_details", str(folder), workers=WORKERS, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(WORKERS)]
 

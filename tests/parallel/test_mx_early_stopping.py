@@ -8,10 +8,9 @@ from importlib.util import find_spec
 import pytest
 from jobs import RESULT, SCRIPTS, run
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 TOLERANCE = 2e-6
 STEPS = 4  # of an epoch
 
@@ -19,7 +18,7 @@ STEPS = 4  # of an epoch
 @pytest.fixture(scope="module")
 def seen():
     """What both workers reported."""
-    job = run("mx_early_stopping", workers=2, timeout=150, framework="mxnet")
+    job = run("mx_early_stopping", workers=2, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -28,7 +27,7 @@ def seen():
 def alone():
     """What one process reports that trains and validates on all data."""
     command = [sys.executable, str(SCRIPTS / "mx_early_stopping.py"), "alone"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
     (line,) = (each for each in said.splitlines() if each.startswith(RESULT))
     return json.loads(line.removeprefix(f"{RESULT}early "))
 

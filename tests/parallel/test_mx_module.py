@@ -10,10 +10,9 @@ from jobs import run
 from lbbsp_core import read_run
 from lbbsp_core.runtime.identity import cpu
 
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 WORKERS, EPOCHS = 3, 3
 FITS = ["whole_script", "continued", "means", "sums", "shuffled", "devices", "discarded"]
 

@@ -6,10 +6,9 @@ from importlib.util import find_spec
 import pytest
 from mx_cluster import by_hand
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 LEAVERS = {"break": 0, "handler": 1}  # how, and which worker, at step 20
 REMEDY = (
     "let all workers make the same number of steps, or call trainer.request_stop(), after which "

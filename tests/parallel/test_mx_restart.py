@@ -8,10 +8,9 @@ from jobs import run
 
 from lbbsp_core.runtime.checkpoint import newest_checkpoint
 
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
 TOLERANCE = 2e-6
 SAMPLES, STEPS, EPOCHS = 120, 5, 3  # of mx_restart
 FAULT_STEP = 9  # there are checkpoints of 4 and 8 steps
@@ -30,7 +29,7 @@ def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
 ):
     job = run(
         "mx_restart", str(tmp_path), fault, str(FAULT_STEP), str(rank), workers=3,
-        framework="mxnet", max_restarts=1, elastic=elastic, timeout=150,
+        framework="mxnet", max_restarts=1, elastic=elastic,
     )  # fmt: skip
     assert job.status == 0
     seen = [job.results(rank) for rank in range(3)]

@@ -57,12 +57,11 @@ OVERFLOWING = [case for case in CASES if case.endswith("overflow")]
 @pytest.fixture(scope="module")
 def results():
     """Results of the job, by rank, then by case."""
-    job = run("optimizers", *CASES, workers=2, timeout=600)
+    job = run("optimizers", *CASES, workers=2)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
 
-@pytest.mark.timeout(650)
 @pytest.mark.parametrize("case", CASES)
 def test_uneven_batches_learn_what_one_process_learns(results, case):
     found = results[0][case]
@@ -74,7 +73,6 @@ def test_uneven_batches_learn_what_one_process_learns(results, case):
         assert found["state"][count] == found["reference"][count]
 
 
-@pytest.mark.timeout(650)
 @pytest.mark.parametrize("case", OVERFLOWING)
 def test_all_workers_skip_the_step_in_which_one_overflows(results, case):
     for rank in range(2):

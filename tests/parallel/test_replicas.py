@@ -21,7 +21,6 @@ def jobs():
     return {kind: job.results(0) for kind, job in found.items()}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_replicas_with_unequal_batches_learn_what_one_process_learns(jobs, kind, case):
@@ -32,7 +31,6 @@ def test_replicas_with_unequal_batches_learn_what_one_process_learns(jobs, kind,
     assert found["logs"] <= 1e-5
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("data", COUNTS)
 def test_what_replicas_read_together_is_trained_on_once_in_each_pass(jobs, kind, data):
