@@ -1,5 +1,6 @@
 """Every test that docs/keras-support.md names exists, and every row names one."""
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def collected():
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
         cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
         capture_output=True,
         text=True,
         timeout=200,

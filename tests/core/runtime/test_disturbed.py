@@ -133,7 +133,7 @@ def test_two_equal_workers_with_short_steps_do_not_swing(predictor: Predictor) -
     assert 120 <= mean(first for first, _ in near) <= 136
 
 
-@pytest.mark.parametrize("workers", [2, 16, 64])
+@pytest.mark.parametrize("workers", [2, 16, 32])
 def test_bounds_do_not_widen_with_the_number_of_workers(workers: int) -> None:
     """Of many workers, some are always delayed: that makes no speed better known."""
     balancers = team(workers, 64 * workers, predictor=Ema(0.5))
