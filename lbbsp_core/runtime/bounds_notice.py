@@ -18,6 +18,8 @@ PATIENCE: Final = 20
 SHORT_STEPS: Final = 50
 """Measured steps after which it is reported that they are short."""
 
+_LOOK_EVERY = 10
+"""Steps between looks at what short steps cost: a look takes some percent of a short step."""
 
 _NOTABLE = 0.5
 """Fraction of even shares, T / D, up to which bounds of short steps are reported at once."""
@@ -34,7 +36,8 @@ class BoundsNotice:
 
     def __init__(self) -> None:
         self._plans_at_maximum: dict[int, int] = {}  # consecutive ones, by rank
-        self._slower_plans = 0  # consecutive plans that cost notably more than without bounds
+        self._short_plans = 0  # consecutive plans with bounds of short steps
+        self._slower_looks = 0  # consecutive looks at plans that cost notably more for them
         self._maximum_reported = False
         self._short_reported = False
 
@@ -90,12 +93,17 @@ class BoundsNotice:
     def _check_short_steps(self, balancer: Balancer) -> None:
         short = balancer.short_steps
         if short.seconds is None or short.fraction == 1:
-            self._slower_plans = 0
+            self._short_plans = self._slower_looks = 0
+            return
+        self._short_plans += 1
+        if short.steps < SHORT_STEPS:
+            return
+        are_very_short = short.fraction <= _NOTABLE
+        if not are_very_short and self._short_plans % _LOOK_EVERY:
             return
         loss = _loss_of_short_steps(balancer)
-        self._slower_plans = self._slower_plans + 1 if loss >= _NOTABLE_LOSS else 0
-        is_notable = short.fraction <= _NOTABLE or self._slower_plans >= PATIENCE
-        if short.steps < SHORT_STEPS or not is_notable:
+        self._slower_looks = self._slower_looks + 1 if loss >= _NOTABLE_LOSS else 0
+        if not are_very_short and self._slower_looks * _LOOK_EVERY < PATIENCE:
             return
         self._short_reported = True
         longer = f", so that by the forecasts steps take {loss:.0%} longer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +28,7 @@ from lbbsp_core import (
     SessionOptions,
     WorkerSession,
 )
-from lbbsp_core.runtime import handshake
+from lbbsp_core.runtime import bounds_notice, handshake
 from lbbsp_core.runtime.async_session import AsyncSession
 from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
 from lbbsp_core.runtime.default_cap import default_cap, with_cap
@@ -400,6 +400,24 @@ def test_short_steps_are_reported_where_they_are_very_short_or_cost_much(
     texts = said("too short")
     assert len(texts) == bool(words)
     assert all(word in texts[0] for word in words)
+
+
+def test_what_short_steps_cost_is_looked_at_in_few_steps(monkeypatch, said):
+    """A look takes as long as a plan, while steps are short."""
+    losses, looks = [0.3, 0.1] * 5 + [0.3] * 10, []
+
+    def loss_of(balancer):
+        looks.append(balancer.step)
+        return losses[len(looks) - 1]
+
+    monkeypatch.setattr(bounds_notice, "_loss_of_short_steps", loss_of)
+    workers, costs = sessions(), [Affine(0.0, 0.020 / 32)] * WORKERS
+    train(workers, costs, SHORT_STEPS + 105, monkeypatch)
+    assert [later - look for look, later in pairwise(looks)] == [PATIENCE // 2] * 10
+    assert not said("too short"), "never in two looks one after the other"
+    train(workers, costs, 50, monkeypatch)
+    assert len(said("too short")) == 1
+    assert len(looks) == 12, "it is reported once"
 
 
 def notices(plans, limits):
