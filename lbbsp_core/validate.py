@@ -13,6 +13,9 @@ from typing import Final, NoReturn
 _SIMILAR: Final = 0.66
 """Similarity of names, in [0, 1], from which one is suggested for the other."""
 
+_BEGINNING: Final = 4
+"""Letters of a beginning, from which the name that it begins is suggested."""
+
 
 def require_positive(name: str, value: float) -> float:
     """Returns `value` as a float if it is finite and > 0.
@@ -140,9 +143,20 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """Returns the most similar of some names, in letters of any case; None if none is similar."""
+    """Returns the most similar of some names, in letters of any case; None if none is similar.
+
+    A name is similar to its beginning, too, if only one name begins so.
+
+    Example:
+        >>> nearest("mean_up", ["mean_up_seconds", "mean_down_seconds"])
+        'mean_up_seconds'
+    """
     folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_SIMILAR)
+    given = name.casefold()
+    found = difflib.get_close_matches(given, folded, n=1, cutoff=_SIMILAR)
+    if not found and len(given) >= _BEGINNING:
+        begun = [one for one in folded if one.startswith(given)]
+        found = begun if len(begun) == 1 else []
     return folded[found[0]] if found else None
 
 

@@ -61,6 +61,11 @@ def test_require_known_suggests_the_most_similar_name() -> None:
         ("optimal", ["proportional", "fixed"], None),
         ("ema", ["ema0.5", "narx"], "ema0.5"),
         ("proportionl", ["proportional", "fixed"], "proportional"),
+        ("Mean_up", ["mean_up_seconds", "mean_down_seconds"], "mean_up_seconds"),
+        ("mean", ["mean_up_seconds", "mean_down_seconds"], None),
+        ("b", ["bsp", "lbbsp"], None),
+        ("pro", ["proportional", "fixed"], None),
+        ("prop", ["proportional", "fixed"], "proportional"),
     ],
 )
 def test_only_similar_names_are_suggested(name: str, known: list[str], near: str | None) -> None:

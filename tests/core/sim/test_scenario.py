@@ -118,7 +118,7 @@ def test_profiles_give_curves_and_limits_and_are_given_to_the_balancers(tmp_path
         ({"noise": {"sigma": 2}}, "noise must have a kind: one of constant"),
         ({"noise": 3}, r"noise must be a table, got 3: write \[noise\]"),
         ({"communication": {"kind": "ring"}}, "communication: .*missing 2 required"),
-        ({"preemption": {"mean_up_second": 1}}, "did you mean 'mean_up_seconds'"),
+        ({"preemption": {"mean_up": 1}}, "did you mean 'mean_up_seconds'"),
         ({"speeds": [1], "cores": [1]}, "speeds and cores exclude each other"),
         ({"speeds": []}, "speeds must be a list with at least one entry"),
         ({"cores": "12/x"}, "cores must be a list"),
