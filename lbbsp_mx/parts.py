@@ -159,8 +159,6 @@ def _divides(
     """Returns whether batches that are multiples of `granularity` can sum to `total`."""
     if total % granularity or total < granularity * workers:
         return False
-    if workers == 1:
-        return True  # whose batch is the whole one, whatever the limits are
     each = limits_by_rank(options.limits, workers)
     limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
     try:

@@ -187,6 +187,7 @@ class Trainer(LocalTrainer):
         if total is None:
             session = cast(PipelinedSession, Unplanned(self._store))
         else:
+            options = options.for_workers(self._store.workers, total)
             if not has_grain:
                 options = with_granularity(options, self._store, total, devices, accumulate)
             session = PipelinedSession(

@@ -10,6 +10,7 @@ from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_fraction
 
 RATINGS: Final = "ProportionalControl.ratings"
 
@@ -101,8 +102,7 @@ class ProportionalControl:
     def __post_init__(self) -> None:
         if self.ratings is not None:
             object.__setattr__(self, "ratings", check_ratings(RATINGS, self.ratings))
-        if not 0 <= self.dead_band < 1:
-            raise ValueError(f"dead_band must be in [0, 1), got {self.dead_band!r}")
+        require_fraction("dead_band", self.dead_band)
         for name in ("smoothing", "drop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -168,6 +168,7 @@ class Balancer:
         )
         self._wanted_maximum = default_maximum
         known = BatchConstraints(global_batch_size, self.known_limits, granularity)
+        self._required = known  # by restored plans; defaults follow from all memory limits
         self.constraints, self.default_maximum = with_cap(known, default_maximum)
         self.given_constraints = self.constraints
         """Constraints that follow from the options alone, before memory limits are known."""
@@ -187,7 +188,6 @@ class Balancer:
         self._plans: dict[int, tuple[Sizes, Sequence[Cost | None]]]
         self._start_planning()
         self._continues = False  # whether plans were restored
-        self._has_peers = False  # whether the memory limits of all workers are known
         self._order: Order | None = None
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
@@ -341,9 +341,11 @@ class Balancer:
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
-        is_news = self.constraints != old or (self._continues and not self._has_peers)
-        self._has_peers = True
-        if is_news and not (self._continues and self._allows_plans()):
+        if self.constraints == self._required:
+            return
+        self._required = self.constraints
+        plans = [sizes for sizes, _ in self._plans.values()]
+        if not (self._continues and self._may_continue(plans, self._policy_state)):
             drawn = self._plans
             self._start_planning()
             if are_drawn:
@@ -525,10 +527,7 @@ class Balancer:
         self._order = order_of(state.order) if state.order else None
         self._order_start = state.order_start
         plans = [(self._policy_state.sizes, self._unknown)]
-        known = self.constraints
-        if not self._has_peers:
-            known = replace(known, limits=self.known_limits)
-        if are_drawn or all(map(known.allow, (*state.plans, state.policy_state.sizes))):
+        if are_drawn or self._may_continue(state.plans, state.policy_state):
             self._policy_state = state.policy_state
             self._continues = state.step > 0
             plans = [(sizes, self._unknown) for sizes in state.plans]
@@ -556,10 +555,9 @@ class Balancer:
         first = (self._policy_state.sizes, self._unknown)
         self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
 
-    def _allows_plans(self) -> bool:
-        """Returns whether the plans in force satisfy the constraints."""
-        plans = [sizes for sizes, _ in self._plans.values()]
-        return all(map(self.constraints.allow, (*plans, self._policy_state.sizes)))
+    def _may_continue(self, plans: Iterable[Sizes], policy_state: PolicyState) -> bool:
+        """Returns whether restored plans satisfy the constraints, as far as they are known."""
+        return all(map(self._required.allow, (*plans, policy_state.sizes)))
 
     def _check_plans(self, messages: Sequence[StepMessage]) -> None:
         for rank, message in enumerate(messages):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import LoadBalanced, Policy
+from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.runtime import env, naming
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
 from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
 from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
+from lbbsp_core.types import Limits
 from lbbsp_core.validate import (
     require_fraction,
     require_integer,
@@ -217,6 +218,20 @@ class SessionOptions:
                 path,
                 _OF_COMMON_STEPS["metrics_file"],
             )
+
+    def for_workers(self, workers: int, global_batch_size: int) -> SessionOptions:
+        """Returns the options of a job of `workers` workers.
+
+        A single worker has no limits and no shares, so that scripts for several workers run.
+        """
+        if workers > 1:
+            return self
+        options = self if self.limits is None else replace(self, limits=None)
+        try:
+            options.choose_policy().init(BatchConstraints(global_batch_size, (Limits(),)))
+        except ValueError:  # it has a value for each of several workers
+            options = replace(options, policy=Even())
+        return options
 
     def choose_policy(self, default: Policy | None = None) -> Policy:
         """Returns the given policy, or else the default one.

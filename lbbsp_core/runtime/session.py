@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order
-from lbbsp_core.policy import BatchConstraints, Even, Sizes
+from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
@@ -70,7 +70,6 @@ from lbbsp_core.runtime.session_state import (
 from lbbsp_core.runtime.settings import Settings, SharedSettings
 from lbbsp_core.runtime.short_steps import ShortSteps
 from lbbsp_core.runtime.step_meter import StepMeter
-from lbbsp_core.types import Limits
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -146,9 +145,7 @@ class WorkerSession:
     ) -> None:
         self.collectives = collectives
         self.activity = activity or CurrentActivity()
-        if self.workers == 1:
-            options = _of_single_worker(options, global_batch_size)
-        self.options = options
+        self.options = options = options.for_workers(self.workers, global_batch_size)
         self.order: Order | None = None
         self._global_batch_size = global_batch_size
         self._parts = parts
@@ -748,17 +745,6 @@ class WorkerSession:
             hosts=hosts,
             devices=devices,
         )
-
-
-def _of_single_worker(options: SessionOptions, global_batch_size: int) -> SessionOptions:
-    """Returns options without limits and shares of workers: scripts for several workers run."""
-    if options.limits is not None:
-        options = replace(options, limits=None)
-    try:
-        options.choose_policy().init(BatchConstraints(global_batch_size, (Limits(),)))
-    except ValueError:  # it has a value for each of several workers
-        options = replace(options, policy=Even())
-    return options
 
 
 def _log_waits(step: int, messages: Sequence[StepMessage], wall_seconds: float) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine, AffineArray, Cost, PiecewiseCost, Segment
 from lbbsp_core.sim.events import Change
 from lbbsp_core.sim.slowdowns import Constant, Noise, Slowdowns
-from lbbsp_core.validate import require_nonnegative, require_positive
+from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
 
 Floats = npt.NDArray[np.float64]
 
@@ -153,8 +153,7 @@ def cores(
     """
     require_positive("samples_per_second", samples_per_second)
     require_nonnegative("overhead_seconds", overhead_seconds)
-    if not 0 <= serial_share < 1:
-        raise ValueError(f"serial_share must be in [0, 1), got {serial_share!r}")
+    require_fraction("serial_share", serial_share)
     slowness = [
         serial_share + (1 - serial_share) / require_positive("cores", count) for count in counts
     ]
