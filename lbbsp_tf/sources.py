@@ -22,6 +22,7 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.digest import Digest, sampled
+from lbbsp_core.validate import require_fraction
 from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
@@ -153,8 +154,7 @@ class Arrays:
     def __init__(
         self, x: Nest, y: Nest = None, sample_weight: Nest = None, validation_split: float = 0.0
     ) -> None:
-        if not 0.0 <= validation_split < 1.0:
-            raise ValueError(f"validation_split must be in [0, 1), got {validation_split}")
+        require_fraction("validation_split", validation_split)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
         packed = [
             None if value is None else map_columns(name, value) for name, value in given.items()

@@ -168,7 +168,8 @@ class Balancer:
         )
         self._wanted_maximum = default_maximum
         known = BatchConstraints(global_batch_size, self.known_limits, granularity)
-        self._required = known  # by restored plans; defaults follow from all memory limits
+        # What restored plans must satisfy: no default maximum before all memory limits are known.
+        self._required = known
         self.constraints, self.default_maximum = with_cap(known, default_maximum)
         self.given_constraints = self.constraints
         """Constraints that follow from the options alone, before memory limits are known."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.validate import require_nonnegative, require_positive
+from lbbsp_core.validate import require_fraction, require_nonnegative, require_positive
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,8 +62,7 @@ class Lognormal:
 
     def __post_init__(self) -> None:
         require_nonnegative("Lognormal.sigma", self.sigma)
-        if not 0 <= self.memory < 1:
-            raise ValueError(f"Lognormal.memory must be in [0, 1), got {self.memory!r}")
+        require_fraction("Lognormal.memory", self.memory)
 
     def draw(self, rng: np.random.Generator, steps: int, workers: int) -> Slowdowns:
         """Draws a stationary autoregression, independently for every worker."""
