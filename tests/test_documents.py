@@ -1,4 +1,4 @@
-"""Runs the code of all documents: Python, commands, and files of other formats.
+"""Without this users copy code and commands from the documents that do not run.
 
 A block of Python runs in the namespace of its document. A comment before a block says what else it
 needs: ``<!-- set-up: NAME -->`` fills the namespace by ``documents/scripts/NAME_setup.py``, in a

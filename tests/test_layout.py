@@ -1,4 +1,6 @@
-"""Holds the rooms of the code and the arrows between them, as docs/design.md draws them.
+"""Without this the core comes to import a framework, and families to know each other's classes.
+
+The rooms of the code, and the arrows between them, are those of docs/design.md.
 
 A room is a package or a module directly under `lbbsp_core`, or a plugin. `MAY_IMPORT` is the table
 of all rooms, from the bottom up; a room may import itself and the rooms listed beside it::

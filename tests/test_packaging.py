@@ -1,4 +1,4 @@
-"""Metadata, build files and documents say the same about Pythons, extras and files."""
+"""Without this `pip install` lacks an extra, a file or a Python that the documents name."""
 
 import importlib.util
 import re

@@ -1,4 +1,7 @@
-"""What docs/security.md promises of the code; what listens is tested with the jobs that run."""
+"""Without this a file that is loaded may execute code, or show others what the umask hides.
+
+This is what docs/security.md promises; what listens is tested with the jobs that run.
+"""
 
 import ast
 import os

@@ -1,4 +1,7 @@
-"""Checks of the documentation site that need no build: its reference, navigation and resources."""
+"""Without this a public name can lack documentation, and a page can load from other servers.
+
+MkDocs checks links, anchors and the navigation (`make docs`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from check_site import external_resources
 from doc_pages import ROOT
 
 PACKAGES = ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")
-OUTSIDE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md", "traces.md"}
-"""Pages that tools/site_hooks.py makes of documents outside docs/."""
 
 
 def public_names(init):
@@ -39,13 +40,6 @@ def test_each_public_name_is_in_the_reference_once():
     ]
     assert "lbbsp_core.sim.run_bsp" in stages
     assert sorted(documented) == sorted(tops + stages)
-
-
-def test_each_document_is_in_the_navigation():
-    lines = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1].splitlines()
-    entries = re.findall(r"[\w/-]+\.md", "\n".join(line.split("#")[0] for line in lines))
-    documents = {p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md")}
-    assert sorted(entries) == sorted(documents | OUTSIDE)
 
 
 @pytest.mark.parametrize(

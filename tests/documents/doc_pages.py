@@ -1,11 +1,10 @@
-"""Markdown documents of the repository: their headings, links, and blocks of code."""
+"""Markdown documents of the repository and their blocks of code."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -80,37 +79,3 @@ class Page:
             notes.get("set-up", ""),
             notes.get("not run", ""),
         )
-
-    @cached_property
-    def anchors(self) -> set[str]:
-        """Anchors of the headings, as GitHub makes them."""
-        found: list[str] = []
-        for opening, content in zip(self._tokens, self._tokens[1:], strict=False):
-            if opening.type == "heading_open":
-                found.append(slug(_plain(content)))
-        return {_numbered(found, place) for place in range(len(found))}
-
-    @property
-    def links(self) -> Iterator[str]:
-        """Targets of all links and pictures."""
-        for token in self._tokens:
-            for child in token.children or ():
-                target = child.attrGet("href") or child.attrGet("src")
-                if target is not None:
-                    yield str(target)
-
-
-def slug(heading: str) -> str:
-    """Returns GitHub's anchor of a heading: "What's new, here" gives "whats-new-here"."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
-def _plain(token: Token) -> str:
-    children = token.children or ()
-    return "".join(child.content for child in children if child.type in ("text", "code_inline"))
-
-
-def _numbered(slugs: list[str], place: int) -> str:
-    """Tells headings of the same text apart, as GitHub does: the second one ends in -1."""
-    earlier = slugs[:place].count(slugs[place])
-    return f"{slugs[place]}-{earlier}" if earlier else slugs[place]

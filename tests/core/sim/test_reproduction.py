@@ -1,4 +1,4 @@
-"""The tables of docs/reproduction.md: those that take seconds are computed again and compared."""
+"""Without this docs/reproduction.md differs from what its command prints."""
 
 from __future__ import annotations
 
