@@ -102,8 +102,7 @@ def test_slow_steps_end_the_growth() -> None:
     assert not BatchSweep(4, 1, 0, longest_step=0.3).run(Machine(1e9).step, silent).slow
 
 
-@pytest.mark.parametrize("less", range(1, 12))
-@pytest.mark.parametrize("after", range(40, 56))
+@given(after=st.integers(40, 55), less=st.integers(1, 11))
 def test_a_memory_that_shrinks_while_it_is_sought(after: int, less: int) -> None:
     machine = Machine(90, after, less)
     found = BatchSweep(1024, 2, 0, 1e9).run(machine.step, silent)

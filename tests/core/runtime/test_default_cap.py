@@ -82,9 +82,7 @@ def said(caplog):
     return lambda text: [r.getMessage() for r in caplog.records if text in r.getMessage()]
 
 
-@pytest.mark.parametrize("total", [3, 7, 96, 97, 1000])
-@pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("granularity", [1, 8])
+@given(total=st.integers(1, 1000), workers=st.integers(2, 9), granularity=st.integers(1, 9))
 def test_the_cap_is_twice_the_even_share_and_leaves_a_plan(total, workers, granularity):
     cap = default_cap(
         None, LoadBalanced(), workers=workers, global_batch_size=total, granularity=granularity
@@ -110,13 +108,10 @@ def test_a_single_worker_given_limits_and_fixed_shares_have_no_cap():
 
 
 WRONG = [
-    ({"total": 0}, "global_batch_size must be at least workers * minimum = 4, got 0"),
-    ({"total": 2}, "global_batch_size must be at least workers * minimum = 4, got 2"),
-    ({"total": -8}, "global_batch_size must be an integer >= 0, got -8"),
-    ({"total": 12.5}, "global_batch_size must be an integer >= 0, got 12.5"),
+    ({"total": 3}, "global_batch_size must be at least workers * minimum = 4, got 3"),
+    ({"total": -1}, "global_batch_size must be an integer >= 0, got -1"),
     ({"total": "96"}, "global_batch_size must be an integer >= 0, got '96'"),
     ({"granularity": 0}, "granularity must be an integer >= 1, got 0"),
-    ({"granularity": 2.5}, "granularity must be an integer >= 1, got 2.5"),
     ({"granularity": "8"}, "granularity must be an integer >= 1, got '8'"),
 ]
 
