@@ -1,10 +1,11 @@
 # These commands do everything on a fresh machine with Python 3.10 to 3.13:
 #   make demo   sets up, trains plain and balanced on three unequal workers, shows the difference
-#   make test   sets up, checks style and types, runs every test
+#   make test   sets up, checks style and types, runs every test that protects a user
 #   make docs   builds the documentation site in site/
 # While working, `make test-fast` runs ruff and the unit tests of the core in less than a minute.
+# `make test-all` runs `make test`, and then the campaigns: many further cases of the same.
 # With Python 3.13 the tests for MXNet are skipped, because MXNet needs NumPy 1, which ends at 3.12.
-.PHONY: demo test test-fast lint docs setup bench clean
+.PHONY: demo test test-fast test-all campaigns lint docs setup bench clean
 
 PYTHON ?= $(shell for v in 3.11 3.12 3.10 3.13; do \
 	python$$v -c '' 2>/dev/null && echo python$$v && break; done || true)
@@ -17,16 +18,25 @@ READY_DOCS := $(VENV)/.ready-docs
 demo: $(READY)
 	$(BIN)/lbbsp demo
 
-# Most tests wait for processes half of their time: two at once keep two cores busy.
+# Two tests at once keep two cores busy, although many wait for processes. tests/conftest.py says
+# which must follow each other, and which start first.
+SIDE_BY_SIDE := --numprocesses 2 --no-loadscope-reorder
+
 test: lint
-	$(BIN)/pytest -m "not alone" --numprocesses 2 --dist loadfile
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "not campaign and alone"
+
+test-all: test campaigns
+
+campaigns: $(READY)
+	$(BIN)/pytest -m "campaign and not alone" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "campaign and alone"
 
 # tests/*.py are checks of the sources themselves: docstrings and imports.
 test-fast: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -q -m "not slow" tests/core tests/test_*.py lbbsp_core
+	$(BIN)/pytest -q -m "not slow and not campaign" tests/core tests/test_*.py lbbsp_core
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,33 @@ from hypothesis import settings
 # Threads of BLAS gain nothing on our small matrices, and on a busy machine they spin: the fits of
 # ARIMA take three times the CPU time then. NumPy reads the variable when it is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parents[1]
+JOBS = "tests/parallel/"
+
+
+def pytest_collection_modifyitems(items):
+    """Starts with the jobs, which take longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(JOBS))  # stable
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keeps the tests of a file, and of files that share clusters, in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def group(file):
+        if not file.startswith(JOBS) or "clusters.run(" not in (ROOT / file).read_text("utf-8"):
+            return file
+        return "mxnet" if "test_mx" in file else "keras"
+
+    class ByCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group(nodeid.partition("::")[0])
+
+    return ByCluster(config, log)
+
 
 settings.register_profile("lbbsp", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("lbbsp")

@@ -91,7 +91,7 @@ def test_a_script_without_a_checkout_is_an_error(tmp_path):
     assert "in none of the folders of --scripts" in row.words
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'")
 def test_each_trainer_of_a_script_is_compared_with_one_process(checkout, tmp_path):
     folder = tmp_path / "out"

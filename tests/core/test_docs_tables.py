@@ -1,4 +1,4 @@
-"""Tables in docs/ whose figures the recorded traces give: they name their command, and are right.
+"""Without this the figures of docs/ differ from those that the recorded traces give.
 
 Cheap rows are computed again. The others take minutes: ``python benchmarks/tables.py all --update``
 computes them.
@@ -31,14 +31,14 @@ CHEAP = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("name", "row"), CHEAP)
 def test_documents_state_what_is_computed(name, row):
     table = tables.TABLES[name]
     assert table.measure(row) == table.read()[row]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_narx_on_short_traces():
     table, traces = tables.TABLES["predictors"], ("pai_job_1", "pai_job_2")
     stated = table.read()["narx"]

@@ -27,6 +27,7 @@ def test_balancing_costs_a_user_at_most_ten_lines(example):
     assert 0 < len(changes) <= 10
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["plain", "balanced"])
 def test_an_example_learns_the_digits_on_two_workers(kind):
     lines = []
@@ -42,6 +43,7 @@ def test_an_example_learns_the_digits_on_two_workers(kind):
     assert float(last.split("val_accuracy: ")[1].split()[0]) > 0.8
 
 
+@pytest.mark.campaign
 def test_sequences_of_different_lengths_are_learned_on_two_workers():
     lines = []
     status = launch(
@@ -56,6 +58,7 @@ def test_sequences_of_different_lengths_are_learned_on_two_workers():
     assert float(last.split(" accuracy: ")[1].split()[0]) > 0.6
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["plain", "balanced"])
 def test_a_custom_loop_learns_the_digits_on_two_workers(kind):
     lines = []
@@ -71,6 +74,7 @@ def test_a_custom_loop_learns_the_digits_on_two_workers(kind):
     assert float(last.split()[-1]) > 0.8
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'")
 @pytest.mark.parametrize("kind", ["plain", "balanced"])
 def test_a_gluon_example_learns_the_digits_on_two_workers(kind):

@@ -204,7 +204,10 @@ print("both")
 
 @pytest.mark.parametrize(
     "imports",
-    ["import lbbsp_mx, tensorflow, mxnet as mx", "import lbbsp_tf, lbbsp_mx; import mxnet as mx"],
+    [
+        "import lbbsp_tf, lbbsp_mx; import mxnet as mx",
+        pytest.param("import lbbsp_mx, tensorflow, mxnet as mx", marks=pytest.mark.campaign),
+    ],
 )
 def test_both_frameworks_train_in_one_process_in_either_order(imports):
     pytest.importorskip("tensorflow")

@@ -1,7 +1,7 @@
 """Epoch logs, models, files and messages of a job with two workers."""
 
 import pytest
-from jobs import run
+from jobs import campaign, chosen, run
 
 NOISE = (
     "shuffle=True",
@@ -14,9 +14,10 @@ NOISE = (
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(request, tmp_path_factory):
     """The job, of which rank 1 ends 14 s after rank 0."""
-    job = run("agreement", str(tmp_path_factory.mktemp("shared")), workers=2)
+    folder = str(tmp_path_factory.mktemp("shared"))
+    job = run("agreement", folder, *chosen(request, "model"), workers=2)
     assert job.status == 0
     return job
 
@@ -100,7 +101,9 @@ def test_an_interrupted_job_continues_on_all_workers_from_the_backup_of_the_chie
     assert everywhere(seen, "restored") == {"epochs": 1, "difference": 0}
 
 
-@pytest.mark.parametrize("model", ["vae", "gan", "siamese", "distiller", "built_in_the_step"])
+@pytest.mark.parametrize(
+    "model", ["gan", "built_in_the_step", *campaign("vae", "siamese", "distiller")]
+)
 def test_a_model_without_call_trains_the_models_that_it_holds(seen, model):
     found = everywhere(seen, model)
     assert found["moved"] > 1e-3

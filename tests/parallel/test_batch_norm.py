@@ -3,42 +3,46 @@
 from statistics import median
 
 import pytest
-from jobs import run
+from jobs import chosen, on, run
 
 from lbbsp_core import read_run
 
 CASES = [
-    "convolution",
-    "channels_first",
-    "fine_tuned",
-    "subclassed",
-    "masked",
-    "over_time",
-    "unrolled_cell",
-    "from_file",
-    "mixed_float16",
-    "accumulation",
-    "run_eagerly",
+    *on(
+        2,
+        "masked",
+        "from_file",
+        "accumulation",
+        campaign=[
+            "convolution",
+            "fine_tuned",
+            "channels_first",
+            "subclassed",
+            "over_time",
+            "unrolled_cell",
+            "mixed_float16",
+            "run_eagerly",
+        ],
+    ),
+    *on(3, "convolution", campaign=["masked"]),
 ]
-ON_THREE = ["convolution", "masked"]
 TOLERANCE = 1e-5
 ROUNDED = {"mixed_float16": 2e-2}  # the parts of a batch are rounded differently from the whole
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(request, clusters):
     """Results of both jobs: by number of workers, by rank, then by case."""
-    jobs = {
-        2: run("batch_norm", *CASES, workers=2),
-        3: run("batch_norm", *ON_THREE, workers=3),
-    }
-    assert all(job.status == 0 for job in jobs.values())
-    return {n: [job.results(rank) for rank in range(n)] for n, job in jobs.items()}
+    found = {}
+    for workers in chosen(request, "workers"):
+        cases = chosen(request, "case", workers=workers)
+        job = clusters.run("batch_norm", *cases, workers=workers)
+        assert job.status == 0
+        found[workers] = [job.results(rank) for rank in range(workers)]
+    return found
 
 
-@pytest.mark.parametrize(
-    ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
-)
+@pytest.mark.parametrize(("workers", "case"), CASES)
 def test_weights_and_moving_statistics_are_those_of_whole_batches(results, workers, case):
     found = results[workers][0][case]
     assert "error" not in found, found["error"]

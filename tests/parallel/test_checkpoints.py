@@ -1,93 +1,97 @@
 """Interrupted trainings that continue from a checkpoint learn what unbroken ones learn."""
 
 import pytest
-from jobs import run
+from jobs import campaign, chosen, on, run
 
 TOLERANCE = 2e-6
-CASES = {
-    "single": ["each_step", "own_step", "stream", "sequence", "class_weight", "map"],
-    "mirrored": ["steps", "epochs", "noise", "prefetch", "steps_per_epoch", "callbacks", "scaled"],
-    "workers": ["noise", "own_step"],
-}
-ALL = [(kind, name) for kind, names in CASES.items() for name in names]
+CASES = [
+    *on(
+        "single",
+        "stream",
+        campaign=["own_step", "each_step", "sequence", "class_weight", "map"],
+    ),
+    *on(
+        "mirrored",
+        "noise",
+        "callbacks",
+        campaign=["epochs", "scaled", "steps", "prefetch", "steps_per_epoch"],
+    ),
+    *on("workers", campaign=["own_step", "noise"]),
+]
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
+def jobs(request, clusters, tmp_path_factory):
     """What each kind of training says, by kind."""
     found = {}
-    for kind, names in CASES.items():
-        folder = tmp_path_factory.mktemp(kind)
-        workers = 2 if kind == "workers" else 1
-        job = run("checkpoints", kind, str(folder), *names, workers=workers)
+    for kind in chosen(request, "kind"):
+        folder, names = str(tmp_path_factory.mktemp(kind)), chosen(request, "name", kind=kind)
+        workers, devices = (2, 1) if kind == "workers" else (1, 2)
+        job = clusters.run("checkpoints", kind, folder, *names, workers=workers, devices=devices)
         assert job.status == 0
         found[kind] = [job.results(rank) for rank in range(workers)]
     return found
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_an_interrupted_training_learns_what_an_unbroken_one_learns(jobs, kind, name):
     for seen in (results[name] for results in jobs[kind]):
         assert seen["moved"] > 0.01, "a case that learns nothing would prove nothing"
         assert seen["difference"] <= TOLERANCE
-
-
-@pytest.mark.parametrize(("kind", "name"), ALL)
-def test_the_logs_of_a_broken_epoch_are_those_of_an_unbroken_one(jobs, kind, name):
-    for seen in (results[name] for results in jobs[kind]):
+        # The logs of a broken epoch are those of an unbroken one.
         assert seen["names"][0] == seen["names"][1]
         assert seen["logs"] <= 1e-5
         assert seen["steps"][0] == seen["steps"][1]
         assert set(seen["figures"]) == {kind != "single"}
         assert seen["history"] == ([] if kind == "single" else ["speedup", "waiting"])
-
-
-@pytest.mark.parametrize(("kind", "name"), ALL)
-def test_a_job_that_has_ended_trains_nothing_more(jobs, kind, name):
-    for seen in (results[name] for results in jobs[kind]):
+        # A job that has ended trains nothing more.
         assert seen["again_steps"] == 0
         assert seen["again"] <= TOLERANCE
 
 
-def test_epochs_that_were_completed_are_not_repeated(jobs):
-    (seen,) = jobs["mirrored"]
-    assert seen["epochs"]["epochs"] == [1, 2]
-    assert seen["epochs"]["batches"] == [0, 1, 2]
-    assert seen["steps"]["batches"] == [1, 2, 3]
-    # What EarlyStopping has seen before the interruption counts.
-    assert seen["callbacks"]["epochs"][-1] == seen["callbacks"]["last_epoch"] < 7
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("kind", "name", "epochs", "batches"),
+    [("mirrored", "epochs", [1, 2], [0, 1, 2]), ("mirrored", "steps", [0, 1, 2], [1, 2, 3])],
+)
+def test_epochs_that_were_completed_are_not_repeated(jobs, kind, name, epochs, batches):
+    (seen,) = (results[name] for results in jobs[kind])
+    assert (seen["epochs"], seen["batches"]) == (epochs, batches)
 
 
-@pytest.fixture(scope="module")
-def restarts(tmp_path_factory):
-    """Jobs of one training: a worker is killed, two are preempted, and two remain."""
-    folder = str(tmp_path_factory.mktemp("restarts"))
-    return [
-        run("restarting", folder, *signal, workers=workers)
-        for workers, signal in [
-            (3, ("9", "1", "SIGKILL")),
-            (3, ("18", "2", "SIGTERM")),
-            (2, ("21", "0", "SIGTERM")),
-            (2, ()),
-        ]
-    ]
+@pytest.mark.parametrize(("kind", "name"), on("mirrored", "callbacks"))
+def test_what_early_stopping_has_seen_before_the_interruption_counts(jobs, kind, name):
+    (seen,) = (results[name] for results in jobs[kind])
+    assert seen["epochs"][-1] == seen["last_epoch"] < 7
 
 
-def test_killed_and_preempted_jobs_continue_with_fewer_workers(restarts):
+PREEMPTED = [(3, ("10", "2", "SIGTERM")), (2, ())]
+BROKEN_OFTEN = [
+    (3, ("9", "1", "SIGKILL")),
+    (3, ("18", "2", "SIGTERM")),
+    (2, ("21", "0", "SIGTERM")),
+    (2, ()),
+]
+
+
+@pytest.mark.parametrize("chain", [PREEMPTED, *campaign(BROKEN_OFTEN)], ids=len)
+def test_killed_and_preempted_jobs_continue_with_fewer_workers(chain, tmp_path):
+    """Each job of the chain, but the last one, is ended after a step by a signal of a worker."""
+    last = 0
+    for workers, signal in chain:
+        job = run("restarting", str(tmp_path), *signal, workers=workers)
+        assert ("continues after step" in job.text) == (last > 0)
+        assert last == 0 or f"continues after step {last} " in job.text
+        if "SIGTERM" in signal:
+            # It arrives between two steps, and travels with the exchange of the next one.
+            last = int(signal[0]) + 1
+            assert f"leaves after step {last}, because a worker got SIGTERM" in job.text
+        else:
+            last = 8  # checkpoints are written after every fourth step
+            assert "leaves" not in job.text
+        assert job.status == {"SIGTERM": 143, "SIGKILL": 137}.get(*signal[2:] or [""], 0)
     for rank in range(2):
-        seen = restarts[-1].results(rank)
+        seen = job.results(rank)
         assert seen["difference"] <= TOLERANCE
         (epoch, logs), expected = seen["epochs"][-1], dict(seen["expected"])
         assert logs == pytest.approx(expected[epoch], abs=1e-5)
-
-
-def test_all_workers_of_a_preempted_job_leave_after_one_step(restarts):
-    killed, first, second, last = restarts
-    assert [job.status for job in restarts] == [137, 143, 143, 0]
-    # The signal arrives between two steps, and travels with the exchange of the next one.
-    assert "continues after step 8 " in first.text
-    assert "leaves after step 19, because a worker got SIGTERM" in first.text
-    assert "continues after step 19 " in second.text
-    assert "leaves after step 22, because a worker got SIGTERM" in second.text
-    assert "continues after step 22 " in last.text
-    assert "leaves" not in killed.text + last.text

@@ -201,6 +201,7 @@ def test_variables_that_cannot_be_set_are_refused(programs, text, message):
 JOB = {"SLURM_JOB_ID": "41007", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_TASKS_PER_NODE": "1(x3)"}
 
 
+@pytest.mark.campaign
 def test_the_resolver_of_slurm_trains_with_lbbsp(hosts, programs):
     slurm = {**JOB, "SLURM_JOB_NODELIST": ",".join(hosts), "ENTER": "ip netns exec {}"}
     status, said = run(["srun", sys.executable, CLUSTER / "keras_slurm.py"], {**programs, **slurm})
@@ -309,6 +310,7 @@ def test_addresses_of_ipv6_have_brackets(worker):
     assert config["cluster"]["worker"] == ["[fd00::1]:7000", "[fd00::2]:7000", "a:7000"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("framework", "example", "printed", "first"),
     [

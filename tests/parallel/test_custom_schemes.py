@@ -50,6 +50,7 @@ def test_own_policy_decides_the_plans_of_a_trainer(tmp_path):
     assert Counter(whole[10:]).most_common(1)[0][0] == RANKED
 
 
+@pytest.mark.campaign
 def test_own_synchroniser_and_policy_under_an_asynchronous_trainer(tmp_path):
     results = job("asynchronous", tmp_path)
     pushes = read_run(tmp_path).pushes

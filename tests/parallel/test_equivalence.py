@@ -6,41 +6,48 @@ policy follow its own plans, with one worker slow.
 """
 
 import pytest
-from jobs import run
+from jobs import chosen, on
 
 CASES = [
-    "sgd_momentum_l2",
-    "adamw_global_clipnorm",
-    "embedding_sgd",
-    "embedding_adamw_global_clipnorm",
-    "sample_weights",
-    "class_weights",
-    "sum_reduction",
-    "own_train_step",
-    "loss_scaling",
-    "dictionary_inputs",
-    "map",
-    "synchronized_batch_norm",
-    "load_balanced",
-    "epoch_balanced",
-    "proportional_control",
-    "leader_straggler",
+    *on(
+        2,
+        "sgd_momentum_l2",
+        "embedding_adamw_global_clipnorm",
+        "class_weights",
+        "sum_reduction",
+        "own_train_step",
+        "synchronized_batch_norm",
+        "load_balanced",
+        campaign=[
+            "adamw_global_clipnorm",
+            "embedding_sgd",
+            "sample_weights",
+            "loss_scaling",
+            "dictionary_inputs",
+            "map",
+            "epoch_balanced",
+            "proportional_control",
+            "leader_straggler",
+        ],
+    ),
+    *on(3, "sample_weights", campaign=["sgd_momentum_l2", "synchronized_batch_norm"]),
 ]
-ON_THREE = ["sgd_momentum_l2", "sample_weights", "synchronized_batch_norm"]
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(request, clusters):
     """Results of both jobs: by number of workers, then by case."""
-    jobs = {2: run("equivalence", *CASES, workers=2), 3: run("equivalence", *ON_THREE, workers=3)}
-    assert all(job.status == 0 for job in jobs.values())
-    return {workers: job.results(0) for workers, job in jobs.items()}
+    found = {}
+    for workers in chosen(request, "workers"):
+        cases = chosen(request, "case", workers=workers)
+        job = clusters.run("equivalence", *cases, workers=workers)
+        assert job.status == 0
+        found[workers] = job.results(0)
+    return found
 
 
-@pytest.mark.parametrize(
-    ("workers", "case"), [(2, case) for case in CASES] + [(3, case) for case in ON_THREE]
-)
+@pytest.mark.parametrize(("workers", "case"), CASES)
 def test_uneven_changing_batches_learn_what_one_process_learns(results, workers, case):
     found = results[workers][case]
     assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"

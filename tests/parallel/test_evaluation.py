@@ -1,40 +1,44 @@
 """Evaluation and prediction on replicas equal those of one process, whatever the rows."""
 
 import pytest
-from jobs import run
+from jobs import campaign, chosen
 
 CASES = [
-    "scalar_loss",
-    "recurrent",
-    "convolution",
-    "sample_weight",
-    "two_outputs",
-    "nested_inputs",
-    "ctc",
     "own_test_step",
-    "own_tracker",
     "sum",
-    "added_loss",
     "masked",
     "auc",
+    *campaign(
+        "sample_weight",
+        "own_tracker",
+        "scalar_loss",
+        "recurrent",
+        "convolution",
+        "two_outputs",
+        "nested_inputs",
+        "ctc",
+        "added_loss",
+    ),
 ]
-MIRRORED_CASES = ["scalar_loss", "recurrent", "own_test_step", "sum", "masked"]
-SOURCES = ["tf_data", "unknown_length", "py_dataset", "generator"]
+MIRRORED_CASES = ["own_test_step", "scalar_loss", "recurrent", "sum", "masked"]
+SOURCES = ["unknown_length", *campaign("tf_data", "py_dataset", "generator")]
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module")
-def seen():
+def seen(request, clusters):
     """What each rank reported."""
-    job = run("evaluation", "workers", *CASES, workers=2)
+    names = [*chosen(request, "case"), *chosen(request, "source")]
+    job = clusters.run("evaluation", "workers", *names, workers=2)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
-def mirrored():
+def mirrored(request, clusters):
     """What a worker with two devices reported."""
-    job = run("evaluation", "mirrored", *MIRRORED_CASES, workers=1)
+    names = [*chosen(request, "mirrored_case"), *chosen(request, "mirrored_source")]
+    job = clusters.run("evaluation", "mirrored", *names, workers=1, devices=2)
     assert job.status == 0
     return [job.results(0)]
 
@@ -74,11 +78,21 @@ def test_arrays_of_different_lengths_are_an_error(seen):
         assert "all arrays of a batch must have the same length" in each["different_lengths"]
 
 
-@pytest.mark.parametrize("case", [*MIRRORED_CASES, *SOURCES])
-def test_devices_of_one_worker_give_what_one_process_gives(mirrored, case):
-    check_like_one_process(mirrored, case)
+@pytest.mark.campaign
+@pytest.mark.parametrize("mirrored_case", MIRRORED_CASES)
+def test_devices_of_one_worker_give_what_one_process_gives(mirrored, mirrored_case):
+    check_like_one_process(mirrored, mirrored_case)
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "mirrored_source", ["tf_data", "unknown_length", "py_dataset", "generator"]
+)
+def test_each_kind_of_data_is_evaluated_whole_on_devices(mirrored, mirrored_source):
+    check_like_one_process(mirrored, mirrored_source)
+
+
+@pytest.mark.campaign
 def test_validation_may_have_fewer_rows_than_devices(mirrored):
     (found,) = mirrored
     assert found["validation"] == pytest.approx(found["expected_validation"], abs=TOLERANCE)

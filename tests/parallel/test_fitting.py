@@ -6,7 +6,6 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from jobs import run
 
 from lbbsp_core import read_run
 from lbbsp_core.runtime.figures import figures_of
@@ -16,10 +15,10 @@ EPOCH, X = 6, 32  # steps, samples a step
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(clusters, tmp_path_factory):
     """What each rank reported."""
     folder = tmp_path_factory.mktemp("shared")
-    job = run("fitting", str(folder), workers=3)
+    job = clusters.run("fitting", str(folder), workers=3)
     assert job.status == 0
     return [{**job.results(rank), "folder": folder} for rank in range(3)]
 

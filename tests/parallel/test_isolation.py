@@ -1,7 +1,6 @@
 """What a balanced fit must not leave behind, and parts of steps that only look exact."""
 
 import pytest
-from jobs import run
 
 REFUSED = {
     "clips": "clips gradients",
@@ -12,8 +11,8 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def found():
-    job = run("isolation", workers=1)
+def found(clusters):
+    job = clusters.run("isolation", workers=1, devices=2)
     assert job.status == 0
     return job.results(0)
 

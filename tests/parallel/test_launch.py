@@ -25,10 +25,9 @@ from lbbsp_core.launch.throttle import available_cores
 
 ME = os.getpid()
 Lines: TypeAlias = dict[int, list[str]]
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
-# A launched worker sleeps for 60 s if it is not ended; these bound how long ending it may take.
-ENDS_WITHIN_10_SECONDS = pytest.mark.timeout(10, func_only=True)
-ENDS_WITHIN_8_SECONDS = pytest.mark.timeout(8, func_only=True)
+# A launched worker sleeps for 60 s if it is not ended: ending it takes less, on a busy machine too.
+pytestmark = pytest.mark.timeout(50)
+ENDS_SOON = pytest.mark.timeout(25, func_only=True)
 
 RANK = "import json, os, signal, subprocess, sys, time\n"
 RANK += "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -221,7 +220,7 @@ def test_output_that_cannot_be_handed_on_ends_the_job_with_its_error(script):
 # --- failures -------------------------------------------------------------------------------------
 
 
-@ENDS_WITHIN_10_SECONDS
+@ENDS_SOON
 def test_one_killed_worker_ends_all_and_is_named_last(script, sleeper, capfd):
     body = """
 child = subprocess.Popen([sys.executable, sys.argv[1], '60'])
@@ -276,7 +275,7 @@ def test_exit_status_of_the_first_failure(script, capfd):
 MARKS = "from lbbsp_core.runtime import marks\n"
 
 
-@ENDS_WITHIN_10_SECONDS
+@ENDS_SOON
 @pytest.mark.parametrize(
     ("end", "status"),
     [("pass", 0), ("sys.exit(0)", 0), ("os._exit(0)", 1), ("sys.exit(3)", 3), ("1 / 0", 1)],
@@ -300,7 +299,7 @@ def test_a_process_that_a_worker_starts_says_nothing_about_its_end(script, capfd
     assert "worker 0 ended with status 0 before the end" in capfd.readouterr().err
 
 
-@ENDS_WITHIN_10_SECONDS
+@ENDS_SOON
 def test_a_worker_that_ends_before_others_have_started_is_named(script, capfd):
     body = MARKS + "marks.begin()\nif rank == 1: sys.exit(0)\n"
     body += "with marks.waiting(): time.sleep(60)"
@@ -310,7 +309,7 @@ def test_a_worker_that_ends_before_others_have_started_is_named(script, capfd):
     )
 
 
-@ENDS_WITHIN_10_SECONDS
+@ENDS_SOON
 def test_the_worker_that_others_have_lost_is_named_as_the_first_cause(script, capfd):
     body = MARKS + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
     body += "print('here')\nmarks.note_lost(1, 'worker 1 was silent')\nsys.exit(4)"
@@ -337,14 +336,14 @@ def test_a_folder_for_scratch_is_removed_however_a_worker_ends(script, tmp_path)
         assert not Path(lines[0]).exists()
 
 
-@ENDS_WITHIN_8_SECONDS
+@ENDS_SOON
 def test_timeout_ends_all_and_names_who_still_ran(script, capfd):
     assert launch([script("")], workers=3, timeout=50) == 0
     assert launch([script("time.sleep(60 * (rank != 1))")], workers=3, timeout=0.8) == 124
     assert capfd.readouterr().err == "lbbsp launch: timed out after 0.8 s; still running: 0, 2\n"
 
 
-@ENDS_WITHIN_8_SECONDS
+@ENDS_SOON
 def test_what_finished_workers_leave_running_is_ended(script, sleeper, tmp_path):
     body = "subprocess.Popen([sys.executable, sys.argv[1]])"
     assert launch([script(body), sleeper], workers=2) == 0
@@ -533,6 +532,8 @@ def cpu_share(lines: list[str], stage: Stage) -> float:
     return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
 
+@pytest.mark.alone
+@pytest.mark.timeout(120)
 def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capfd, monkeypatch):
     """Measures that each worker gets its share of a core, in one of a few attempts.
 
@@ -551,6 +552,8 @@ def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capf
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.alone
+@pytest.mark.timeout(120)
 def test_duty_cycle_makes_speeds_and_changes_them_in_time(script, capfd, monkeypatch):
     """Measures that the worker with the larger share uses more CPU time in both stages.
 

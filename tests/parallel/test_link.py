@@ -14,6 +14,7 @@ from namespaces import namespaces
 
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 20_000  # in a new namespace all ports are free
+pytestmark = pytest.mark.campaign
 SECONDS = 240  # the time on an idle machine is in docs/reliability.md
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from jobs import SCRIPTS, run
+from jobs import SCRIPTS, campaign
 
 from lbbsp_core.launch.cluster import cluster_variables
 
@@ -53,9 +53,9 @@ RIGHT = ("equal_but_rounded", "names_for_objects")
 
 
 @pytest.fixture(scope="module")
-def said():
+def said(clusters):
     """What each rank answered to each misuse."""
-    job = run("misuse", *EXPECTED, *RIGHT, workers=2)
+    job = clusters.run("misuse", *EXPECTED, *RIGHT, workers=2)
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 
@@ -83,8 +83,10 @@ def test_data_that_differ_in_the_last_bits_and_names_for_objects_are_the_same(sa
     [
         ("layer", "variable 4, counted in the order of creation: worker 0 has int64 (), worker 1 "
          "has float32 (2, 5); build the same model"),
-        ("rate", "worker 0 has float32 () = 0.1 (the learning rate), worker 1 has float32 () = 1.1 "
-         "(the learning rate); build the same model, with the same optimizer"),
+        *campaign(
+            ("rate", "worker 0 has float32 () = 0.1 (the learning rate), worker 1 has float32 () = "
+             "1.1 (the learning rate); build the same model, with the same optimizer")
+        ),
     ],
 )  # fmt: skip
 def test_workers_that_build_different_models_say_so_by_hand(different, words):

@@ -5,7 +5,7 @@ from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-from jobs import check_unequal, run
+from jobs import BOUND_SECONDS, campaign, check_unequal, chosen, on, run
 
 from lbbsp_core import read_run
 
@@ -13,21 +13,24 @@ pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
 )
 TOLERANCE = 2e-6
+# Servers, and the cases of a job that has so many.
 CASES = [
-    "sgd",
-    "adam",
-    "hybrid_deferred",
-    "mean_loss",
-    "accumulated",
-    "two_devices",
-    "two_calls",
-    "loader_threads",
-    "loader_processes",
-    "batch_norm",
-    "batch_norm_hybrid",
-    "half_precision",
+    *on(
+        2,
+        "sgd",
+        "adam",
+        "hybrid_deferred",
+        "mean_loss",
+        "accumulated",
+        "two_devices",
+        "two_calls",
+        "loader_threads",
+        "batch_norm_hybrid",
+        "half_precision",
+        campaign=["loader_processes", "batch_norm"],
+    ),
+    *on(1, campaign=["sgd", "adam", "batch_norm_hybrid"]),
 ]
-ON_TWO_SERVERS = ["sgd", "adam", "batch_norm_hybrid"]
 EPOCH, X = 6, 32  # steps, samples a step, of mx_fitting
 
 
@@ -39,19 +42,18 @@ def job(script, *args, workers, **options):
 
 
 @pytest.fixture(scope="module")
-def learned():
+def learned(request, clusters):
     """Results of both jobs: by number of servers, then by case."""
-    jobs = {
-        1: job("mx_equivalence", *CASES, workers=3),
-        2: job("mx_equivalence", *ON_TWO_SERVERS, workers=3, servers=2),
-    }
-    assert all(each.status == 0 for each in jobs.values())
-    return {servers: each.results(0) for servers, each in jobs.items()}
+    found = {}
+    for servers in chosen(request, "servers"):
+        cases = chosen(request, "case", servers=servers)
+        done = clusters.run("mx_equivalence", *cases, workers=3, servers=servers, framework="mxnet")
+        assert done.status == 0
+        found[servers] = done.results(0)
+    return found
 
 
-@pytest.mark.parametrize(
-    ("servers", "case"), [(1, case) for case in CASES] + [(2, case) for case in ON_TWO_SERVERS]
-)
+@pytest.mark.parametrize(("servers", "case"), CASES)
 def test_uneven_changing_batches_learn_what_one_process_learns(learned, servers, case):
     found = learned[servers][case]
     assert found["moved"] > 0.01, "a case that learns nothing would prove nothing"
@@ -62,23 +64,24 @@ def test_uneven_changing_batches_learn_what_one_process_learns(learned, servers,
 # --- failures -------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("mode", "status", "culprit"),
     [
-        ("kill", 137, "worker 1 was ended by SIGKILL"),
-        ("server", 137, "server 0 was ended by SIGKILL"),
         ("scheduler", 137, "scheduler was ended by SIGKILL"),
-        ("raise", 1, "RuntimeError: the data base is gone"),
-        ("exit", 3, "worker 1 failed with exit status 3"),
+        *campaign(
+            ("kill", 137, "worker 1 was ended by SIGKILL"),
+            ("server", 137, "server 0 was ended by SIGKILL"),
+            ("raise", 1, "RuntimeError: the data base is gone"),
+            ("exit", 3, "worker 1 failed with exit status 3"),
+        ),
     ],
 )
-def test_when_somebody_fails_all_are_gone_within_ten_seconds(mode, status, culprit, capsys):
+def test_when_somebody_fails_all_are_gone_soon(mode, status, culprit, capsys):
     failed = job("mx_training", mode, workers=3)
     ended = time.time()
     assert failed.status == status
     said = next(line for line in failed.lines[1] if line.startswith("FAILING"))
-    assert ended - float(said.split()[1]) < 10
+    assert ended - float(said.split()[1]) < BOUND_SECONDS
     assert culprit in capsys.readouterr().err
 
 
@@ -123,9 +126,11 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def said():
+def said(clusters):
     """What each rank answered to each misuse."""
-    answers = job("mx_misuse", *EXPECTED, "names_for_objects", workers=2)
+    answers = clusters.run(
+        "mx_misuse", *EXPECTED, "names_for_objects", workers=2, framework="mxnet"
+    )
     assert answers.status == 0
     return [answers.results(rank) for rank in range(2)]
 
@@ -150,8 +155,8 @@ def test_mxnet_listens_on_the_loopback_interface_under_the_launcher(said):
 # --- starting -------------------------------------------------------------------------------------
 
 
-def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter():
-    started = job("mx_starting", workers=2)
+def test_a_gradient_does_not_overtake_the_broadcast_of_its_parameter(clusters):
+    started = clusters.run("mx_starting", workers=2, framework="mxnet")
     assert [started.results(rank)["wrong"] for rank in range(2)] == [0, 0]
 
 
@@ -168,6 +173,7 @@ def test_workers_go_on_and_leave_while_another_still_predicts(tmp_path, monkeypa
     assert done.results(0)["weights"] == done.results(1)["weights"]
 
 
+@pytest.mark.campaign
 def test_a_worker_that_exits_with_an_error_does_not_wait():
     assert job("mx_leaving", "3", workers=2).status == 3
 
@@ -176,9 +182,10 @@ def test_a_worker_that_exits_with_an_error_does_not_wait():
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(clusters, tmp_path_factory):
     """What each rank reported."""
-    trained = job("mx_fitting", str(tmp_path_factory.mktemp("shared")), workers=3)
+    folder = str(tmp_path_factory.mktemp("shared"))
+    trained = clusters.run("mx_fitting", folder, workers=3, servers=2, framework="mxnet")
     assert trained.status == 0
     return [trained.results(rank) for rank in range(3)]
 
@@ -269,11 +276,11 @@ def test_the_estimator_continues_from_its_checkpoint_and_makes_what_is_left(seen
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Records of the same training with even and with balanced batches, one worker at 0.2."""
+    """Records of the same training with even and with balanced batches, one worker at 0.4."""
     folder = tmp_path_factory.mktemp("runs")
     for mode in ("even", "balanced"):
         run_dir = folder / mode
-        done = job("mx_training", mode, workers=3, speeds=[1, 1, 0.2], run_dir=run_dir)
+        done = job("mx_training", mode, workers=3, speeds=[1, 1, 0.4], run_dir=run_dir)
         assert done.status == 0
         assert [done.results(rank)["rank"] for rank in range(3)] == [0, 1, 2]
     return {mode: read_run(folder / mode) for mode in ("even", "balanced")}

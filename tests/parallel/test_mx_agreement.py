@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from jobs import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -48,9 +47,9 @@ EQUAL = [
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(clusters):
     """Results by rank."""
-    job = run("mx_agreement", workers=WORKERS, framework="mxnet")
+    job = clusters.run("mx_agreement", workers=WORKERS, servers=2, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(WORKERS)]
 

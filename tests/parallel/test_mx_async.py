@@ -1,21 +1,22 @@
 """Workers that are not in step, on real parameter servers: every scheme, one worker 3x slower."""
 
 from collections import Counter
+from functools import cache
 from importlib.util import find_spec
 from socket import gethostname
 from statistics import median
 
 import pytest
-from jobs import run
+from jobs import campaign, run
 
 from lbbsp_core import read_run
 from lbbsp_core.validate import one_line
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
-]
-SCHEMES = ["bsp", "ssp", "asp", "dssp", "elastic"]
+pytestmark = pytest.mark.skipif(
+    find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
+)
+NEEDS_SKLEARN = True
+SCHEMES = ["bsp", *campaign("ssp", "asp", "dssp", "elastic")]
 SAMPLES, EPOCHS = 20 * 48 + 13, 2  # of mx_async
 MOST = {"bsp": 0, "ssp": 2, "dssp": 4, "elastic": 3}
 """How many iterations a worker may be ahead when it begins one."""
@@ -29,19 +30,22 @@ def job(folder, *args, **options):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Results by rank and the pushes, by scheme; two servers for one of those with a sum."""
-    folder, found = tmp_path_factory.mktemp("runs"), {}
-    for scheme in SCHEMES:
+    """Returns a function that returns results by rank and the pushes of a scheme."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def run_of(scheme):
+        # Two servers for one of the schemes with a sum.
         done = job(folder / scheme, scheme, "even", servers=2 if scheme == "elastic" else 1)
         assert done.status == 0
-        pushes = read_run(folder / scheme).pushes
-        found[scheme] = [done.results(rank) for rank in range(3)], pushes
-    return found
+        return [done.results(rank) for rank in range(3)], read_run(folder / scheme).pushes
+
+    return run_of
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, scheme):
-    results, pushes = runs[scheme]
+    results, pushes = runs(scheme)
     drawn = Counter(sample for result in results for sample in result["drawn"])
     assert sum(drawn.values()) == EPOCHS * SAMPLES
     assert set(drawn.values()) == {EPOCHS}
@@ -56,46 +60,51 @@ def test_every_sample_is_drawn_once_an_epoch_and_pushed(runs, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_all_workers_end_with_the_same_trained_model(runs, scheme):
-    results, _ = runs[scheme]
+    results, _ = runs(scheme)
     assert results[0]["weights"] == results[1]["weights"] == results[2]["weights"]
     assert results[0]["moved"] > 0.1
     assert results[0]["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("scheme", MOST)
+@pytest.mark.parametrize("scheme", ["bsp", *campaign("ssp", "dssp", "elastic")])
 def test_nobody_gets_further_ahead_than_the_scheme_allows(runs, scheme):
-    _, pushes = runs[scheme]
+    _, pushes = runs(scheme)
     assert max(line.lead for line in pushes) <= MOST[scheme]
 
 
+@pytest.mark.campaign
+@pytest.mark.alone
 def test_only_bsp_holds_the_fast_workers_back_all_the_time(runs):
     """The fast workers do about three iterations for each of the slow one, where they may."""
-    leads = {scheme: max(line.lead for line in pushes) for scheme, (_, pushes) in runs.items()}
+    pushes = {scheme: runs(scheme)[1] for scheme in ("ssp", "asp", "dssp", "elastic")}
+    leads = {scheme: max(line.lead for line in lines) for scheme, lines in pushes.items()}
     assert leads["asp"] > MOST["dssp"]
     assert leads["ssp"] == MOST["ssp"]
     assert leads["dssp"] > 1, "more than its lower bound"
     assert leads["elastic"] > 0
     for scheme, more in ("asp", 1.3), ("elastic", 1.2):
-        done = Counter(line.worker for line in runs[scheme][1])
+        done = Counter(line.worker for line in pushes[scheme])
         assert min(done[0], done[1]) > more * done[2]
 
 
+@pytest.mark.campaign
+@pytest.mark.alone
 def test_staleness_is_what_the_others_did_meanwhile(runs):
-    staleness = {scheme: [line.staleness for line in runs[scheme][1]] for scheme in SCHEMES}
-    assert max(staleness["bsp"]) == 0
     for scheme in ("ssp", "asp", "dssp", "elastic"):
-        assert max(staleness[scheme]) > 0
-    slow = [line.staleness for line in runs["asp"][1] if line.worker == 2]
-    fast = [line.staleness for line in runs["asp"][1] if line.worker != 2]
+        assert max(line.staleness for line in runs(scheme)[1]) > 0
+    slow = [line.staleness for line in runs("asp")[1] if line.worker == 2]
+    fast = [line.staleness for line in runs("asp")[1] if line.worker != 2]
     assert sum(slow) / len(slow) > sum(fast) / len(fast)
 
 
 def test_bsp_by_kept_pushes_learns_what_one_process_learns(runs):
-    results, _ = runs["bsp"]
+    results, pushes = runs("bsp")
+    assert max(line.staleness for line in pushes) == 0
     assert results[0]["difference"] <= 2e-6
 
 
-@pytest.mark.parametrize("policy", ["lbbsp", "proportional"])
+@pytest.mark.alone
+@pytest.mark.parametrize("policy", ["lbbsp", *campaign("proportional")])
 def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
     done = job(tmp_path, "ssp", policy, servers=2)
     assert done.status == 0
@@ -110,12 +119,14 @@ def test_batches_follow_speeds_while_workers_run_ahead(tmp_path, policy):
     assert set(drawn.values()) == {EPOCHS}
 
 
+@pytest.mark.campaign
 def test_a_worker_that_fails_ends_the_job(tmp_path):
     done = job(tmp_path, "elastic", "even", "dies")
     assert done.status == 1
     assert "a worker fails" in done.text
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["disagrees", "seeds"])
 def test_workers_that_disagree_are_told(tmp_path, kind):
     done = job(tmp_path, "ssp", "even", kind)
@@ -124,7 +135,7 @@ def test_workers_that_disagree_are_told(tmp_path, kind):
 
 
 def test_a_process_has_one_asynchronous_trainer_and_no_other_keys(runs):
-    (first, *_), _ = runs["asp"]
+    (first, *_), _ = runs("bsp")
     assert "a process can have only one AsyncTrainer in a cluster" in first["second"]
     for call in ("keys", "optimizer", "compression"):
         assert "cannot be used beside an lbbsp_mx.AsyncTrainer" in first[call]

@@ -5,7 +5,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from jobs import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -18,10 +17,10 @@ LABELS = rng.normal(size=SAMPLES).astype("f4")
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def said(clusters, tmp_path_factory):
     """What each rank has drawn, learned, and answered to misuse."""
     folder = str(tmp_path_factory.mktemp("checkpoints"))
-    job = run("mx_data", folder, workers=WORKERS, framework="mxnet")
+    job = clusters.run("mx_data", folder, workers=WORKERS, servers=2, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(WORKERS)]
 

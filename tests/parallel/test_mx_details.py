@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from jobs import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -13,9 +12,9 @@ WORKERS = 3
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(clusters, tmp_path_factory):
     folder = tmp_path_factory.mktemp("states")
-    job = run("mx_details", str(folder), workers=WORKERS, framework="mxnet")
+    job = clusters.run("mx_details", str(folder), workers=WORKERS, servers=2, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(WORKERS)]
 

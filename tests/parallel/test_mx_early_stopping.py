@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from jobs import RESULT, SCRIPTS, run
+from jobs import RESULT, SCRIPTS
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -16,9 +16,9 @@ STEPS = 4  # of an epoch
 
 
 @pytest.fixture(scope="module")
-def seen():
+def seen(clusters):
     """What both workers reported."""
-    job = run("mx_early_stopping", workers=2, framework="mxnet")
+    job = clusters.run("mx_early_stopping", workers=2, framework="mxnet")
     assert job.status == 0
     return [job.results(rank) for rank in range(2)]
 

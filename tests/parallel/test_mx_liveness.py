@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
-from jobs import run
+from jobs import BOUND_SECONDS, campaign, chosen, run
 from mx_cluster import by_hand
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
 )
 AT_ONCE = 3  # jobs, which mostly wait
-BOUND_SECONDS = 25  # 15 are promised for the default silence of 10 s; the machine may be busy
 SILENCE_SECONDS = 5
 PAUSE_SECONDS = 5
 GONE = "has ended without leaving the job"
@@ -85,25 +84,31 @@ def waits_for_absent():
         return cluster, cluster.wait_for_ends() - killed
 
 
-def launched(name):
+def launched(fault):
     """Returns the status of a job whose worker 1 fails, and all that was printed."""
-    job = run("mx_liveness", "sync", name, "1", workers=2, framework="mxnet")
+    job = run("mx_liveness", "sync", fault, "1", workers=2, framework="mxnet")
     ended = time.time()
     said = next(line for line in job.lines[1] if line.startswith("FAULT"))
     return job, ended - float(said.split()[1])
 
 
 @pytest.fixture(scope="module")
-def jobs():
-    """Results of all jobs, a few of which run at a time."""
+def jobs(request):
+    """Results of the jobs, a few of which run at a time."""
+    kinds = {**dict.fromkeys(OWN, own_fault), **dict.fromkeys(SENT, sent_fault)}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = {name: pool.submit(own_fault, name) for name in OWN}
-        found |= {name: pool.submit(sent_fault, name) for name in SENT}
-        found |= {"pauses": pool.submit(pauses), "absent": pool.submit(waits_for_absent)}
-        yield found
+        yield {name: pool.submit(kinds[name], name) for name in chosen(request, "name")}
 
 
-@pytest.mark.parametrize("name", [*OWN, *SENT])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exit0",
+        "stop worker",
+        "kill server",
+        *campaign("hang", "raise", "exit0_at_start", "stop scheduler", "async stop server"),
+    ],
+)
 def test_all_processes_end_and_the_cause_is_named(jobs, name):
     cluster, seconds = jobs[name].result()
     print(f"{name}: all had ended {seconds:.1f} s after the fault")
@@ -116,15 +121,17 @@ def test_all_processes_end_and_the_cause_is_named(jobs, name):
     assert seconds < BOUND_SECONDS
 
 
-def test_pauses_of_some_seconds_end_nothing(jobs):
-    cluster = jobs["pauses"].result()
+@pytest.mark.campaign
+def test_pauses_of_some_seconds_end_nothing():
+    cluster = pauses()
     assert [each.status for each in cluster.processes] == [0] * 5
     assert all("RESULT steps 100" in each.text for each in cluster.workers)
     assert "lbbsp: " not in "".join(each.text for each in cluster.processes)
 
 
-def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends_all(jobs):
-    cluster, seconds = jobs["absent"].result()
+@pytest.mark.campaign
+def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends_all():
+    cluster, seconds = waits_for_absent()
     print(f"killed before the start: all had ended {seconds:.1f} s after the fault")
     assert seconds < BOUND_SECONDS
     assert "for 3 workers and 1 servers at 127.0.0.1:" in cluster.scheduler.lines[0]
@@ -137,15 +144,15 @@ def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends
 
 
 @pytest.mark.parametrize(
-    ("name", "culprit"),
+    ("fault", "culprit"),
     [
-        ("exit0", "worker 1 has left (at the end of its script, before step 20)"),
         ("freeze", "worker 1 has given no sign of life for 10 s"),
+        *campaign(("exit0", "worker 1 has left (at the end of its script, before step 20)")),
     ],
 )
-def test_faults_without_a_failing_status_end_launched_jobs(name, culprit, capsys):
-    job, seconds = launched(name)
-    print(f"launched {name}: all had ended {seconds:.1f} s after the fault")
+def test_faults_without_a_failing_status_end_launched_jobs(fault, culprit, capsys):
+    job, seconds = launched(fault)
+    print(f"launched {fault}: all had ended {seconds:.1f} s after the fault")
     assert seconds < BOUND_SECONDS
     assert job.status == 1
     assert culprit in job.text + capsys.readouterr().err

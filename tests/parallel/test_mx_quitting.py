@@ -1,6 +1,5 @@
 """MXNet workers that end their training before the others: all end, and the remedy is named."""
 
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -9,7 +8,6 @@ from mx_cluster import by_hand
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
 )
-LEAVERS = {"break": 0, "handler": 1}  # how, and which worker, at step 20
 REMEDY = (
     "let all workers make the same number of steps, or call trainer.request_stop(), after which "
     "trainer.stopping is true on all workers after the same step"
@@ -23,15 +21,11 @@ def ended(way):
         return cluster
 
 
-@pytest.fixture(scope="module")
-def clusters():
-    with ThreadPoolExecutor(len(LEAVERS)) as pool:
-        return dict(zip(LEAVERS, pool.map(ended, LEAVERS), strict=True))
-
-
-@pytest.mark.parametrize("way", LEAVERS)
-def test_a_worker_that_leaves_the_training_early_ends_the_job(clusters, way):
-    workers, leaver = clusters[way].workers, LEAVERS[way]
+@pytest.mark.campaign
+@pytest.mark.parametrize(("way", "leaver"), [("break", 0), ("handler", 1)])
+def test_a_worker_that_leaves_the_training_early_ends_the_job(way, leaver):
+    """By a way, at step 20."""
+    workers = ended(way).workers
     left = f"worker {leaver} has left (at the end of its script, before step 20), and others wait"
     assert [worker.status for worker in workers] == [1, 1]
     assert left in workers[0].text  # the others may hear of worker 0's end first

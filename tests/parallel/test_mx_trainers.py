@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from jobs import run
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -39,10 +38,10 @@ MISUSES = {
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(clusters, tmp_path_factory):
     """What each rank reported."""
     folder = tmp_path_factory.mktemp("trainers")
-    done = run("mx_trainers", str(folder), workers=3, framework="mxnet")
+    done = clusters.run("mx_trainers", str(folder), workers=3, servers=2, framework="mxnet")
     assert done.status == 1  # of the error that ends the script
     return [done.results(rank) | {"error": done.lines[rank]} for rank in range(3)]
 

@@ -15,6 +15,7 @@ VIRTUAL = Table("steps", ("sync", "gain"), [("bsp", "1.00x"), ("asp", "1.10x"), 
 TIMED = Table("times", ("n", "us", "paper"), [("10", "64", "149"), ("100", "174", "")], labels=1)
 
 
+@pytest.mark.campaign
 def test_the_document_has_the_figures_that_the_simulator_gives(capsys: Any) -> None:
     cheap = ["dynamic-batching", "elasticbsp-links"]
     status = reproduction.main(["--only", *cheap, "--check", str(DOCUMENT)])

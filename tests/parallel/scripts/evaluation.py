@@ -1,7 +1,7 @@
 """Evaluates, validates and predicts on any number of rows, and compares with one process.
 
-Arguments: the kind of job, and the names of cases. The kinds are ``workers`` with a device each,
-``mirrored`` for two devices of one worker, and ``devices`` for workers with two devices.
+Arguments: the kind of job, and names of cases and sources. The kinds are ``workers`` with a device
+each, ``mirrored`` for two devices of one worker, and ``devices`` for workers with two devices.
 """
 
 import sys
@@ -220,14 +220,6 @@ def compare(name, model, alone, x, y=None, **options):
     result(name, found)
 
 
-for name in names or CASES:
-    case = CASES[name]
-    models = both(case)
-    x, y = keras.tree.map_structure(lambda a: a[:ROWS], (case.x, case.y))
-    weights = None if case.weights is None else case.weights[:ROWS]
-    compare(name, *models, lambda: x, y, sample_weight=weights, batch_size=X)  # noqa: B023
-
-
 def answer_to_different_lengths():
     """Evaluates labels that are fewer than the features."""
     spec = (tf.TensorSpec((None, 10)), tf.TensorSpec((None,), tf.int64))
@@ -268,11 +260,18 @@ SOURCES = {
     "py_dataset": Rows,
     "generator": batches,
 }
-for name, source in SOURCES.items():
-    models = both(CASES["dense"])  # not built: not even its metrics
-    compare(name, *models, source)
+for name in names:
+    case = CASES.get(name, CASES["dense"])
+    models = both(case)  # not built: not even its metrics
+    if name in SOURCES:
+        compare(name, *models, SOURCES[name])
+        continue
+    x, y = keras.tree.map_structure(lambda a: a[:ROWS], (case.x, case.y))
+    weights = None if case.weights is None else case.weights[:ROWS]
+    compare(name, *models, lambda: x, y, sample_weight=weights, batch_size=X)  # noqa: B023
+
 result("different_lengths", answer_to_different_lengths())
-model, alone = models
+model, alone = both(CASES["dense"])
 with_steps = model.evaluate(SOURCES["tf_data"]().repeat(), steps=5, verbose=0)
 
 # The loss and the metrics of validation inside `fit`, with fewer rows than workers.

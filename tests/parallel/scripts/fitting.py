@@ -59,7 +59,7 @@ def fit(balancer, built, *callbacks, x=FEATURES, epochs=2, **options):
 
 
 def balancer(**options):
-    return lbbsp_tf.LoadBalancer(strategy, X, **options)
+    return lbbsp_tf.LoadBalancer(strategy, X, weight_by="samples", **options)
 
 
 # One worker alone wishes to stop in the middle of an epoch: all stop at the same step.

@@ -1,6 +1,7 @@
 """What all worker scripts share: how they tell the test what they saw."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -35,9 +36,14 @@ def largest_difference(model, other) -> float:
 def listening() -> list[str]:
     """Returns the addresses on which the processes of this job listen, the launcher included."""
     launcher = psutil.Process().parent()
+    job = [
+        process
+        for process in launcher.children(recursive=True)
+        if process.environ().get("LBBSP_JOB") == os.environ["LBBSP_JOB"]
+    ]
     found = {
         connection.laddr.ip
-        for process in [launcher, *launcher.children(recursive=True)]
+        for process in [launcher, *job]
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
