@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"),
 ]
+NEEDS_SKLEARN = True
 X, SAMPLES, EPOCHS, PERIOD = 48, 20 * 48 + 13, 2, 2  # of mx_custom
 EVEN, RANKED = (16, 16, 16), (28, 7, 13)
 """The first plan, and shares of 1, 1/4 and 1/2: worker 0 is the fastest, worker 1 the slowest."""
