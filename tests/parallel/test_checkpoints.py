@@ -52,7 +52,7 @@ def test_an_interrupted_training_learns_what_an_unbroken_one_learns(jobs, kind, 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("kind", "name", "epochs", "batches"),
-    [("mirrored", "epochs", [1, 2], [0, 1, 2]), ("mirrored", "steps", [0, 1, 2], [1, 2, 3])],
+    [("mirrored", "epochs", [1, 2], [0, 1, 2]), ("mirrored", "steps", [1, 2], [1, 2, 3])],
 )
 def test_epochs_that_were_completed_are_not_repeated(jobs, kind, name, epochs, batches):
     (seen,) = (results[name] for results in jobs[kind])
