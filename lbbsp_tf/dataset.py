@@ -264,7 +264,11 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         on_build: Callable[[PlannedPipeline], None],
         on_iterate: Callable[[PlannedPipeline], None],
     ) -> None:
-        endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
+        # Autotuning has a thread, of which TensorFlow can lose the cancellation when a busy worker
+        # deletes the iterator: `fit` would then end as much as a minute late.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        endless = tf.data.Dataset.from_tensors(pipeline.example).repeat().with_options(options)
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
         vars(self).update(vars(distributed))
         self._pipeline = pipeline

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
-from lbbsp_tf.dataset import PlannedPipeline
+from lbbsp_tf.dataset import PlaceholderDataset, PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput, _of_training
 from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.sources import Arrays, Batches, Fingerprints, Items
@@ -744,3 +744,12 @@ def test_fingerprints_forget_what_was_read_ahead():
     other = Fingerprints()
     other.add(-1, b"of no step")
     assert other.at(-1) == 0
+
+
+def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
+    session, source = StubSession(), Arrays(np.zeros((24, 2)), np.zeros(24))
+    pipeline = PlannedPipeline(session, session.make_order(24, seed=0), source)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    placeholders = PlaceholderDataset(pipeline, strategy, on_build=Mock(), on_iterate=Mock())
+    for data in placeholders._datasets:
+        assert data.options().autotune.enabled is False  # by default it is None
