@@ -32,7 +32,7 @@ campaigns: $(READY)
 	$(BIN)/pytest -m "campaign and not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "campaign and alone"
 
-# tests/*.py are checks of the sources themselves: docstrings and imports.
+# tests/*.py are checks of the sources themselves, such as imports.
 test-fast: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -37,9 +37,6 @@ REFUSED = {
     "other_work": "workers disagree on work of each sample (work=): worker 0 has 139 samples",
     "work_on_one_worker": "workers disagree on work of each sample (work=): worker 0 has none",
 }
-PLANS = {2: ((24, 8), (20, 12), (3, 29)), 3: ((20, 8, 4), (15, 16, 1), (1, 10, 21))}
-"""Those of the script."""
-
 OTHERS = ["repeated_fits", "slow_input", "reshuffled"]
 TOLERANCE = 2e-6
 
@@ -70,10 +67,10 @@ def test_changing_plans_learn_what_one_process_learns(found, workers, kind):
 
 @pytest.mark.parametrize(("workers", "kind"), [*on(2, "by_work"), *on(3, "by_work")])
 def test_steps_are_cut_where_their_work_is(found, workers, kind):
-    sizes, plans = found[workers][0][kind]["sizes"], PLANS[workers]
+    sizes, plans = found[workers][0][kind]["sizes"], found[workers][0][kind]["plans"]
     assert all(rank[kind]["sizes"] == sizes for rank in found[workers])
     assert [sum(each) for each in sizes] == 2 * [32, 32, 32, 32, 11]
-    assert sum(tuple(each) not in plans for each in sizes) >= 6
+    assert sum(each not in plans for each in sizes if sum(each) == 32) >= 6
 
 
 @pytest.mark.parametrize(("workers", "kind"), on(2, "validation_split"))
