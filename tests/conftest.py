@@ -30,7 +30,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     @cache
     def group(file):
-        if not file.startswith(JOBS) or "clusters.run(" not in (ROOT / file).read_text("utf-8"):
+        if not file.startswith(JOBS) or "clusters.run" not in (ROOT / file).read_text("utf-8"):
             return file
         return "mxnet" if "test_mx" in file else "keras"
 

@@ -129,6 +129,17 @@ class Clusters:
             cluster = self._clusters[key] = Cluster(workers, framework, servers)
         return cluster.run(script, *args, timeout=timeout)
 
+    def run_chosen(
+        self, request: pytest.FixtureRequest, script: str, kind: str = "workers", **options: object
+    ) -> dict[int, Job]:
+        """Runs the cases that are to run, by their values of an option, such as the workers."""
+        found = {}
+        for value in chosen(request, kind):
+            cases = chosen(request, "case", **{kind: value})
+            found[value] = self.run(script, *cases, **{kind: value}, **options)
+            assert found[value].status == 0
+        return found
+
     def close(self) -> None:
         """Ends all clusters in order."""
         for cluster in self._clusters.values():

@@ -3,7 +3,7 @@
 from statistics import median
 
 import pytest
-from jobs import chosen, on, run
+from jobs import on, run
 
 from lbbsp_core import read_run
 
@@ -33,13 +33,8 @@ ROUNDED = {"mixed_float16": 2e-2}  # the parts of a batch are rounded differentl
 @pytest.fixture(scope="module")
 def results(request, clusters):
     """Results of both jobs: by number of workers, by rank, then by case."""
-    found = {}
-    for workers in chosen(request, "workers"):
-        cases = chosen(request, "case", workers=workers)
-        job = clusters.run("batch_norm", *cases, workers=workers)
-        assert job.status == 0
-        found[workers] = [job.results(rank) for rank in range(workers)]
-    return found
+    jobs = clusters.run_chosen(request, "batch_norm")
+    return {n: [job.results(rank) for rank in range(n)] for n, job in jobs.items()}
 
 
 @pytest.mark.parametrize(("workers", "case"), CASES)

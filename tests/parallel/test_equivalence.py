@@ -6,7 +6,7 @@ policy follow its own plans, with one worker slow.
 """
 
 import pytest
-from jobs import chosen, on
+from jobs import on
 
 CASES = [
     *on(
@@ -38,13 +38,8 @@ TOLERANCE = 2e-6
 @pytest.fixture(scope="module")
 def results(request, clusters):
     """Results of both jobs: by number of workers, then by case."""
-    found = {}
-    for workers in chosen(request, "workers"):
-        cases = chosen(request, "case", workers=workers)
-        job = clusters.run("equivalence", *cases, workers=workers)
-        assert job.status == 0
-        found[workers] = job.results(0)
-    return found
+    jobs = clusters.run_chosen(request, "equivalence")
+    return {workers: job.results(0) for workers, job in jobs.items()}
 
 
 @pytest.mark.parametrize(("workers", "case"), CASES)

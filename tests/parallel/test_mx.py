@@ -5,7 +5,7 @@ from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-from jobs import BOUND_SECONDS, campaign, check_unequal, chosen, on, run
+from jobs import BOUND_SECONDS, campaign, check_unequal, on, run
 
 from lbbsp_core import read_run
 
@@ -44,13 +44,9 @@ def job(script, *args, workers, **options):
 @pytest.fixture(scope="module")
 def learned(request, clusters):
     """Results of both jobs: by number of servers, then by case."""
-    found = {}
-    for servers in chosen(request, "servers"):
-        cases = chosen(request, "case", servers=servers)
-        done = clusters.run("mx_equivalence", *cases, workers=3, servers=servers, framework="mxnet")
-        assert done.status == 0
-        found[servers] = done.results(0)
-    return found
+    options = {"workers": 3, "framework": "mxnet"}
+    jobs = clusters.run_chosen(request, "mx_equivalence", "servers", **options)
+    return {servers: each.results(0) for servers, each in jobs.items()}
 
 
 @pytest.mark.parametrize(("servers", "case"), CASES)
