@@ -18,9 +18,9 @@ READY_DOCS := $(VENV)/.ready-docs
 demo: $(READY)
 	$(BIN)/lbbsp demo
 
-# Two tests at once keep two cores busy, although many wait for processes. tests/conftest.py says
+# Three tests at once keep two cores busy, since many wait for processes. tests/conftest.py says
 # which must follow each other, and which start first.
-SIDE_BY_SIDE := --numprocesses 2 --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 
 test: lint
 	$(BIN)/pytest -m "not campaign and not alone" $(SIDE_BY_SIDE)
@@ -36,7 +36,8 @@ campaigns: $(READY)
 test-fast: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -q -m "not slow and not campaign" tests/core tests/test_*.py lbbsp_core
+	$(BIN)/pytest -q -m "not slow and not campaign" --numprocesses 2 tests/core tests/test_*.py \
+		lbbsp_core
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -41,6 +41,7 @@ def _ids(tests):
     return [each.strip() for each in re.split(r",\s+(?=tests/)", tests) if each.strip()]
 
 
+@pytest.mark.slow
 def test_the_page_names_existing_tests(collected):
     named = [each for *_, tests in rows() for each in _ids(tests)]
     assert len(named) > 30

@@ -25,6 +25,8 @@ from lbbsp_core.doctor.peers import check_peers
 from lbbsp_core.doctor.scheduler import check_scheduler
 from lbbsp_core.launch.cluster import free_ports
 
+pytestmark = pytest.mark.slow
+
 VERSIONS = {"lbbsp": "1.0", "Python": "3.11.7", "keras": "3.15"}
 
 

@@ -88,6 +88,7 @@ def test_the_permissions_follow_the_umask(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_writes_leaves_the_old_or_the_new_one(tmp_path):
     outcomes = []
     for number in range(1000):

@@ -133,6 +133,7 @@ def test_two_equal_workers_with_short_steps_do_not_swing(predictor: Predictor) -
     assert 120 <= mean(first for first, _ in near) <= 136
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 16, 32])
 def test_bounds_do_not_widen_with_the_number_of_workers(workers: int) -> None:
     """Of many workers, some are always delayed: that makes no speed better known."""
@@ -228,6 +229,7 @@ CLUSTERS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(CLUSTERS, st.integers(8, 200))
 def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
@@ -248,6 +250,7 @@ def test_plans_keep_their_sum_the_cap_and_the_bounds_of_short_steps(
             assert balancers[0].short_steps.narrow(balancers[0].constraints).allow(decided)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     st.lists(st.floats(1e-3, 4e-3), min_size=2, max_size=4),
@@ -267,6 +270,7 @@ def test_plans_return_to_the_optimum_within_sixty_steps(
     assert slowest(costs, last) <= 1.05 * best + max(slopes)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(st.floats(1e-5, 5e-3), st.integers(0, 2**32))
 def test_equal_workers_have_even_shares_in_the_long_run(slope: float, seed: int) -> None:
@@ -278,6 +282,7 @@ def test_equal_workers_have_even_shares_in_the_long_run(slope: float, seed: int)
         assert 80 / 1.25 <= mean(of_worker) <= 80 * 1.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 @settings(max_examples=4)
 @given(seed=st.integers(0, 2**32))

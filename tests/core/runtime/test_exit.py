@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import atexit, sys
 from lbbsp_core.runtime.exit import fail_fast, on_exit

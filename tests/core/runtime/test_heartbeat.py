@@ -126,6 +126,7 @@ def test_time_without_readings_is_no_silence_of_the_others(job):
     assert job.workers[0].look(0.0) is None
 
 
+@pytest.mark.slow
 def test_the_threads_beat_and_end_the_process_of_a_worker_that_has_lost_another():
     """Real threads and time; the board of worker 1 stops."""
     board, ended = Rows(), threading.Event()

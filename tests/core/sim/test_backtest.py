@@ -283,6 +283,7 @@ def test_command_ends_with_2_and_one_line_on_a_bad_trace(tmp_path: Path, app: ty
 # Real contention
 
 
+@pytest.mark.slow
 def test_narx_wins_where_neighbours_come_and_go() -> None:
     trace = read_trace(TRACES / "contention_bursty.csv")
     names = ("last", "ema0.5", "rnn", "narx", "narx-without-drivers", "mixture")
@@ -293,6 +294,7 @@ def test_narx_wins_where_neighbours_come_and_go() -> None:
     assert scores["mixture"].rmse < 1.03 * min(score.rmse for score in scores.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("horizon", [1, 2, 3])
 def test_default_is_near_the_best_at_every_horizon(horizon: int) -> None:
     trace = read_trace(TRACES / "contention_coarse.csv")

@@ -240,6 +240,7 @@ def test_records_that_tell_too_little(tmp_path: Path) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_command_with_everything(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
