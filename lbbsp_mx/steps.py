@@ -219,6 +219,5 @@ def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None
         )
     if last is not None and batch_size == last.local:
         return last
-    if batch_size != running.local:
-        running._replace(parts=()).check(batch_size)
+    running._replace(parts=()).check(batch_size)
     return running

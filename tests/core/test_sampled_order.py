@@ -74,6 +74,8 @@ def test_a_snapshot_within_an_epoch_holds_its_samples(items: list[object]) -> No
     fresh.adopt(again)
     assert fresh.indices(4).tolist() == order.indices(4).tolist()
     assert order.snapshot(3) == order.key, "a new epoch is drawn again"
+    first = order_of(order.snapshot(1))
+    assert first.indices(2).tolist() == order.indices(2).tolist()
 
 
 def test_orders_of_samplers_and_of_seeds_differ() -> None:

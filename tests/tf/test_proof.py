@@ -60,6 +60,10 @@ def test_sums(loss):
     assert found(model(loss)) == Weighting(sums=(True,))
 
 
+def test_each_application_of_gradients_has_its_loss_and_further_ones_that_of_the_last():
+    assert [Weighting(sums=(False, True)).is_sum(k) for k in range(3)] == [False, True, True]
+
+
 @pytest.mark.parametrize("layer", [L.Dropout(0.5), L.GaussianNoise(1.0), L.BatchNormalization()])
 def test_noise_and_batch_normalisation_do_not_disturb_the_proof(layer):
     assert found(model("mse", layer)) == Weighting()
