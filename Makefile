@@ -70,6 +70,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/driver_windows.py
 	$(BIN)/python benchmarks/driver_exchange.py
 	$(BIN)/python benchmarks/disturbance.py
+	$(BIN)/python benchmarks/first_uses.py
 
 setup: $(READY)
 

@@ -105,6 +105,10 @@ class Limits:
         if self.maximum_work is not None:
             require_positive("Limits.maximum_work", self.maximum_work)
 
+    def allow(self, size: int) -> bool:
+        """Returns whether a batch of `size` samples is within the bounds."""
+        return self.minimum <= size <= (size if self.maximum is None else self.maximum)
+
 
 def training_limits(limits: Limits | Sequence[Limits] | None, workers: int) -> tuple[Limits, ...]:
     """Returns one `Limits` per worker, and checks that each worker always gets samples.

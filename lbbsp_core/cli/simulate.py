@@ -143,6 +143,14 @@ def simulate(
             help="Communication time of each step, after the slowest worker.",
         ),
     ] = None,
+    first_use_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
+        ),
+    ] = None,
     target_accuracy: Annotated[
         float | None,
         typer.Option(
@@ -183,7 +191,9 @@ def simulate(
     require_writable_folder("--plots", plots)
     search_current_directory()
     sizes = [None] if workers is None else _counts(workers)
-    options = _Options(sizes, global_batch_size, lag, steps_per_epoch, communication)
+    options = _Options(
+        sizes, global_batch_size, lag, steps_per_epoch, communication, first_use_seconds
+    )
     entrants = [
         *_traces([*(trace or []), *(more or [])], options, err),
         *(_run(path, options, err) for path in from_run or []),
@@ -236,6 +246,7 @@ class _Options(NamedTuple):
     lag: int
     steps_per_epoch: int | None
     communication: float | None
+    first_use_seconds: float | None
 
 
 class _Entrant(NamedTuple):
@@ -294,6 +305,7 @@ def _replay(name: str, cluster: ReplayedCluster, seconds: float, options: _Optio
         options.global_batch_size or cluster.global_batch_size,
         options.lag,
         options.steps_per_epoch or STEPS_PER_EPOCH,
+        first_use_seconds=options.first_use_seconds or 0.0,
     )
     paid = FixedTime(seconds if options.communication is None else options.communication)
     return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, config, paid))
@@ -309,6 +321,7 @@ def _scenario(
         "seed": seed,
         "global_batch_size": options.global_batch_size,
         "steps_per_epoch": options.steps_per_epoch,
+        "first_use_seconds": options.first_use_seconds,
         "communication": None
         if options.communication is None
         else FixedTime(options.communication),

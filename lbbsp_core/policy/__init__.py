@@ -11,6 +11,7 @@ from lbbsp_core.policy.base import (
 )
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
 from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.first_uses import FirstUses
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 from lbbsp_core.policy.leader_straggler import LeaderStraggler, LeaderStragglerState
 from lbbsp_core.policy.load_balanced import LoadBalanced, LoadBalancedState
@@ -21,6 +22,7 @@ __all__ = [
     "EpochBalanced",
     "EpochBalancedState",
     "Even",
+    "FirstUses",
     "FixedShares",
     "FixedState",
     "LeaderStraggler",

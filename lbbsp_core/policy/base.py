@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import AffineArray, Cost
+from lbbsp_core.policy.first_uses import FirstUses
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_integer
 
@@ -65,10 +66,7 @@ class BatchConstraints:
             len(sizes) == self.workers
             and sum(sizes) == self.global_batch_size
             and sum(size % self.granularity > 0 for size in sizes) <= 1
-            and all(
-                bounds.minimum <= size <= (size if bounds.maximum is None else bounds.maximum)
-                for size, bounds in zip(sizes, self.limits, strict=True)
-            )
+            and all(map(Limits.allow, self.limits, sizes))
         )
 
     def plan(self, costs: Sequence[Cost]) -> Sizes:
@@ -106,6 +104,8 @@ class Observation:
         costs: Predicted cost of each worker in the step being planned; None where a worker has
             no estimate yet. A tuple, or `AffineArray` in a large simulation.
         last_of_epoch: Whether an epoch of the data ends with this step.
+        first_uses: What first uses of batch sizes cost each worker, by rank; empty where it is
+            not known, because nothing measures it or because batches are cut by work.
     """
 
     step: int
@@ -114,6 +114,7 @@ class Observation:
     excluded: tuple[int, ...]
     costs: Sequence[Cost | None]
     last_of_epoch: bool = False
+    first_uses: tuple[FirstUses, ...] = ()
 
     def measured(self, rank: int) -> bool:
         """Returns whether the busy time of `rank` is valid and may be learned from."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.cost import Proportional, slowest
+from lbbsp_core.cost import Cost, Proportional, slowest
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
+from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
 
 
@@ -16,9 +18,11 @@ class LoadBalancedState(NamedTuple):
 
     Args:
         sizes: Plan in force.
+        missed_seconds: What plans with new sizes would have gained since one was last adopted.
     """
 
     sizes: Sizes
+    missed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,11 @@ class LoadBalanced:
     predicted step becomes shorter by more than `min_gain`, since noise would otherwise move
     samples without benefit (``min_gain=0, interval=1`` is the paper's mode). A plan that narrower
     limits do not allow is replaced at once, without predictions by one in its proportions.
+
+    Ours, too: where the first step with a new batch size takes longer (`FirstUses`), the best plan
+    of sizes that all workers have run is adopted instead, and a plan with a new size only once the
+    gains that were missed without it add up to its price. Whatever speeds do later, this costs at
+    most twice the least possible (rent or buy). ``min_gain=0`` has no such price.
 
     Args:
         min_gain: Minimum relative drop of the predicted step time, in [0, 1).
@@ -84,6 +93,22 @@ class LoadBalanced:
             return LoadBalancedState(constraints.plan(costs))
         if costs is None or (observation.step + 1) % self.interval:
             return state
-        sizes = constraints.plan(costs)
-        now, then = slowest(costs, state.sizes), slowest(costs, sizes)
-        return LoadBalancedState(sizes) if now - then > self.min_gain * now else state
+        best = constraints.plan(costs)
+        if not (gain := self._gain(costs, state.sizes, best)):
+            return state
+        first_uses = observation.first_uses
+        price = extra_seconds(first_uses, best) if self.min_gain else 0.0
+        if price <= gain:  # as on CPUs, where it is noise
+            return LoadBalancedState(best, state.missed_seconds)
+        below = (1 - self.min_gain) * slowest(costs, state.sizes)
+        sizes = plan_of_used_sizes(first_uses, constraints, costs, below) or state.sizes
+        missed = state.missed_seconds + self.interval * self._gain(costs, sizes, best)
+        if missed < price:
+            return LoadBalancedState(sizes, missed)
+        return LoadBalancedState(best)
+
+    def _gain(self, costs: Sequence[Cost], old: Sizes, new: Sizes) -> float:
+        """Returns by how much the predicted step becomes shorter; 0 if not by `min_gain`."""
+        now = slowest(costs, old)
+        gain = now - slowest(costs, new)
+        return gain if gain > self.min_gain * now else 0.0

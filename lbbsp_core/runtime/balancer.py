@@ -17,6 +17,7 @@ from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.order import GlobalOrder, Indices, Order, Snapshot
 from lbbsp_core.policy import (
     BatchConstraints,
+    FirstUses,
     LoadBalanced,
     Observation,
     Policy,
@@ -113,6 +114,7 @@ class Balancer:
             `Profile` with a memory limit, in samples; None: no limit. See `default_cap`. It is
             raised where other maxima leave no plan within it.
         short_steps: Keeps batches near equal shares while steps are short; None: nothing does.
+        first_uses: Whether the first step with a batch size may take longer than the next ones.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -145,6 +147,7 @@ class Balancer:
         outlier_filter: OutlierFilter | None = None,
         default_maximum: int | None = None,
         short_steps: ShortSteps | None = None,
+        first_uses: bool = False,
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
@@ -193,6 +196,7 @@ class Balancer:
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
         self._record: RunRecord | Observers | None = None
+        self._first_uses = (FirstUses(),) * workers if first_uses else ()
         self._known: dict[str, tuple[float | None, ...]] = {}
 
     @property
@@ -417,12 +421,18 @@ class Balancer:
                 f"the peers do not know the shape of {self.cost_shape.prior!r}: call set_peers() "
                 "first"
             )
-        amount = self._shares(self.step)[1].work[self.rank]
+        shares = self._shares(self.step)[1]
+        measured = self._measured(self.rank, shares, busy_seconds)
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
-        short = self._is_short(self.step)  # excluded: the overhead has a larger share in it
+        # In a short step the overhead has a larger share.
+        excluded = excluded or self._is_short(self.step)
         self._estimate, accepted = self._estimator.learn(
-            self._estimate, amount, busy_seconds, before, excluded=excluded or short
+            self._estimate,
+            shares.work[self.rank],
+            busy_seconds if measured is None else measured,
+            before,
+            excluded=excluded or measured is None,
         )
         slope, overhead = self._forecast()
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0
@@ -433,7 +443,7 @@ class Balancer:
             busy_ns,
             plan,
             stop=stop,
-            excluded=not accepted,
+            excluded=excluded if measured is None else not accepted,
             preempted=preempted,
         )
 
@@ -459,18 +469,26 @@ class Balancer:
             DisagreementError: A worker has computed a different plan.
         """
         self._check_plans(messages)
-        excluded = tuple(rank for rank, message in enumerate(messages) if message.excluded)
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
         costs = tuple(map(curve, messages, self._peers))
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         plan, shares = self._shares(self.step)
+        measured = [self._measured(rank, shares, seconds) for rank, seconds in enumerate(busy)]
+        excluded = tuple(
+            rank
+            for rank, message in enumerate(messages)
+            if message.excluded or measured[rank] is None
+        )
+        self._see_first_uses(shares, messages)
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
         self._write(shares, busy, excluded, wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
+        busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
         if shares.work is not plan:
             busy = tuple(t * x / w for t, x, w in zip(busy, plan, shares.work, strict=True))
-        observation = Observation(self.step, plan, busy, excluded, costs, ends)
+        known = self._first_uses if shares.work is plan else ()
+        observation = Observation(self.step, plan, busy, excluded, costs, ends, known)
         constraints = self._next_constraints(busy, excluded)
         self._policy_state = self.policy.update(self._policy_state, constraints, observation)
         self._adopt(self.step + self.lag, self._policy_state.sizes, costs)
@@ -541,6 +559,26 @@ class Balancer:
     def _forecast(self) -> tuple[int, int]:
         """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
         return quantise(*self._estimator.predict(self._estimate, self._drivers, self.lag))
+
+    def _measured(self, rank: int, shares: StepShares, busy_seconds: float) -> float | None:
+        """Returns the seconds of the running step to learn from; None: it is a first use."""
+        if not self._first_uses:
+            return busy_seconds
+        return self._first_uses[rank].measured(shares.sizes[rank], busy_seconds)
+
+    def _see_first_uses(self, shares: StepShares, messages: Sequence[StepMessage]) -> None:
+        """Compares busy times of the running step with their forecasts, where sizes are new."""
+        costs = self._unknown if self._is_short(self.step) else self._plans[self.step][1]
+        self._first_uses = tuple(
+            known.after(
+                size,
+                message.busy_nanoseconds / 1e9,
+                None if cost is None or message.excluded else float(cost(amount)),
+            )
+            for known, size, amount, message, cost in zip(
+                self._first_uses, shares.sizes, shares.work, messages, costs, strict=False
+            )
+        )
 
     def _next_constraints(
         self, busy_seconds: Sequence[float], excluded: Sequence[int]

@@ -614,6 +614,7 @@ class WorkerSession:
                 granularity=options.granularity,
             ),
             short_steps=self._short_steps,
+            first_uses=True,
         )
         balancer.record_to(self._observers or None)
         return balancer

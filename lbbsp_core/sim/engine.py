@@ -43,6 +43,8 @@ class SimConfig:
         links: Links of parameter servers, at which pushes and pulls queue. Default: none, each
             step or iteration takes `communication_seconds`.
         work: Work of the samples, where they differ; None: all are equal.
+        first_use_seconds: Further seconds of a worker's step with a batch size that it has not run
+            before, >= 0, as on GPUs. The oracle does not spend them.
 
     Raises:
         ValueError: An option is out of range, or both `communication_seconds` and `links` are
@@ -58,12 +60,14 @@ class SimConfig:
     cost: AnyCost | Sequence[AnyCost] | None = None
     links: ServerLinks | None = None
     work: LognormalWork | None = None
+    first_use_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "lag", "steps_per_epoch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)!r}")
-        require_nonnegative("communication_seconds", self.communication_seconds)
+        for name in ("communication_seconds", "first_use_seconds"):
+            require_nonnegative(name, getattr(self, name))
         if self.links is not None and self.communication_seconds:
             raise ValueError(
                 f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "
@@ -169,10 +173,16 @@ def run_bsp(
     balancers = _balancers(cluster, config, cached, predictor or LastValue(), samples)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
+    used: set[tuple[int, int]] = set()  # ranks and batch sizes
     for step in range(cluster.steps):
         plan = balancers[0].sizes(step)
         amounts = enumerate(samples.amounts(step, plan))
-        seconds = [float(cluster.cost(rank, step)(amount)) for rank, amount in amounts]
+        seconds = [
+            float(cluster.cost(rank, step)(amount))
+            + config.first_use_seconds * ((rank, plan[rank]) not in used)
+            for rank, amount in amounts
+        ]
+        used.update(enumerate(plan))
         sizes[step], busy[step] = plan, seconds
         next_step = min(step + 1, cluster.steps - 1)
         messages = [
@@ -270,4 +280,5 @@ def _balancer(
         limits=config.limits,
         granularity=config.granularity,
         lag=config.lag,
+        first_uses=config.first_use_seconds > 0,
     )

@@ -266,6 +266,7 @@ def experiment_of(scenario: Scenario, lag: int = 1) -> Experiment:
             limits=scenario.limits(),
             cost=scenario.curves() if scenario.profiles else None,
             work=scenario.work,
+            first_use_seconds=scenario.first_use_seconds,
         ),
         scenario.communication,
         scenario.preemption,
@@ -311,18 +312,20 @@ def run_experiments(
 def _play(
     experiment: Experiment, run: Run, advance: Callable[[int], None] | None
 ) -> Timeline | AsyncRun:
-    cluster, x = experiment.cluster, experiment.config.global_batch_size
+    cluster, config = experiment.cluster, experiment.config
+    x = config.global_batch_size
     policy = run.own_policy or build_policy(run.policy, cluster, x // cluster.workers)
     if run.has_common_steps and experiment.preemption is None:
         config = experiment.together
         play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
         return play(cluster, config, policy, run.predictor, advance)
-    if experiment.config.work is not None:
-        raise ValueError(
-            "samples of different work need common steps, and workers that stay, got sync "
-            f"{run.sync} and preemption {experiment.preemption}: leave [work] out, or use sync bsp "
-            "without preemption"
-        )
+    for name, value in (("[work]", config.work), ("first_use_seconds", config.first_use_seconds)):
+        if value:
+            raise ValueError(
+                f"{name} needs common steps, and workers that stay, got sync {run.sync} and "
+                f"preemption {experiment.preemption}: leave it out, or use sync bsp without "
+                "preemption"
+            )
     return run_async(
         cluster,
         experiment.together if run.has_common_steps else experiment.alone,

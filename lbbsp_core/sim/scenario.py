@@ -66,6 +66,8 @@ class Scenario:
         global_batch_size: X, in samples; 0: 64 samples per worker.
         samples_per_second: Speed of a worker of relative speed 1, or of one core, > 0.
         overhead_seconds: Seconds of every iteration, whatever its batch, >= 0.
+        first_use_seconds: Further seconds of an iteration with a batch size that is new to its
+            worker, >= 0, see `SimConfig`.
         speeds: Relative speeds, > 0.
         cores: Numbers of cores of CPU workers, > 0.
         serial_share: Share of a sample's work that only one core does, see
@@ -88,6 +90,7 @@ class Scenario:
     global_batch_size: int = 0
     samples_per_second: float = 64.0
     overhead_seconds: float = 0.0
+    first_use_seconds: float = 0.0
     speeds: tuple[float, ...] = ()
     cores: tuple[float, ...] = ()
     serial_share: float = 0.0
@@ -109,7 +112,8 @@ class Scenario:
         if not isinstance(self.name, str):
             raise ValueError(f"name must be a text, got {shortened(self.name)}")
         require_positive("samples_per_second", self.samples_per_second)
-        require_nonnegative("overhead_seconds", self.overhead_seconds)
+        for name in ("overhead_seconds", "first_use_seconds"):
+            require_nonnegative(name, getattr(self, name))
         for name in ("speeds", "cores"):
             for value in getattr(self, name):
                 require_positive(name, value)

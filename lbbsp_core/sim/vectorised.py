@@ -35,11 +35,12 @@ State = TypeVar("State", bound=tuple[Floats, ...])
 def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | None) -> bool:
     """Returns whether `run_vectorised` supports this combination.
 
-    Samples must be equal. It does if the policy uses no costs. Otherwise the predictor must be
-    elementwise (class attribute ``elementwise = True``: its arithmetic accepts arrays of shape
-    ``(workers,)``), and the cost must be a single straight line, the same for all workers.
+    Samples must be equal, and first uses of batch sizes free. It does if the policy uses no costs.
+    Otherwise the predictor must be elementwise (class attribute ``elementwise = True``: its
+    arithmetic accepts arrays of shape ``(workers,)``), and the cost must be a single straight line,
+    the same for all workers.
     """
-    if config.work is not None:
+    if config.work is not None or config.first_use_seconds:
         return False
     if not policy.uses_costs:
         return True

@@ -279,6 +279,7 @@ def test_command_takes_options_over_the_scenarios_own(tmp_path: Path) -> None:
     assert total("--seed", "0") == plain != total("--seed", "1")
     assert total("--global-batch-size", "512") == pytest.approx(2 * plain)
     assert total("--communication", "0.5") == pytest.approx(plain + 10)
+    assert total("--first-use-seconds", "0.5") == pytest.approx(plain + 0.5)
 
 
 def test_command_never_reaches_an_accuracy(tmp_path: Path) -> None:

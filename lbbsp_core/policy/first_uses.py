@@ -1,0 +1,156 @@
+"""First uses of batch sizes: no measurements of a speed, and a price of plans with new sizes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lbbsp_core.cost import Cost
+
+if TYPE_CHECKING:
+    from lbbsp_core.policy.base import BatchConstraints, Sizes
+
+_REMEMBERED: Final = 7
+_ENOUGH: Final = 2
+_NEGLIGIBLE: Final = 0.1
+_PATIENCE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FirstUses:
+    """What is known of one worker's first uses of batch sizes; the same on all workers.
+
+    The first batch of a size may take longer than the next ones: on a GPU, libraries try their
+    algorithms for each new shape, allocators grow and graphs are compiled. Ours: such a step says
+    nothing about speed, and its extra time is what a plan with a new size costs.
+
+    A first use counts as a measurement where it is known to cost nothing: after two of them, the
+    usual extra time is at most a tenth of this step. After three others in a row, the next one
+    counts without the usual extra time, so that a worker whose size is new in every step is still
+    learned from.
+
+    Args:
+        sizes: Batch sizes that the worker has run since it started.
+        extra: Extra seconds of its latest first uses, compared with the forecasts.
+        in_row: Latest steps, all first uses, that were no measurements.
+
+    Example:
+        >>> worker = FirstUses().after(8, 1.0, None)
+        >>> worker.measured(8, 1.0), worker.measured(9, 1.6)
+        (1.0, None)
+        >>> worker = worker.after(9, 1.6, 1.1)
+        >>> worker.extra_seconds
+        0.5
+    """
+
+    sizes: frozenset[int] = frozenset()
+    extra: tuple[float, ...] = ()
+    in_row: int = 0
+
+    @property
+    def extra_seconds(self) -> float:
+        """Usual extra time of a first use, >= 0: the median; 0 before one has been measured."""
+        return max(0.0, statistics.median(self.extra)) if self.extra else 0.0
+
+    def measured(self, size: int, busy_seconds: float) -> float | None:
+        """Returns the seconds of a step that say how fast the worker is; None: it does not.
+
+        Args:
+            size: Batch size of the step, in samples.
+            busy_seconds: Busy time of the step.
+        """
+        if size in self.sizes:
+            return busy_seconds
+        extra = self.extra_seconds
+        if len(self.extra) >= _ENOUGH and extra <= _NEGLIGIBLE * busy_seconds:
+            return busy_seconds
+        if self.in_row < _PATIENCE or busy_seconds <= extra:
+            return None
+        return busy_seconds - extra
+
+    def after(self, size: int, busy_seconds: float, forecast: float | None) -> FirstUses:
+        """Returns what is known after a step.
+
+        Args:
+            size: Batch size of the step, in samples.
+            busy_seconds: Busy time of the step.
+            forecast: Predicted busy time; None if there is none, or if the step is excluded.
+        """
+        if size in self.sizes:
+            return FirstUses(self.sizes, self.extra) if self.in_row else self
+        extra = self.extra
+        if forecast is not None and busy_seconds:
+            extra = (*extra, busy_seconds - forecast)[-_REMEMBERED:]
+        missed = self.measured(size, busy_seconds) is None
+        return FirstUses(self.sizes | {size}, extra, self.in_row + 1 if missed else 0)
+
+
+def extra_seconds(workers: Sequence[FirstUses], sizes: Sizes) -> float:
+    """Returns by how much the first step of a plan takes longer than the next ones, in seconds.
+
+    Args:
+        workers: What is known of each worker, by rank; empty: nothing.
+        sizes: The plan, by rank.
+    """
+    return max(
+        (known.extra_seconds for known, x in zip(workers, sizes, strict=False)
+         if x not in known.sizes),
+        default=0.0,
+    )  # fmt: skip
+
+
+def plan_of_used_sizes(
+    workers: Sequence[FirstUses],
+    constraints: BatchConstraints,
+    costs: Sequence[Cost],
+    below: float = math.inf,
+) -> Sizes | None:
+    """Returns a best plan among those in which all workers have sizes that they have run.
+
+    Exact: of all such plans none has a faster slowest worker.
+
+    Args:
+        workers: What is known of each worker, by rank.
+        constraints: Which plans are allowed.
+        costs: Predicted cost of each worker, by rank.
+        below: Seconds of which the slowest worker must take less.
+
+    Returns:
+        The plan; None if there is none.
+    """
+    choices = [
+        sorted((float(cost(x)), x) for x in known.sizes if bounds.allow(x))
+        for known, bounds, cost in zip(workers, constraints.limits, costs, strict=True)
+    ]
+    ends = sorted({seconds for own in choices for seconds, _ in own if seconds < below})
+    best, first, last = None, 0, len(ends) - 1
+    middle = last  # most often there is no plan at all
+    while first <= last:
+        within = [[x for seconds, x in own if seconds <= ends[middle]] for own in choices]
+        plan = _with_sum(within, constraints.global_batch_size)
+        if plan is None:
+            first = middle + 1
+        else:
+            best, last = plan, middle - 1
+        middle = (first + last) // 2
+    return best if best is not None and constraints.allow(best) else None
+
+
+def _with_sum(choices: Sequence[Sequence[int]], total: int) -> Sizes | None:
+    """Returns one number of each sequence such that their sum is `total`; None: impossible."""
+    sums = [1]  # bit k of entry i: whether the first i sequences can have the sum k
+    for numbers in choices:
+        reached = 0
+        for number in numbers:
+            reached |= sums[-1] << number
+        sums.append(reached & ((2 << total) - 1))
+    if not sums[-1] >> total:
+        return None
+    chosen: list[int] = []
+    for numbers, before in zip(reversed(choices), reversed(sums[:-1]), strict=True):
+        rest = total - sum(chosen)
+        chosen.append(next(x for x in numbers if x <= rest and before >> (rest - x) & 1))
+    return tuple(reversed(chosen))

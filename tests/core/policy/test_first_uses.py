@@ -1,0 +1,171 @@
+"""First uses of batch sizes: what is learned from them, and what plans with new sizes cost."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    Affine,
+    Balancer,
+    BatchConstraints,
+    EpochBalanced,
+    Even,
+    LastValue,
+    Limits,
+    LoadBalanced,
+    Measurement,
+    Mixture,
+    Observation,
+    Policy,
+    Predictor,
+    Proportional,
+    ProportionalControl,
+)
+from lbbsp_core.cost import slowest
+from lbbsp_core.policy import FirstUses
+from lbbsp_core.policy.first_uses import plan_of_used_sizes
+from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_bsp
+from lbbsp_core.sim.slowdowns import Slowdowns
+from lbbsp_core.testing import exchange_in_process
+
+SIZES = st.frozensets(st.integers(1, 12), max_size=5)
+
+
+def run_steps(worker: FirstUses, *steps: tuple[int, float, float | None]) -> FirstUses:
+    for step in steps:
+        worker = worker.after(*step)
+    return worker
+
+
+def test_a_first_use_is_no_measurement_until_it_is_known_to_cost_nothing() -> None:
+    worker = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 1.5, 1.0))
+    assert worker.measured(8, 1.0) == worker.measured(9, 1.0) == 1.0
+    assert worker.measured(10, 1.0) is None, "one may be chance"
+    costly = worker.after(10, 1.6, 1.0)
+    assert costly.extra_seconds == pytest.approx(0.55)
+    assert costly.measured(11, 1.0) is None
+    free = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 0.9, 1.0), (10, 1.2, 1.1))
+    assert free.extra_seconds == pytest.approx(0.0)
+    assert free.measured(11, 1.0) == 1.0
+
+
+def test_a_worker_whose_size_is_new_in_every_step_is_learned_from() -> None:
+    """In every fourth step, without the usual extra time."""
+    worker, measured = FirstUses(), []
+    for size in range(12):
+        measured.append(worker.measured(size, 3.0))
+        worker = worker.after(size, 3.0, 1.0)
+    assert measured == [None, None, None, 1.0] * 3
+    assert worker.measured(99, 1.5) is None, "less than the usual extra time"
+
+
+def test_steps_without_a_forecast_tell_no_price() -> None:
+    worker = run_steps(FirstUses(), (8, 9.0, None), (9, 0.0, 1.0))
+    assert worker == FirstUses(frozenset({8, 9}), (), 2)
+
+
+@given(
+    st.lists(st.tuples(SIZES, st.integers(1, 9)), min_size=1, max_size=4),
+    st.integers(4, 30),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([None, 9]),
+)
+def test_plans_of_used_sizes_are_those_of_a_search_of_all(
+    workers: list[tuple[frozenset[int], int]], total: int, granularity: int, maximum: int | None
+) -> None:
+    bounds = (Limits(1, maximum),) * len(workers)
+    constraints = BatchConstraints(total, bounds, granularity)
+    costs = [Proportional(float(speed)) for _, speed in workers]
+    plans = [
+        plan for plan in itertools.product(*(sizes for sizes, _ in workers)) if sum(plan) == total
+    ]
+    found = plan_of_used_sizes([FirstUses(sizes) for sizes, _ in workers], constraints, costs)
+    if found is not None:
+        assert constraints.allow(found)
+        assert all(x in sizes for x, (sizes, _) in zip(found, workers, strict=True))
+    if granularity == 1:
+        allowed = [slowest(costs, plan) for plan in plans if constraints.allow(plan)]
+        best = None if found is None else slowest(costs, found)
+        assert best == min(allowed, default=None)
+
+
+def test_a_new_size_must_pay_for_its_price_unless_every_change_is_wanted() -> None:
+    constraints = BatchConstraints(12, (Limits(),) * 2)
+    slow = FirstUses(frozenset({4, 6, 8}), (0.9,))
+    step = Observation(
+        0, (6, 6), (1.0, 1.0), (), (Proportional(18.0), Proportional(6.0)), first_uses=(slow, slow)
+    )  # best: (9, 3) in 0.5 s; of used sizes (8, 4) in 0.67 s; now 1 s
+    policy = LoadBalanced()
+    state, plans = policy.init(constraints), []
+    for _ in range(7):
+        state = policy.update(state, constraints, step)
+        plans.append(state.sizes)
+    assert plans == [(8, 4)] * 5 + [(9, 3)] * 2, "six times 1/6 s pay 0.9 s"
+    assert state.missed_seconds == 0
+    every = LoadBalanced(min_gain=0)
+    assert every.update(every.init(constraints), constraints, step).sizes == (9, 3)
+    free = replace(step, first_uses=(FirstUses(extra=(0.0,)),) * 2)
+    assert policy.update(policy.init(constraints), constraints, free).sizes == (9, 3)
+
+
+class Learned:
+    """Predictor whose state is what it has learned from, and whose forecast is the last speed."""
+
+    def init(self) -> tuple[float, ...]:
+        return ()
+
+    def update(self, state: tuple[float, ...], measurement: Measurement) -> tuple[float, ...]:
+        return (*state, measurement.busy_seconds)
+
+    def predict(
+        self, state: tuple[float, ...], drivers: tuple[float, ...] = (), horizon: int = 1
+    ) -> float:
+        return 6 / state[0] if state else 0.0
+
+
+def test_all_workers_know_which_steps_are_first_uses() -> None:
+    balancers = [
+        Balancer(rank=rank, workers=2, global_batch_size=12, first_uses=True, predictor=Learned())
+        for rank in range(2)
+    ]
+    for busy, learned in [
+        ((0.1, 0.2), [(), ()]),  # first uses of (6, 6)
+        ((0.1, 0.2), [(0.1,), (0.2,)]),
+        ((9.0, 9.0), [(0.1,), (0.2,)]),  # first uses of (8, 4)
+        ((0.15, 0.15), [(0.1, 0.15), (0.2, 0.15)]),
+    ]:
+        exchange_in_process(balancers, busy)
+        for balancer, seen in zip(balancers, learned, strict=True):
+            assert balancer.state().estimate.predictor == seen
+    assert [each.latest_plan[0] for each in balancers] == [(8, 4), (8, 4)]
+
+
+def simulated(policy: Policy, seconds: float, predictor: Predictor) -> Timeline:
+    """Four workers at relative speeds 1, 1, 0.6 and 0.3; balanced steps of 0.16 s, noise of 5 %."""
+    speeds = np.array([1.0, 1.0, 0.6, 0.3]) * 512 / 0.16 / 2.9
+    noise = 0.05 * np.random.default_rng(0).standard_normal((160, 4))
+    curves = [Affine(0.0, 1 / speed) for speed in speeds]
+    cluster = SyntheticCluster(curves, Slowdowns(1 + noise))
+    return run_bsp(cluster, SimConfig(512, first_use_seconds=seconds), policy, predictor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.5])
+@pytest.mark.parametrize("predictor", [Mixture(), LastValue()], ids=["default", "last value"])
+def test_costly_first_uses_do_not_excite_the_plan(predictor: Predictor, seconds: float) -> None:
+    free = simulated(LoadBalanced(), 0.0, predictor).wall_seconds[20:].mean()
+    run = simulated(LoadBalanced(), seconds, predictor)
+    assert run.wall_seconds[20:].mean() <= 1.15 * free
+    assert sum(len(set(sizes)) for sizes in run.sizes.T.tolist()) <= 100
+
+
+def test_the_policies_without_forecasts_are_faster_than_even_batches_nevertheless() -> None:
+    even = simulated(Even(), 0.5, LastValue()).total_seconds
+    for policy in (EpochBalanced(), ProportionalControl()):
+        assert simulated(policy, 0.5, LastValue()).total_seconds < 0.8 * even
