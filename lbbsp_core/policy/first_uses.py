@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 _REMEMBERED: Final = 7
 _ENOUGH: Final = 2
 _NEGLIGIBLE: Final = 0.1
+_OUTLYING: Final = 5.0
 _PATIENCE: Final = 3
+_NEAREST: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +28,22 @@ class FirstUses:
     algorithms for each new shape, allocators grow and graphs are compiled. Ours: such a step says
     nothing about speed, and its extra time is what a plan with a new size costs.
 
-    A first use counts as a measurement where it is known to cost nothing: after two of them, the
-    usual extra time is at most a tenth of this step. After three others in a row, the next one
-    counts without the usual extra time, so that a worker whose size is new in every step is still
-    learned from.
+    A first use counts as a measurement if it takes at most a tenth longer than predicted, or if
+    two or more were seen, and the usual extra time is at most that: on CPUs a worker is then slower
+    for another reason, unless it takes five times as long as predicted. After three steps in a row
+    that do not count, the next one counts without the usual extra time, so that a worker whose size
+    is new in every step is still learned from.
 
     Args:
         sizes: Batch sizes that the worker has run since it started.
         extra: Extra seconds of its latest first uses, compared with the forecasts.
-        in_row: Latest steps, all first uses, that were no measurements.
+        in_row: Latest steps, all first uses, that did not count.
 
     Example:
         >>> worker = FirstUses().after(8, 1.0, None)
-        >>> worker.measured(8, 1.0), worker.measured(9, 1.6)
+        >>> worker.measured(8, 1.0, 1.0), worker.measured(9, 1.6, 1.1)
         (1.0, None)
-        >>> worker = worker.after(9, 1.6, 1.1)
-        >>> worker.extra_seconds
+        >>> worker.after(9, 1.6, 1.1).extra_seconds
         0.5
     """
 
@@ -52,39 +53,50 @@ class FirstUses:
 
     @property
     def extra_seconds(self) -> float:
-        """Usual extra time of a first use, >= 0: the median; 0 before one has been measured."""
-        return max(0.0, statistics.median(self.extra)) if self.extra else 0.0
+        """Usual extra time of a first use, >= 0; 0 before one has been seen.
 
-    def measured(self, size: int, busy_seconds: float) -> float | None:
+        The lower quartile: where they are free, forecasts err in both directions.
+        """
+        return max(0.0, sorted(self.extra)[len(self.extra) // 4]) if self.extra else 0.0
+
+    def measured(self, size: int, busy_seconds: float, forecast: float | None) -> float | None:
         """Returns the seconds of a step that say how fast the worker is; None: it does not.
 
         Args:
             size: Batch size of the step, in samples.
             busy_seconds: Busy time of the step.
+            forecast: Predicted busy time; None if there is none.
         """
         if size in self.sizes:
             return busy_seconds
-        extra = self.extra_seconds
-        if len(self.extra) >= _ENOUGH and extra <= _NEGLIGIBLE * busy_seconds:
-            return busy_seconds
-        if self.in_row < _PATIENCE or busy_seconds <= extra:
+        if not 0 < busy_seconds < math.inf:
             return None
-        return busy_seconds - extra
+        usual = self.extra_seconds
+        if forecast is not None and busy_seconds <= _OUTLYING * forecast:
+            expected = usual if len(self.extra) >= _ENOUGH else math.inf
+            if min(expected, busy_seconds - forecast) <= _NEGLIGIBLE * forecast:
+                return busy_seconds
+        if self.in_row < _PATIENCE or busy_seconds <= usual:
+            return None
+        return busy_seconds - usual
 
-    def after(self, size: int, busy_seconds: float, forecast: float | None) -> FirstUses:
+    def after(
+        self, size: int, busy_seconds: float, forecast: float | None, *, excluded: bool = False
+    ) -> FirstUses:
         """Returns what is known after a step.
 
         Args:
             size: Batch size of the step, in samples.
             busy_seconds: Busy time of the step.
-            forecast: Predicted busy time; None if there is none, or if the step is excluded.
+            forecast: Predicted busy time; None if there is none.
+            excluded: Whether the step contains other work.
         """
         if size in self.sizes:
             return FirstUses(self.sizes, self.extra) if self.in_row else self
         extra = self.extra
-        if forecast is not None and busy_seconds:
+        if forecast is not None and busy_seconds and not excluded:
             extra = (*extra, busy_seconds - forecast)[-_REMEMBERED:]
-        missed = self.measured(size, busy_seconds) is None
+        missed = self.measured(size, busy_seconds, forecast) is None
         return FirstUses(self.sizes | {size}, extra, self.in_row + 1 if missed else 0)
 
 
@@ -106,25 +118,30 @@ def plan_of_used_sizes(
     workers: Sequence[FirstUses],
     constraints: BatchConstraints,
     costs: Sequence[Cost],
+    near: Sizes,
     below: float = math.inf,
 ) -> Sizes | None:
-    """Returns a best plan among those in which all workers have sizes that they have run.
+    """Returns a best plan in which all workers have sizes that they have run.
 
-    Exact: of all such plans none has a faster slowest worker.
+    Of each worker it considers the sizes nearest to those of a plan. Of all plans of these none has
+    a faster slowest worker; where X is no multiple of the granularity, there may be a better one.
 
     Args:
         workers: What is known of each worker, by rank.
         constraints: Which plans are allowed.
         costs: Predicted cost of each worker, by rank.
+        near: Plan to which the sizes are near, such as the best one.
         below: Seconds of which the slowest worker must take less.
 
     Returns:
         The plan; None if there is none.
     """
-    choices = [
-        sorted((float(cost(x)), x) for x in known.sizes if bounds.allow(x))
-        for known, bounds, cost in zip(workers, constraints.limits, costs, strict=True)
-    ]
+    grain = math.gcd(constraints.global_batch_size, constraints.granularity)
+    choices = []
+    for known, bounds, cost, x in zip(workers, constraints.limits, costs, near, strict=True):
+        usable = (size for size in known.sizes if bounds.allow(size) and size % grain == 0)
+        nearest = sorted((abs(size - x), size) for size in usable)[:_NEAREST]
+        choices.append(sorted((float(cost(size)), size) for _, size in nearest))
     ends = sorted({seconds for own in choices for seconds, _ in own if seconds < below})
     best, first, last = None, 0, len(ends) - 1
     middle = last  # most often there is no plan at all

@@ -40,8 +40,8 @@ class LoadBalanced:
 
     Ours, too: where the first step with a new batch size takes longer (`FirstUses`), the best plan
     of sizes that all workers have run is adopted instead, and a plan with a new size only once the
-    gains that were missed without it add up to its price. Whatever speeds do later, this costs at
-    most twice the least possible (rent or buy). ``min_gain=0`` has no such price.
+    gains that were missed without it add up to its price (rent or buy), at once if it gains as much
+    in a step. ``min_gain=0`` has no such price.
 
     Args:
         min_gain: Minimum relative drop of the predicted step time, in [0, 1).
@@ -99,13 +99,14 @@ class LoadBalanced:
         first_uses = observation.first_uses
         price = extra_seconds(first_uses, best) if self.min_gain else 0.0
         if price <= gain:  # as on CPUs, where it is noise
-            return LoadBalancedState(best, state.missed_seconds)
+            return LoadBalancedState(best, 0.0 if price else state.missed_seconds)
         below = (1 - self.min_gain) * slowest(costs, state.sizes)
-        sizes = plan_of_used_sizes(first_uses, constraints, costs, below) or state.sizes
-        missed = state.missed_seconds + self.interval * self._gain(costs, sizes, best)
-        if missed < price:
-            return LoadBalancedState(sizes, missed)
-        return LoadBalancedState(best)
+        sizes = plan_of_used_sizes(first_uses, constraints, costs, best, below) or state.sizes
+        missing = self.interval * self._gain(costs, sizes, best)
+        missed = state.missed_seconds + missing
+        if missing and missed >= price:
+            return LoadBalancedState(best)
+        return LoadBalancedState(sizes, missed)
 
     def _gain(self, costs: Sequence[Cost], old: Sizes, new: Sizes) -> float:
         """Returns by how much the predicted step becomes shorter; 0 if not by `min_gain`."""

@@ -114,7 +114,8 @@ class Balancer:
             `Profile` with a memory limit, in samples; None: no limit. See `default_cap`. It is
             raised where other maxima leave no plan within it.
         short_steps: Keeps batches near equal shares while steps are short; None: nothing does.
-        first_uses: Whether the first step with a batch size may take longer than the next ones.
+        first_uses: What is known of first steps with a batch size, by rank, where they may take
+            longer than the next ones; None: they do not.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -147,7 +148,7 @@ class Balancer:
         outlier_filter: OutlierFilter | None = None,
         default_maximum: int | None = None,
         short_steps: ShortSteps | None = None,
-        first_uses: bool = False,
+        first_uses: tuple[FirstUses, ...] | None = None,
     ) -> None:
         if not 0 <= rank < workers:
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
@@ -196,7 +197,8 @@ class Balancer:
         self._order_start = 0
         self._cut = lru_cache(maxsize=lag + 4)(self._cut_by_work)
         self._record: RunRecord | Observers | None = None
-        self._first_uses = (FirstUses(),) * workers if first_uses else ()
+        self.first_uses = first_uses or ()
+        """What is known of first uses of batch sizes, by rank; empty: they cost nothing."""
         self._known: dict[str, tuple[float | None, ...]] = {}
 
     @property
@@ -422,6 +424,7 @@ class Balancer:
                 "first"
             )
         shares = self._shares(self.step)[1]
+        is_new = self._is_new(self.rank, shares)  # that it is no measurement, all know
         measured = self._measured(self.rank, shares, busy_seconds)
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
@@ -443,7 +446,7 @@ class Balancer:
             busy_ns,
             plan,
             stop=stop,
-            excluded=excluded if measured is None else not accepted,
+            excluded=excluded if is_new else not accepted,
             preempted=preempted,
         )
 
@@ -479,15 +482,16 @@ class Balancer:
             for rank, message in enumerate(messages)
             if message.excluded or measured[rank] is None
         )
-        self._see_first_uses(shares, messages)
+        corrected = tuple(rank for rank, seconds in enumerate(busy) if measured[rank] != seconds)
+        self._see_first_uses(shares, busy, excluded=[each.excluded for each in messages])
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
-        self._write(shares, busy, excluded, wall_seconds, costs)
+        self._write(shares, busy, tuple(sorted({*excluded, *corrected})), wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
         busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
         if shares.work is not plan:
             busy = tuple(t * x / w for t, x, w in zip(busy, plan, shares.work, strict=True))
-        known = self._first_uses if shares.work is plan else ()
+        known = self.first_uses if shares.work is plan else ()
         observation = Observation(self.step, plan, busy, excluded, costs, ends, known)
         constraints = self._next_constraints(busy, excluded)
         self._policy_state = self.policy.update(self._policy_state, constraints, observation)
@@ -562,23 +566,33 @@ class Balancer:
 
     def _measured(self, rank: int, shares: StepShares, busy_seconds: float) -> float | None:
         """Returns the seconds of the running step to learn from; None: it is a first use."""
-        if not self._first_uses:
+        if not self._is_new(rank, shares):
             return busy_seconds
-        return self._first_uses[rank].measured(shares.sizes[rank], busy_seconds)
+        known = self.first_uses[rank]
+        return known.measured(shares.sizes[rank], busy_seconds, self._predicted(rank, shares))
 
-    def _see_first_uses(self, shares: StepShares, messages: Sequence[StepMessage]) -> None:
-        """Compares busy times of the running step with their forecasts, where sizes are new."""
-        costs = self._unknown if self._is_short(self.step) else self._plans[self.step][1]
-        self._first_uses = tuple(
+    def _see_first_uses(
+        self, shares: StepShares, busy_seconds: Sequence[float], excluded: Sequence[bool]
+    ) -> None:
+        self.first_uses = tuple(
             known.after(
-                size,
-                message.busy_nanoseconds / 1e9,
-                None if cost is None or message.excluded else float(cost(amount)),
+                shares.sizes[rank],
+                busy_seconds[rank],
+                self._predicted(rank, shares) if self._is_new(rank, shares) else None,
+                excluded=excluded[rank],
             )
-            for known, size, amount, message, cost in zip(
-                self._first_uses, shares.sizes, shares.work, messages, costs, strict=False
-            )
+            for rank, known in enumerate(self.first_uses)
         )
+
+    def _is_new(self, rank: int, shares: StepShares) -> bool:
+        """Returns whether the running step may be a costly first use of a worker."""
+        known = self.first_uses
+        return bool(known) and shares.sizes[rank] not in known[rank].sizes
+
+    def _predicted(self, rank: int, shares: StepShares) -> float | None:
+        """Returns the predicted seconds of a worker in the running step, unless it is short."""
+        cost = None if self._is_short(self.step) else self._plans[self.step][1][rank]
+        return None if cost is None else float(cost(shares.work[rank]))
 
     def _next_constraints(
         self, busy_seconds: Sequence[float], excluded: Sequence[int]
@@ -654,20 +668,15 @@ class Balancer:
     ) -> None:
         if self._record is None:
             return
-        short = self._is_short(self.step)
-        costs = self._unknown if short else self._plans[self.step][1]
         line = StepLine(
             step=self.step,
             sizes=shares.sizes,
             busy_seconds=busy_seconds,
-            predicted_seconds=tuple(
-                None if cost is None else float(cost(amount))
-                for cost, amount in zip(costs, shares.work, strict=True)
-            ),
+            predicted_seconds=tuple(self._predicted(rank, shares) for rank in range(self.workers)),
             wall_seconds=wall_seconds,
             even_seconds=even_seconds(shares.work, busy_seconds, forecasts),
             excluded=excluded,
-            short=short,
+            short=self._is_short(self.step),
             drivers=self._known,
             work=() if shares.work is shares.sizes else shares.work,
             stop=PREEMPTED if self.preempted else REQUESTED if self.stopping else None,

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order
-from lbbsp_core.policy import Sizes
+from lbbsp_core.policy import FirstUses, Sizes
 from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
@@ -159,7 +159,7 @@ class WorkerSession:
         self._metrics: MetricsFile | None = None
         self._metrics_path = options.metrics_path()
         self._observers = Observers()
-        self._balancer = self._make_balancer(lag=1)
+        self._balancer = self._make_balancer(1, (FirstUses(),) * self.workers)
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
         self._stop_requested = False
@@ -593,7 +593,7 @@ class WorkerSession:
         self._settings = SharedSettings()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
-    def _make_balancer(self, lag: int) -> Balancer:
+    def _make_balancer(self, lag: int, first_uses: tuple[FirstUses, ...]) -> Balancer:
         options = self.options
         balancer = Balancer(
             rank=self.rank,
@@ -614,14 +614,14 @@ class WorkerSession:
                 granularity=options.granularity,
             ),
             short_steps=self._short_steps,
-            first_uses=True,
+            first_uses=first_uses,
         )
         balancer.record_to(self._observers or None)
         return balancer
 
     def _replace_balancer(self, state: BalancerState, lag: int, *, are_drawn: bool = False) -> None:
         """Continues from `state`; another lag needs a predictor of that horizon."""
-        self._balancer = self._make_balancer(lag)
+        self._balancer = self._make_balancer(lag, self._balancer.first_uses)
         if self._peers is not None:
             self._balancer.set_peers(self._peers)
         self._balancer.restore(state, are_drawn=are_drawn)

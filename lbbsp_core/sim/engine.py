@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import BatchConstraints, Observation, Policy
+from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum, read_cost
@@ -280,5 +280,5 @@ def _balancer(
         limits=config.limits,
         granularity=config.granularity,
         lag=config.lag,
-        first_uses=config.first_use_seconds > 0,
+        first_uses=(FirstUses(),) * cluster.workers if config.first_use_seconds else None,
     )

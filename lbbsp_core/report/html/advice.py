@@ -247,8 +247,8 @@ def many_excluded(report: RunReport) -> Iterator[Advice]:
         yield Advice(
             "excluded-steps",
             f"{events.excluded_steps} of {events.steps} steps are not learned from, because they "
-            "follow a start, an evaluation, saving or a compilation. Use longer epochs, or "
-            "evaluate and save less often.",
+            "follow a start, an evaluation, saving or a compilation, or are the first ones of a "
+            "worker with a batch size. Use longer epochs, or evaluate and save less often.",
         )
 
 

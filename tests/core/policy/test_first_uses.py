@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,6 @@ from lbbsp_core import (
     Affine,
     Balancer,
     BatchConstraints,
-    EpochBalanced,
     Even,
     LastValue,
     Limits,
@@ -28,7 +28,7 @@ from lbbsp_core import (
     ProportionalControl,
 )
 from lbbsp_core.cost import slowest
-from lbbsp_core.policy import FirstUses
+from lbbsp_core.policy import FirstUses, LoadBalancedState
 from lbbsp_core.policy.first_uses import plan_of_used_sizes
 from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns
@@ -43,31 +43,39 @@ def run_steps(worker: FirstUses, *steps: tuple[int, float, float | None]) -> Fir
     return worker
 
 
-def test_a_first_use_is_no_measurement_until_it_is_known_to_cost_nothing() -> None:
+def test_a_first_use_is_no_measurement_if_it_takes_longer_than_predicted() -> None:
     worker = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 1.5, 1.0))
-    assert worker.measured(8, 1.0) == worker.measured(9, 1.0) == 1.0
-    assert worker.measured(10, 1.0) is None, "one may be chance"
+    assert worker.measured(8, 9.0, 1.0) == 9.0, "no first use"
+    assert [worker.measured(10, s, 1.0) for s in (0.5, 1.09, 1.11, 9.0)] == [0.5, 1.09, None, None]
+    assert worker.measured(10, 1.0, None) is None, "nothing tells"
     costly = worker.after(10, 1.6, 1.0)
-    assert costly.extra_seconds == pytest.approx(0.55)
-    assert costly.measured(11, 1.0) is None
-    free = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 0.9, 1.0), (10, 1.2, 1.1))
-    assert free.extra_seconds == pytest.approx(0.0)
-    assert free.measured(11, 1.0) == 1.0
+    assert costly.extra_seconds == 0.5
+    assert costly.measured(11, 1.2, 1.0) is None
+
+
+def test_where_first_uses_are_free_it_is_one_nevertheless() -> None:
+    free = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 0.9, 1.0), (10, 1.3, 1.0))
+    assert free.extra_seconds == 0
+    assert [free.measured(11, s, 1.0) for s in (1.2, 4.0)] == [1.2, 4.0]
+    assert free.measured(11, 6.0, 1.0) is None, "an outlier"
+    assert free.after(11, 6.0, 1.0).extra[-1] == 5.0
+    assert free.after(11, 6.0, 1.0, excluded=True).extra == free.extra
 
 
 def test_a_worker_whose_size_is_new_in_every_step_is_learned_from() -> None:
     """In every fourth step, without the usual extra time."""
     worker, measured = FirstUses(), []
     for size in range(12):
-        measured.append(worker.measured(size, 3.0))
+        measured.append(worker.measured(size, 3.0, 1.0))
         worker = worker.after(size, 3.0, 1.0)
     assert measured == [None, None, None, 1.0] * 3
-    assert worker.measured(99, 1.5) is None, "less than the usual extra time"
+    assert worker.measured(99, 1.5, 1.0) is None, "less than the usual extra time"
 
 
-def test_steps_without_a_forecast_tell_no_price() -> None:
-    worker = run_steps(FirstUses(), (8, 9.0, None), (9, 0.0, 1.0))
-    assert worker == FirstUses(frozenset({8, 9}), (), 2)
+@pytest.mark.parametrize("invalid", [0.0, -1.0, math.nan, math.inf])
+def test_invalid_times_are_no_measurements(invalid: float) -> None:
+    worker = run_steps(FirstUses(), (8, 9.0, None), (9, 1.0, 1.0), (10, 1.0, 1.0))
+    assert worker.measured(11, invalid, 1.0) is None
 
 
 @given(
@@ -85,11 +93,12 @@ def test_plans_of_used_sizes_are_those_of_a_search_of_all(
     plans = [
         plan for plan in itertools.product(*(sizes for sizes, _ in workers)) if sum(plan) == total
     ]
-    found = plan_of_used_sizes([FirstUses(sizes) for sizes, _ in workers], constraints, costs)
+    known, near = [FirstUses(sizes) for sizes, _ in workers], (6,) * len(workers)
+    found = plan_of_used_sizes(known, constraints, costs, near)
     if found is not None:
         assert constraints.allow(found)
         assert all(x in sizes for x, (sizes, _) in zip(found, workers, strict=True))
-    if granularity == 1:
+    if total % granularity == 0:
         allowed = [slowest(costs, plan) for plan in plans if constraints.allow(plan)]
         best = None if found is None else slowest(costs, found)
         assert best == min(allowed, default=None)
@@ -108,6 +117,9 @@ def test_a_new_size_must_pay_for_its_price_unless_every_change_is_wanted() -> No
         plans.append(state.sizes)
     assert plans == [(8, 4)] * 5 + [(9, 3)] * 2, "six times 1/6 s pay 0.9 s"
     assert state.missed_seconds == 0
+    near = LoadBalancedState((8, 4), 5.0)
+    even = replace(step, costs=(Proportional(8.1), Proportional(4.0)))
+    assert policy.update(near, constraints, even) == near, "the last gain counts"
     every = LoadBalanced(min_gain=0)
     assert every.update(every.init(constraints), constraints, step).sizes == (9, 3)
     free = replace(step, first_uses=(FirstUses(extra=(0.0,)),) * 2)
@@ -131,7 +143,13 @@ class Learned:
 
 def test_all_workers_know_which_steps_are_first_uses() -> None:
     balancers = [
-        Balancer(rank=rank, workers=2, global_batch_size=12, first_uses=True, predictor=Learned())
+        Balancer(
+            rank=rank,
+            workers=2,
+            global_batch_size=12,
+            first_uses=(FirstUses(),) * 2,
+            predictor=Learned(),
+        )
         for rank in range(2)
     ]
     for busy, learned in [
@@ -165,7 +183,6 @@ def test_costly_first_uses_do_not_excite_the_plan(predictor: Predictor, seconds:
     assert sum(len(set(sizes)) for sizes in run.sizes.T.tolist()) <= 100
 
 
-def test_the_policies_without_forecasts_are_faster_than_even_batches_nevertheless() -> None:
+def test_proportional_control_is_faster_than_even_batches_nevertheless() -> None:
     even = simulated(Even(), 0.5, LastValue()).total_seconds
-    for policy in (EpochBalanced(), ProportionalControl()):
-        assert simulated(policy, 0.5, LastValue()).total_seconds < 0.8 * even
+    assert simulated(ProportionalControl(), 0.5, LastValue()).total_seconds < 0.8 * even
