@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lbbsp_core import (
@@ -30,6 +32,7 @@ from lbbsp_core import (
 from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses, LoadBalancedState
 from lbbsp_core.policy.first_uses import plan_of_used_sizes
+from lbbsp_core.runtime.record import StepLine
 from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns
 from lbbsp_core.testing import exchange_in_process
@@ -78,6 +81,7 @@ def test_invalid_times_are_no_measurements(invalid: float) -> None:
     assert worker.measured(11, invalid, 1.0) is None
 
 
+@example([(frozenset({3, 4}), 3), (frozenset({4, 5}), 5)], 8, 2, None)
 @given(
     st.lists(st.tuples(SIZES, st.integers(1, 9)), min_size=1, max_size=4),
     st.integers(4, 30),
@@ -117,13 +121,22 @@ def test_a_new_size_must_pay_for_its_price_unless_every_change_is_wanted() -> No
         plans.append(state.sizes)
     assert plans == [(8, 4)] * 5 + [(9, 3)] * 2, "six times 1/6 s pay 0.9 s"
     assert state.missed_seconds == 0
-    near = LoadBalancedState((8, 4), 5.0)
-    even = replace(step, costs=(Proportional(8.1), Proportional(4.0)))
-    assert policy.update(near, constraints, even) == near, "the last gain counts"
+    quick = replace(step, first_uses=(FirstUses(slow.sizes, (0.4,)),) * 2)
+    bought = policy.update(LoadBalancedState((6, 6), 0.3), constraints, quick)
+    assert bought == LoadBalancedState((9, 3)), "0.5 s pay 0.4 s at once"
     every = LoadBalanced(min_gain=0)
     assert every.update(every.init(constraints), constraints, step).sizes == (9, 3)
     free = replace(step, first_uses=(FirstUses(extra=(0.0,)),) * 2)
     assert policy.update(policy.init(constraints), constraints, free).sizes == (9, 3)
+
+
+def test_missed_gains_buy_no_plan_that_gains_nothing() -> None:
+    constraints = BatchConstraints(1200, (Limits(),) * 2)
+    known = FirstUses(frozenset({600, 795, 405}), (300.0,))
+    costs = (Proportional(2.0), Proportional(1.0))  # best: (800, 400), by 1.2 %
+    step = Observation(0, (600, 600), (300.0, 600.0), (), costs, first_uses=(known, known))
+    missed = LoadBalancedState((600, 600), 5000.0)
+    assert LoadBalanced().update(missed, constraints, step) == ((795, 405), 5000.0)
 
 
 class Learned:
@@ -162,6 +175,37 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
         for balancer, seen in zip(balancers, learned, strict=True):
             assert balancer.state().estimate.predictor == seen
     assert [each.latest_plan[0] for each in balancers] == [(8, 4), (8, 4)]
+    known = balancers[0].first_uses
+    assert known == balancers[1].first_uses
+    assert [each.extra for each in known] == [pytest.approx((9 - 2 / 15,))] * 2, "also outliers"
+
+
+@dataclass(frozen=True)
+class Growing(Even):
+    """Batches whose size is new in every step."""
+
+    def update(self, state: Any, constraints: Any, observation: Observation) -> Any:
+        more = observation.sizes[0] + 1
+        return state._replace(sizes=(more, 100 - more))
+
+
+def test_records_say_which_times_are_of_first_uses() -> None:
+    lines: list[StepLine] = []
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=2,
+            global_batch_size=100,
+            policy=Growing(),
+            first_uses=(FirstUses((frozenset()), (0.5, 0.5)), FirstUses(frozenset(range(100)))),
+        )
+        for rank in range(2)
+    ]
+    balancers[0].record_to(SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
+    for _ in range(6):
+        exchange_in_process(balancers, (0.9, 0.4))
+    assert [line.excluded for line in lines] == [(0,)] * 6, "the fourth is 0.4 s without the rest"
+    assert [line.busy_seconds for line in lines] == [(0.9, 0.4)] * 6
 
 
 def simulated(policy: Policy, seconds: float, predictor: Predictor) -> Timeline:
