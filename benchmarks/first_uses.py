@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
-import tempfile
 import time
 
 import numpy as np
+from recorded import run_recorded
 
 X, SKIPPED, BALANCED_SECONDS = 512, 20, 0.16
 SPEEDS = (1.0, 1.0, 0.6, 0.3)
@@ -32,10 +31,10 @@ def train(options: argparse.Namespace) -> None:
     from lbbsp_core.policy import FirstUses
 
     if options.worker == "before":
-        FirstUses.measured = lambda self, size, busy_seconds: busy_seconds  # type: ignore[method-assign]
+        FirstUses.measured = lambda self, size, busy_seconds, forecast: busy_seconds  # type: ignore[method-assign]
         FirstUses.extra_seconds = property(lambda self: 0.0)  # type: ignore[assignment]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    balancer = lbbsp_tf.LoadBalancer(strategy, X, record=options.record)
+    balancer = lbbsp_tf.LoadBalancer(strategy, X)
     rank = strategy.cluster_resolver.task_id
     random = np.random.default_rng(rank)
     seconds = sum(SPEEDS) / SPEEDS[rank] * BALANCED_SECONDS / X  # of a sample
@@ -47,25 +46,16 @@ def train(options: argparse.Namespace) -> None:
         time.sleep(len(x) * seconds * (1 + 0.01 * random.standard_normal()) + penalty)
         return x
 
-    class Slow(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return self.dense(x)
-
+    class Slow(keras.Sequential):
         def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
             x, y = data
-            shape = x.shape
-            x = tf.numpy_function(compute, [x], x.dtype)
-            x.set_shape(shape)
-            return super().train_step((x, y))
+            slow = tf.ensure_shape(tf.numpy_function(compute, [x], x.dtype), x.shape)
+            return super().train_step((slow, y))
 
     x = np.ones((options.steps * X, 4), "float32")
     with strategy.scope():
         keras.utils.set_random_seed(0)
-        model = Slow()
+        model = Slow([keras.layers.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     feed = balancer.dataset(x, x[:, :1])  # one long epoch
     model.fit(feed, steps_per_epoch=options.steps, callbacks=[balancer], verbose=0)
@@ -73,20 +63,9 @@ def train(options: argparse.Namespace) -> None:
 
 def run(mode: str, penalty: float, options: argparse.Namespace) -> tuple[float, int, int]:
     """Runs a job; returns the mean step in seconds, different sizes, and changes of plan."""
-    from lbbsp_core import read_run
-    from lbbsp_core.launch import launch
-
-    with tempfile.TemporaryDirectory() as folder:
-        status = launch(
-            [__file__, "--worker", mode, "--penalty", str(penalty), "--steps", str(options.steps),
-             "--record", folder],
-            workers=len(SPEEDS),
-            timeout=580,
-            output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
-        )  # fmt: skip
-        if status:
-            sys.exit(f"the workers failed with status {status}: --verbose shows their output")
-        steps = read_run(folder).steps
+    given = ["--worker", mode, "--penalty", str(penalty), "--steps", str(options.steps)]
+    job = run_recorded([__file__, *given], len(SPEEDS), verbose=options.verbose, timeout=580)
+    steps = job.steps
     plans = [step.sizes for step in steps]
     return (
         float(np.mean([step.wall_seconds for step in steps[SKIPPED:]])),
@@ -104,8 +83,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
-    for name in ("worker", "record"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--penalty", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

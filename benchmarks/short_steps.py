@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
+from recorded import run_recorded
 
 X, SKIPPED = 256, 100
 MODES = ("even", "unbounded", "default")
@@ -52,27 +51,16 @@ def train(options: argparse.Namespace) -> None:
 
 def run(mode: str, options: argparse.Namespace) -> tuple[list[int], list[float]]:
     """Runs a job; returns the batches of worker 0 and the seconds of the steps."""
-    from lbbsp_core import read_run
-    from lbbsp_core.launch import launch
-
+    arguments = [__file__, "--worker", mode, "--width", str(options.width)]
+    arguments += ["--steps", str(options.steps)]
     hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(options.hogs)]
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            status = launch(
-                [__file__, "--worker", mode, "--width", str(options.width),
-                 "--steps", str(options.steps)],
-                workers=2,
-                run_dir=Path(folder),
-                timeout=280,
-                output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
-            )  # fmt: skip
-            if status:
-                sys.exit(f"the workers failed with status {status}: --verbose shows their output")
-            steps = read_run(folder).steps[SKIPPED:]
+        job = run_recorded(arguments, 2, verbose=options.verbose, timeout=280)
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
+    steps = job.steps[SKIPPED:]
     return [step.sizes[0] for step in steps], [step.wall_seconds for step in steps]
 
 

@@ -14,13 +14,11 @@ legacy `Module.fit`. Prints, from the last half of each run's record:
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from recorded import run_recorded
 
 if TYPE_CHECKING:
     from lbbsp_core.policy import Policy
@@ -108,22 +106,14 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def run(training: str, policy: str, steps: int, *, verbose: bool) -> Run:
     """Launches the workers and returns their record."""
-    from lbbsp_core import read_run
-    from lbbsp_core.launch import launch
-
-    with tempfile.TemporaryDirectory() as folder:
-        status = launch(
-            [__file__, "--worker", policy, "--training", training, "--steps", str(steps)],
-            workers=len(SPEEDS),
-            speeds=SPEEDS,
-            framework="mxnet",
-            run_dir=Path(folder),
-            timeout=900,
-            output=lambda rank, line: verbose and print(f"[{rank}] {line}"),
-        )
-        if status:
-            sys.exit(f"the workers failed with status {status}: --verbose shows their output")
-        return read_run(folder)
+    return run_recorded(
+        [__file__, "--worker", policy, "--training", training, "--steps", str(steps)],
+        len(SPEEDS),
+        verbose=verbose,
+        speeds=SPEEDS,
+        framework="mxnet",
+        timeout=900,
+    )
 
 
 def balance(run: Run) -> tuple[Sequence[int], Sequence[int]]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
+
+from recorded import run_recorded
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.record import Run, StepLine
@@ -50,23 +50,15 @@ def train(policy: str, steps: int, channels: int) -> None:
 
 def run(policy: str, options: argparse.Namespace, swap: float | None) -> Run:
     """Launches the workers and returns their record."""
-    from lbbsp_core import read_run
-    from lbbsp_core.launch import launch
-
-    with tempfile.TemporaryDirectory() as folder:
-        status = launch(
-            [__file__, "--worker", policy, "--steps", str(options.steps),
-             "--channels", str(options.channels)],
-            workers=3,
-            speeds=SPEEDS,
-            speeds_at=[(swap, SWAPPED)] if swap else [],
-            run_dir=Path(folder),
-            timeout=600,
-            output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
-        )  # fmt: skip
-        if status:
-            sys.exit(f"the workers failed with status {status}: --verbose shows their output")
-        return read_run(folder)
+    given = ["--worker", policy, "--steps", str(options.steps)]
+    return run_recorded(
+        [__file__, *given, "--channels", str(options.channels)],
+        3,
+        verbose=options.verbose,
+        speeds=SPEEDS,
+        speeds_at=[(swap, SWAPPED)] if swap else [],
+        timeout=600,
+    )
 
 
 def swap_step(steps: list[StepLine]) -> int:

@@ -14,14 +14,12 @@ records, without the first steps:
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
 from functools import partial
-from pathlib import Path
 from timeit import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
+from recorded import run_recorded
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.record import StepLine
@@ -93,22 +91,11 @@ def print_cuts() -> None:
 
 def run(kind: str, options: argparse.Namespace) -> list[StepLine]:
     """Launches the workers and returns the steps of their record after the first ones."""
-    from lbbsp_core import read_run
-    from lbbsp_core.launch import launch
-
-    with tempfile.TemporaryDirectory() as folder:
-        status = launch(
-            [__file__, "--worker", kind, "--steps", str(options.steps),
-             "--width", str(options.width)],
-            workers=WORKERS,
-            speeds=(1.0,) * WORKERS,
-            run_dir=Path(folder),
-            timeout=200,
-            output=lambda rank, line: options.verbose and print(f"[{rank}] {line}"),
-        )  # fmt: skip
-        if status:
-            sys.exit(f"the workers failed with status {status}: --verbose shows their output")
-        return [line for line in read_run(folder).steps[WARM_UP:] if line.is_regular]
+    given = ["--worker", kind, "--steps", str(options.steps), "--width", str(options.width)]
+    job = run_recorded(
+        [__file__, *given], WORKERS, verbose=options.verbose, speeds=(1.0,) * WORKERS, timeout=200
+    )
+    return [line for line in job.steps[WARM_UP:] if line.is_regular]
 
 
 def main() -> None:
