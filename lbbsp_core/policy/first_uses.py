@@ -12,12 +12,11 @@ from lbbsp_core.cost import Cost
 if TYPE_CHECKING:
     from lbbsp_core.policy.base import BatchConstraints, Sizes
 
-_REMEMBERED: Final = 7
-_ENOUGH: Final = 2
-_NEGLIGIBLE: Final = 0.1
-_OUTLYING: Final = 5.0
-_PATIENCE: Final = 3
-_NEAREST: Final = 16
+_REMEMBERED: Final = 7  # first uses of a worker
+_ENOUGH: Final = 2  # of them tell whether they are free
+_NEGLIGIBLE: Final = 0.1  # of the predicted time
+_OUTLYING, _PATIENCE = 5.0, 3  # as those of `OutlierFilter`
+_NEAREST: Final = 16  # sizes of a worker in the search of a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +106,8 @@ def extra_seconds(workers: Sequence[FirstUses], sizes: Sizes) -> float:
         workers: What is known of each worker, by rank; empty: nothing.
         sizes: The plan, by rank.
     """
-    return max(
-        (known.extra_seconds for known, x in zip(workers, sizes, strict=False)
-         if x not in known.sizes),
-        default=0.0,
-    )  # fmt: skip
+    pairs = zip(workers, sizes, strict=False)
+    return max((known.extra_seconds for known, x in pairs if x not in known.sizes), default=0.0)
 
 
 def plan_of_used_sizes(

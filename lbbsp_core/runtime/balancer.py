@@ -424,7 +424,6 @@ class Balancer:
                 "first"
             )
         shares = self._shares(self.step)[1]
-        is_new = self._is_new(self.rank, shares)  # that it is no measurement, all know
         measured = self._measured(self.rank, shares, busy_seconds)
         before = self._drivers or drivers  # nothing was sampled before the first step
         self._drivers = drivers
@@ -446,7 +445,8 @@ class Balancer:
             busy_ns,
             plan,
             stop=stop,
-            excluded=excluded if is_new else not accepted,
+            # Whether a first use counts, all workers decide alike.
+            excluded=excluded if self._is_new(self.rank, shares) else not accepted,
             preempted=preempted,
         )
 
@@ -482,11 +482,15 @@ class Balancer:
             for rank, message in enumerate(messages)
             if message.excluded or measured[rank] is None
         )
-        corrected = tuple(rank for rank, seconds in enumerate(busy) if measured[rank] != seconds)
+        no_speeds = tuple(  # nor are seconds that are corrected
+            rank
+            for rank, message in enumerate(messages)
+            if message.excluded or measured[rank] != busy[rank]
+        )
         self._see_first_uses(shares, busy, excluded=[each.excluded for each in messages])
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
-        self._write(shares, busy, tuple(sorted({*excluded, *corrected})), wall_seconds, costs)
+        self._write(shares, busy, no_speeds, wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
         busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
         if shares.work is not plan:
@@ -574,6 +578,7 @@ class Balancer:
     def _see_first_uses(
         self, shares: StepShares, busy_seconds: Sequence[float], excluded: Sequence[bool]
     ) -> None:
+        """Notes the batch sizes of the running step, and what those that are new have cost."""
         self.first_uses = tuple(
             known.after(
                 shares.sizes[rank],

@@ -312,23 +312,23 @@ def run_experiments(
 def _play(
     experiment: Experiment, run: Run, advance: Callable[[int], None] | None
 ) -> Timeline | AsyncRun:
-    cluster, config = experiment.cluster, experiment.config
-    x = config.global_batch_size
+    cluster, x = experiment.cluster, experiment.config.global_batch_size
     policy = run.own_policy or build_policy(run.policy, cluster, x // cluster.workers)
     if run.has_common_steps and experiment.preemption is None:
         config = experiment.together
         play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
         return play(cluster, config, policy, run.predictor, advance)
-    for name, value in (("[work]", config.work), ("first_use_seconds", config.first_use_seconds)):
-        if value:
-            raise ValueError(
-                f"{name} needs common steps, and workers that stay, got sync {run.sync} and "
-                f"preemption {experiment.preemption}: leave it out, or use sync bsp without "
-                "preemption"
-            )
+    alone = experiment.alone
+    given = {"[work]": alone.work, "first_use_seconds": alone.first_use_seconds}
+    if names := " and ".join(name for name, value in given.items() if value):
+        raise ValueError(
+            f"scenarios with {names} need common steps, and workers that stay, got sync {run.sync} "
+            f"and preemption {experiment.preemption}: leave {names} out, or use sync bsp without "
+            "preemption"
+        )
     return run_async(
         cluster,
-        experiment.together if run.has_common_steps else experiment.alone,
+        experiment.together if run.has_common_steps else alone,
         run.own_synchroniser or SYNCHRONISERS.build(run.sync),
         policy,
         run.predictor,

@@ -138,8 +138,7 @@ def check_plan(sizes: Sizes, cluster: BatchConstraints) -> None:
         sum(sizes) == cluster.global_batch_size, f"{shown} must sum to {cluster.global_batch_size}"
     )
     for size, bounds in zip(sizes, cluster.limits, strict=True):
-        maximum = math.inf if bounds.maximum is None else bounds.maximum
-        _require(bounds.minimum <= size <= maximum, f"{shown} must keep {bounds}")
+        _require(bounds.allow(size), f"{shown} must keep {bounds}")
     remainders = sum(size % cluster.granularity != 0 for size in sizes)
     _require(
         remainders <= (cluster.global_batch_size % cluster.granularity != 0),

@@ -140,7 +140,7 @@ def test_missed_gains_buy_no_plan_that_gains_nothing() -> None:
 
 
 class Learned:
-    """Predictor whose state is what it has learned from, and whose forecast is the last speed."""
+    """Predictor that keeps what it has learned from, and forecasts the speed of the first step."""
 
     def init(self) -> tuple[float, ...]:
         return ()

@@ -80,5 +80,5 @@ def test_a_chosen_kind_keeps_the_name() -> None:
 
 def test_workers_without_common_steps_are_refused() -> None:
     experiment = experiment_of(read_scenario({"work": {"kind": "lognormal"}, "steps": 10}, "s"))
-    with pytest.raises(ValueError, match=r"\[work\] needs common steps.*sync asp.*leave it out"):
+    with pytest.raises(ValueError, match=r"need common steps.*got sync asp.*leave \[work\] out"):
         list(run_experiments([experiment], chosen_runs(["bsp"], ["last"], syncs=["asp"])))
