@@ -115,7 +115,7 @@ class LoadBalancer(keras.callbacks.Callback):
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
             leave_together(self.rank, self.workers, heartbeat)
             compat.let_sigterm_end()
-            check_devices(self.rank, self.workers, local)
+            check_devices(self.rank, self.workers, strategy.extended.worker_devices)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,
@@ -147,6 +147,7 @@ class LoadBalancer(keras.callbacks.Callback):
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
+        checks.warn_of_auto_jit(self._session, strategy)
         compat.allow_conditional_updates()
         compat.synchronize_moments()
         compat.patch_evaluation(agreement.global_logs)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.xla import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 from lbbsp_tf import compat, env
 from lbbsp_tf.cluster import cluster_size
@@ -98,6 +100,19 @@ def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
         raise ValueError(
             f"strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, got "
             f"{type(strategy).__name__}: LoadBalancer supports no other one on several devices"
+        )
+
+
+def warn_of_auto_jit(session: WorkerSession, strategy: tf.distribute.Strategy) -> None:
+    """Warns, on worker 0, if XLA compiles the step for each new batch size of a plan."""
+    if session.rank or session.balancer.policy.is_static:
+        return
+    on_gpu = "GPU" in strategy.extended.worker_devices[0]
+    if flag := auto_jit(env.xla_flags(), on_gpu=on_gpu):
+        logger.warning(
+            "TF_XLA_FLAGS has %s: XLA compiles the step anew for each new batch size: %s",
+            flag,
+            AUTO_JIT_REMEDY,
         )
 
 

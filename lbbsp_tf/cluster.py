@@ -6,13 +6,23 @@ import contextlib
 import functools
 import inspect
 import json
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
+from lbbsp_core.resources.gpu import driver_version
+from lbbsp_core.runtime.cluster_variables import (
+    DEVICES_REMEDY,
+    TF_CONFIG_REMEDY,
+    tf_config_problem,
+)
+from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported
     import tensorflow as tf
+
+logger = logging.getLogger("lbbsp.tf")
 
 _PEER_MILLISECONDS = 60_000
 
@@ -87,18 +97,20 @@ def addresses(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> list[
 
 
 @functools.cache
-def check_devices(rank: int, workers: int, devices: int) -> None:
-    """Raises an error unless all workers have the same number of devices.
+def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
+    """Raises an error unless all workers have the same number of devices, of the same type.
 
-    TensorFlow's collectives of workers wait for each other indefinitely otherwise. Every worker
-    must call it; one that does not is not waited for longer than a minute.
+    TensorFlow's collectives fail for different types, and wait for each other indefinitely for
+    different numbers. Every worker must call it; one that does not is not waited for longer than a
+    minute. Worker 0 warns of different drivers.
 
     Args:
         rank: Number of this worker.
         workers: Number of workers.
-        devices: Number of devices of this worker.
+        devices: Devices of this worker, as TensorFlow names them.
 
     Raises:
+        DisagreementError: The types differ; names them and the remedy.
         ValueError: The numbers differ; names them and the remedy.
     """
     import tensorflow as tf
@@ -107,17 +119,40 @@ def check_devices(rank: int, workers: int, devices: int) -> None:
     service = context.context()
     if "timeout_in_ms" not in inspect.signature(service.get_config_key_value).parameters:
         return  # before TensorFlow 2.19: the wait for a worker could not be limited
+    own_type = tf.DeviceSpec.from_string(devices[0]).device_type
+    own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        service.set_config_key_value(f"lbbsp/devices/{rank}", str(devices))
+        service.set_config_key_value(f"lbbsp/devices/{rank}", own)
     try:
-        counts = [
-            int(service.get_config_key_value(f"lbbsp/devices/{each}", _PEER_MILLISECONDS))
+        told = [
+            json.loads(service.get_config_key_value(f"lbbsp/devices/{each}", _PEER_MILLISECONDS))
             for each in range(workers)
         ]
     except tf.errors.OpError:
         return  # a worker without a LoadBalancer fails in the handshake
+    types, counts, drivers = map(list, zip(*told, strict=True))
+    if len(set(types)) > 1:
+        raise DisagreementError(
+            "workers must have devices of the same type, because TensorFlow's collectives need "
+            f"it, got {_with_ranks(types)}: {DEVICES_REMEDY}"
+        )
     if len(set(counts)) > 1:
         raise ValueError(
             f"workers must have the same number of devices, got {counts} by rank: start one worker "
             "for each device, with CUDA_VISIBLE_DEVICES"
         )
+    if rank == 0 and len({*drivers} - {""}) > 1:
+        logger.warning(
+            "workers have different versions of the NVIDIA driver: %s; results may differ a "
+            "little: install the same version on all machines",
+            _with_ranks(drivers),
+        )
+
+
+def _with_ranks(values: Sequence[str]) -> str:
+    """Returns each different value with its ranks, as "CPU (rank 0, 2), GPU (rank 1)"."""
+    ranks = {
+        value: ", ".join(str(rank) for rank, each in enumerate(values) if each == value)
+        for value in values
+    }
+    return ", ".join(f"{value or 'unknown'} (rank {own})" for value, own in ranks.items())

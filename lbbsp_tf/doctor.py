@@ -5,12 +5,15 @@ The process must not train: it applies all patches.
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
+from lbbsp_core.resources.gpu import count_gpus, hides_gpus
+from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.finding import Finding, note, ok, print_findings, problem
 from lbbsp_tf import env
 from lbbsp_tf.compat.inventory import State, inventory
@@ -23,16 +26,82 @@ def findings() -> list[Finding]:
     versions = f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
     return [
         ok("import lbbsp_tf", f"{versions}; {peak:.0f} MB of memory"),
-        _devices(),
+        *_devices(),
         *map(_patch, states),
         *_slurm(),
     ]
 
 
-def _devices() -> Finding:
+def _devices() -> list[Finding]:
+    """Returns which GPUs TensorFlow sees, and for each model whether it has code for it."""
+    build = tf.sysconfig.get_build_info()
     gpus = tf.config.list_physical_devices("GPU")
-    text = f"{len(gpus)} GPUs" if gpus else "no GPU: it trains on the CPU"
-    return ok("devices of TensorFlow", text)
+    details = map(tf.config.experimental.get_device_details, gpus)
+    by_driver = 0 if hides_gpus(Host().environ) else count_gpus()
+    found = [check_count(len(gpus), by_driver, is_cuda_build=build.get("is_cuda_build", False))]
+    for each in details:
+        capability, built = each.get("compute_capability"), build.get("cuda_compute_capabilities")
+        if capability and built:  # else it is no GPU of NVIDIA
+            found.append(check_capability(each.get("device_name", "GPU"), capability, built))
+    return list(dict.fromkeys(found))
+
+
+def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
+    """Compares the GPUs that TensorFlow sees with those of the driver.
+
+    Args:
+        gpus: Number of GPUs that TensorFlow sees.
+        by_driver: Number of GPUs of the driver; 0 if they are hidden from this process.
+        is_cuda_build: Whether TensorFlow is built with CUDA.
+    """
+    check = "devices of TensorFlow"
+    if gpus:
+        return ok(check, f"{gpus} GPUs")
+    if not by_driver:
+        return ok(check, "no GPU: it trains on the CPU")
+    text = f"no GPU, but the driver has {by_driver}: it trains on the CPU, because "
+    remedy = "pip install 'lbbsp[tf]', or export CUDA_VISIBLE_DEVICES=-1 if that is intended"
+    if not is_cuda_build:
+        text += "this TensorFlow is built without CUDA"
+        return note(check, text, f"pip uninstall tensorflow-cpu, and then {remedy}")
+    return note(check, f"{text}it cannot load CUDA's libraries, or they do not fit the driver",
+                f"see what `python -c 'import lbbsp_tf'` prints; {remedy}")  # fmt: skip
+
+
+def check_capability(name: str, capability: tuple[int, int], built: Sequence[str]) -> Finding:
+    """Compares the compute capability of a GPU with those that TensorFlow is built for.
+
+    Code for a capability runs on the same major version with the same or a later minor one. A
+    build for "compute_90" contains the code of "sm_90", and PTX besides, which the driver can
+    compile for any later capability.
+
+    Args:
+        name: Name of the GPU.
+        capability: Its compute capability, such as (8, 6).
+        built: Capabilities of the build, such as ``["sm_80", "compute_90"]``.
+    """
+    check, version = f"GPU: {name}", ".".join(map(str, capability))
+    fields = [re.fullmatch(r"(sm_|compute_)?(\d+)\.?(\d)([af]?)", each) for each in built]
+    known = [((int(each[2]), int(each[3])), each[1], each[4]) for each in fields if each]
+    # Code of "sm_90a" runs on 9.0 alone.
+    runs = (own == capability or suffix != "a" for own, _, suffix in known
+            if own[0] == capability[0] and own <= capability)  # fmt: skip
+    if any(runs):
+        return ok(check, f"compute capability {version}, for which TensorFlow has code")
+    text = f"TensorFlow has no code for its compute capability {version}, only {', '.join(built)}"
+    remedy = (
+        f"use a TensorFlow that is built for {version} (as in NVIDIA's container "
+        "nvcr.io/nvidia/tensorflow), or hide the GPU: export CUDA_VISIBLE_DEVICES=-1"
+    )
+    if all(kind == "sm_" or suffix or own > capability for own, kind, suffix in known):
+        return problem(check, text, remedy)
+    if capability >= (12, 0):  # CUDA_ERROR_INVALID_PTX
+        return problem(check, f"{text}, whose PTX fails on such GPUs", remedy)
+    return note(
+        check,
+        f"{text}: the driver compiles PTX at the first use, which can take half an hour",
+        f"export CUDA_CACHE_MAXSIZE=4294967296, so that it does so only once; or {remedy}",
+    )
 
 
 def _patch(state: State) -> Finding:

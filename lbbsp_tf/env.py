@@ -20,6 +20,11 @@ def slurm_node() -> str:
     return os.environ.get("SLURMD_NODENAME", "")
 
 
+def xla_flags() -> str:
+    """Returns ``TF_XLA_FLAGS``; empty if it is unset."""
+    return os.environ.get("TF_XLA_FLAGS", "")
+
+
 def uses_legacy_keras() -> bool:
     """Returns whether ``TF_USE_LEGACY_KERAS`` makes `tf.keras` Keras 2, as TensorFlow reads it."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")

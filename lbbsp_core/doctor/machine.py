@@ -18,6 +18,7 @@ from lbbsp_core.launch.cpu_shares import PERIOD_US
 from lbbsp_core.launch.dutycycle import CYCLE_SECONDS
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.resources.cgroup import memory_limit
+from lbbsp_core.resources.gpu import hides_gpus, text_of
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
 
@@ -82,7 +83,7 @@ def check_gpus(
     if not has_device:
         yield ok("GPU", "there is none: workers train on the CPU")
         return
-    if environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+    if hides_gpus(environment):
         yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
         return
     try:
@@ -98,7 +99,8 @@ def check_gpus(
         yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)
         return
     try:
-        yield ok("GPU", ", ".join(_gpu_names(nvml)) or "there is none")
+        names = ", ".join(_gpu_names(nvml)) or "there is none"
+        yield ok("GPU", f"{names}; driver {text_of(nvml.nvmlSystemGetDriverVersion())}")
     except Exception as error:
         yield problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
     finally:
@@ -108,8 +110,7 @@ def check_gpus(
 
 def _gpu_names(nvml: Any) -> list[str]:
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return [text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles]
 
 
 def check_speeds(opens: Callable[[], bool]) -> Finding:

@@ -11,7 +11,10 @@ from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.cluster import Cluster, Resolve, Task
 from lbbsp_core.doctor.exchange import Contact, Exchange
 from lbbsp_core.doctor.messages import Hello, digest
-from lbbsp_core.doctor.versions import DISTRIBUTION, framework_version
+from lbbsp_core.doctor.versions import DISTRIBUTION, framework_version, installed_version
+from lbbsp_core.resources.gpu import count_gpus, driver_version, hides_gpus
+from lbbsp_core.resources.host import Host
+from lbbsp_core.runtime.cluster_variables import DEVICES_REMEDY
 from lbbsp_core.runtime.record import lbbsp_version
 
 MAX_OFFSET_SECONDS: Final = 1.0
@@ -20,10 +23,20 @@ MAX_OFFSET_SECONDS: Final = 1.0
 MINOR_MATTERS: Final = ("Python",)
 """Packages whose versions are compared without their last part."""
 
+DEVICE: Final = "device"
+DRIVER: Final = "NVIDIA driver"
+
+
+def own_device() -> str:
+    """Returns on what TensorFlow trains here, "GPU" or "CPU", as far as is known without it."""
+    cpu_build = installed_version("tensorflow-cpu") is not None
+    return "CPU" if cpu_build or hides_gpus(Host().environ) or not count_gpus() else "GPU"
+
 
 def own_versions() -> dict[str, str]:
     """Returns the versions that peers compare."""
     found = {name: framework_version(name) for name in ("tensorflow", "keras", "mxnet")}
+    found[DRIVER] = driver_version()
     own = {DISTRIBUTION: lbbsp_version(), "Python": platform.python_version()}
     return {**own, **{name: version for name, version in found.items() if version}}
 
@@ -50,7 +63,11 @@ def check_peers(
         return [note("peers", "the cluster has no other task")]
     numbers = resolve([each.address.host for each in cluster.tasks])
     mine = numbers_of(numbers[task.address.host])
-    own = Hello(task.name, _digest(cluster), own_versions() if versions is None else versions)
+    if versions is None:
+        versions = own_versions()
+        if not any(each.name.startswith("ps ") for each in cluster.tasks):  # else no collectives
+            versions[DEVICE] = own_device()
+    own = Hello(task.name, _digest(cluster), versions)
     contacts = [
         Contact(each.name, found, each.address.port)
         for each in cluster.peers
@@ -143,7 +160,13 @@ def _differences(contact: Contact, hello: Hello, own: Hello) -> Iterator[Finding
         return
     for package in sorted({*hello.versions, *own.versions}):
         theirs, mine = (_compared(package, each.versions) for each in (hello, own))
-        if theirs == mine:
+        if theirs == mine or (package in (DEVICE, DRIVER) and not (theirs and mine)):
+            continue
+        if package == DEVICE:
+            yield problem(
+                f"device of {name}", f"is a {theirs}, here it is a {mine}: TensorFlow's "
+                "collectives need the same type on all workers", DEVICES_REMEDY,
+            )  # fmt: skip
             continue
         text = f"{package} {hello.versions.get(package, 'is not installed')}, here "
         text += own.versions.get(package, "not")

@@ -7,20 +7,21 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from lbbsp_core.doctor.base import Finding, ok, problem
+from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.runtime.xla import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 
 
 def check_settings(
     environment: Mapping[str, str], frameworks: Collection[str] = ()
 ) -> list[Finding]:
-    """Checks the environment variables of Keras and of lbbsp.
+    """Checks the environment variables of Keras, of XLA and of lbbsp.
 
     Args:
         environment: Environment variables.
-        frameworks: Frameworks to check; variables of Keras do not matter for MXNet alone.
+        frameworks: Frameworks to check; only those of lbbsp matter for MXNet alone.
     """
-    found = [] if set(frameworks) == {"mxnet"} else list(_keras(environment))
+    found = [] if set(frameworks) == {"mxnet"} else [*_keras(environment), *_xla(environment)]
     found += _run_dir(environment)
     return found or [ok("environment variables", "none of them disturbs")]
 
@@ -50,6 +51,14 @@ def _keras_file(environment: Mapping[str, str]) -> tuple[str, object]:
     except (OSError, ValueError):  # Keras ignores such a file, too
         values = {}
     return str(file), values.get("backend", "tensorflow") if isinstance(values, dict) else values
+
+
+def _xla(environment: Mapping[str, str]) -> Iterator[Finding]:
+    if flag := auto_jit(environment.get("TF_XLA_FLAGS", "")):
+        yield note(
+            "TF_XLA_FLAGS", f"has {flag}: on GPUs, XLA compiles the step anew for each new batch "
+            "size", AUTO_JIT_REMEDY,
+        )  # fmt: skip
 
 
 def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:

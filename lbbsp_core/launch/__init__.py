@@ -99,10 +99,10 @@ def launch(
             starts no such processes.
         devices: GPUs of each worker, as values of CUDA_VISIBLE_DEVICES: "0,1,2" or ["0", "1", "2"]
             gives each of three workers one, "0+1,2+3" each of two workers two, "0,none" the second
-            worker none. "none" hides the GPUs from all workers; "all" leaves the variable alone.
-            By default worker i gets GPU i modulo their number, or its part of the user's
-            CUDA_VISIBLE_DEVICES; a worker keeps its GPU in restarts. Processes beside the workers
-            get no GPU.
+            worker none, except with TensorFlow's collectives. "none" hides the GPUs from all
+            workers; "all" leaves the variable alone. By default worker i gets GPU i modulo their
+            number, or its part of the user's CUDA_VISIBLE_DEVICES; a worker keeps its GPU in
+            restarts. Processes beside the workers get no GPU.
 
     Returns:
         0 if all workers succeeded; the exit status of the first that failed, or 128 + the signal
@@ -124,7 +124,8 @@ def launch(
         speeds = speeds if speeds is not None or cores else [1.0] * workers
     plan = _plan(speeds, speeds_at, workers)
     emulated = plan is not None or contention is not None
-    gpus = assign_devices(devices, workers, emulated=emulated)
+    may_mix = framework != "tensorflow" or servers is not None
+    gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
     check_command(command)
     if gpus is not None and gpus.note is not None:
         notify(gpus.note)

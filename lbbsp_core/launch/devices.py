@@ -40,6 +40,7 @@ def assign_devices(
     workers: int,
     *,
     emulated: bool = False,
+    may_mix: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Devices | None:
     """Returns which GPUs each worker uses, or None to leave that to the environment.
@@ -51,10 +52,13 @@ def assign_devices(
             gives worker i the GPU i modulo their number.
         workers: Number of workers, >= 1.
         emulated: Whether the speeds of the workers are emulated, which hides the GPUs.
+        may_mix: Whether some workers may use GPUs and others none: TensorFlow's collectives do not
+            permit it.
         environ: Environment of the launcher; None is that of this process.
 
     Raises:
-        ValueError: There is not one entry per worker, or an entry names no device that may be used.
+        ValueError: There is not one entry per worker, an entry names no device that may be used,
+            or the devices may not be mixed.
     """
     environ = os.environ if environ is None else environ
     entries = devices.split(",") if isinstance(devices, str) else devices
@@ -71,11 +75,18 @@ def assign_devices(
     if entries is not None and list(entries) == ["all"]:
         return None
     if entries is None:
-        return _automatic(workers, environ)
-    return _as_named([str(entry) for entry in entries], workers, environ)
+        return _automatic(workers, environ, may_mix=may_mix)
+    named = _as_named([str(entry) for entry in entries], workers, environ)
+    uses_gpus = [own[VARIABLE] != NO_GPU[VARIABLE] for own in named.environments]
+    if not may_mix and len(set(uses_gpus)) > 1:
+        raise ValueError(
+            "devices must be GPUs for all workers, or none for all, in TensorFlow's collectives, "
+            f"got {shortened(','.join(map(str, entries)))}: give each worker a GPU, or give none"
+        )
+    return named
 
 
-def _automatic(workers: int, environ: Mapping[str, str]) -> Devices | None:
+def _automatic(workers: int, environ: Mapping[str, str], *, may_mix: bool) -> Devices | None:
     given = environ.get(VARIABLE)
     names = [str(each) for each in range(count_gpus())] if given is None else _usable(given)
     if not names:
@@ -84,17 +95,17 @@ def _automatic(workers: int, environ: Mapping[str, str]) -> Devices | None:
         chosen = _divided(names, workers)
     else:
         chosen = [[names[worker % len(names)]] for worker in range(workers)]
-    return Devices(
-        _environments(chosen, environ, number=given is None), _note(workers, names, given)
-    )
+    note = _note(workers, names, given, may_mix=may_mix)
+    return Devices(_environments(chosen, environ, number=given is None), note)
 
 
-def _note(workers: int, names: Sequence[str], given: str | None) -> str | None:
+def _note(workers: int, names: Sequence[str], given: str | None, *, may_mix: bool) -> str | None:
     """Returns what the user should know of an automatic choice, or None."""
     if workers > len(names):
         return (
             f"{workers} workers share {_count(names)}, which NCCL does not support: start at most "
-            f"{len(names)}, or let some of them use the CPU, by an entry none of --devices"
+            f"{len(names)}, or let {'some' if may_mix else 'all'} of them use the CPU, by "
+            f"{'an entry none of --devices' if may_mix else '--devices none'}"
         )
     divided, unused = _divided(names, workers), len(names) % workers
     if given is None and len(divided[0]) > 1:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -30,6 +33,30 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
         return 0
     finally:
         nvml.nvmlShutdown()
+
+
+def driver_version() -> str:
+    """Returns the version of the NVIDIA driver, such as "570.86.10"; empty if it is unknown."""
+    with suppress(Exception), ExitStack() as stack:  # as above
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        stack.callback(nvml.nvmlShutdown)
+        return text_of(nvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
+def hides_gpus(environ: Mapping[str, str]) -> bool:
+    """Returns whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs.
+
+    CUDA ignores all devices after an invalid one, such as -1.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and re.match(r"\s*([0-9]|GPU-|MIG-)", visible) is None
+
+
+def text_of(value: str | bytes) -> str:
+    """Returns a text of NVML, of which old versions return bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @final
@@ -92,8 +119,7 @@ class Gpu:
     @property
     def name(self) -> str:
         """Name of the product, such as "NVIDIA H100 80GB HBM3"."""
-        name = self._nvml.nvmlDeviceGetName(self._device)
-        return name.decode() if isinstance(name, bytes) else str(name)
+        return text_of(self._nvml.nvmlDeviceGetName(self._device))
 
     def read(self) -> tuple[float, ...]:
         """Returns percent of time that the GPU computed, and percent of its memory in use."""

@@ -32,6 +32,13 @@ DMLC_REMEDY: Final = (
 )
 
 
+DEVICES_REMEDY: Final = (
+    "set CUDA_VISIBLE_DEVICES=-1 for all workers to train on CPUs, or give each worker a GPU that "
+    "its TensorFlow can use, see `lbbsp doctor`"
+)
+"""What to do about GPUs and CPUs in one group of TensorFlow's collectives."""
+
+
 def tf_config_problem(text: str) -> str:
     """Returns what is wrong with a value of ``TF_CONFIG``, or an empty string.
 

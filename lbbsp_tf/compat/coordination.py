@@ -13,6 +13,7 @@ from functools import wraps
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from lbbsp_core.runtime.cluster_variables import DEVICES_REMEDY
 from lbbsp_tf.compat.values import is_patched, patched
 
 HEARTBEAT_MILLISECONDS = 24_000
@@ -63,7 +64,7 @@ def tell_of_failure(who: str) -> None:
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
-    """Returns which worker has ended a collective, as its error tells; None if it tells nothing.
+    """Returns why, or for which worker, a collective has failed; None if its error does not tell.
 
     Args:
         error: Error with which this worker ends.
@@ -73,6 +74,8 @@ def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) ->
         return None
     if told := re.search(rf"worker \d+ \(\S+\) {_FAILED}", str(error)):
         return told[0]
+    if "incompatible device type" in str(error):  # in the first variable of a strategy's scope
+        return f"workers have devices of different types: {DEVICES_REMEDY}"
     unreached = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", str(error))
     if unreached is None:
         return None

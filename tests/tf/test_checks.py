@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import keras
 import pytest
 import tensorflow as tf
 
 from lbbsp_tf import LoadBalancer, fit_asynchronously
-from lbbsp_tf.checks import check_keras, check_model
+from lbbsp_tf.checks import check_keras, check_model, warn_of_auto_jit
 
 L = keras.layers
 
@@ -44,6 +45,43 @@ import lbbsp_tf
 import tensorflow as tf
 lbbsp_tf.LoadBalancer(tf.distribute.get_strategy(), 8)
 """
+
+
+TWO_DEVICES = """
+import tensorflow as tf
+devices = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+import lbbsp_tf
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+lbbsp_tf.LoadBalancer(strategy, 8)
+lbbsp_tf.LoadBalancer(strategy, 8, policy="bsp")
+"""
+
+
+def test_compiling_each_batch_size_anew_is_warned_of_where_sizes_change():
+    environment = {**os.environ, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"}
+    environment.pop("TF_CONFIG", None)
+    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], env=environment, timeout=120,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [warning] = [line for line in done.stderr.splitlines() if "TF_XLA_FLAGS" in line]
+    assert warning == (
+        "TF_XLA_FLAGS has --tf_xla_auto_jit=2: XLA compiles the step anew for each new batch size: "
+        "unset TF_XLA_FLAGS, or keep the sizes few (granularity=, interval= of the balancer)"
+    )
+
+
+@pytest.mark.parametrize(("rank", "device", "count"), [(0, "GPU", 1), (1, "GPU", 0), (0, "CPU", 0)])
+def test_only_worker_0_warns_of_compiling_where_tensorflow_does(
+    monkeypatch, caplog, rank, device, count
+):
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=fusible")
+    policy = SimpleNamespace(is_static=False)
+    session = SimpleNamespace(rank=rank, balancer=SimpleNamespace(policy=policy))
+    devices = (f"/job:worker/replica:0/task:0/device:{device}:0",)
+    extended = SimpleNamespace(worker_devices=devices)
+    warn_of_auto_jit(session, SimpleNamespace(extended=extended))
+    assert len(caplog.records) == count
 
 
 def test_a_script_that_runs_with_legacy_keras_ends_with_the_remedy():

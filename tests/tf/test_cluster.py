@@ -2,10 +2,12 @@ import json
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import lbbsp_tf
-from lbbsp_tf import server
-from lbbsp_tf.cluster import check_tf_config, cluster_size, rank_and_workers
+from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_tf import cluster, server
+from lbbsp_tf.cluster import check_devices, check_tf_config, cluster_size, rank_and_workers
 
 TWO = {"worker": ["localhost:1111", "localhost:2222"]}
 
@@ -99,3 +101,81 @@ def test_a_chief_does_not_serve(monkeypatch, capsys):
 
 def test_without_a_resolver_there_is_one_worker():
     assert rank_and_workers(None) == (0, 1)
+
+
+class Service:
+    """Key-value store of the coordination service; a missing key is a worker that never comes."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set_config_key_value(self, key, value):
+        if key in self.values:
+            raise tf.errors.AlreadyExistsError(None, None, key)
+        self.values[key] = value
+
+    def get_config_key_value(self, key, timeout_in_ms):
+        assert timeout_in_ms <= 60_000
+        if key not in self.values:
+            raise tf.errors.DeadlineExceededError(None, None, key)
+        return self.values[key]
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    """Returns a function by which each worker compares its devices; returns each one's error."""
+    service = Service()
+    monkeypatch.setattr(context, "context", lambda: service)
+
+    def check(rank, workers, each):
+        try:
+            check_devices.__wrapped__(rank, workers, each)
+        except (ValueError, DisagreementError) as error:
+            return error
+
+    def of(*devices, drivers=("",) * 3):
+        service.values.clear()
+        for rank, (each, driver) in enumerate(zip(devices, drivers, strict=False)):
+            monkeypatch.setattr(cluster, "driver_version", lambda driver=driver: driver)
+            assert check(rank, len(devices), each) is None or rank == len(devices) - 1
+        return [check(rank, len(devices), each) for rank, each in enumerate(devices)]
+
+    return of
+
+
+def gpus(count):
+    return tuple(f"/job:worker/replica:0/task:0/device:GPU:{index}" for index in range(count))
+
+
+CPU = ("/job:worker/replica:0/task:0/device:CPU:0",)
+
+
+def test_devices_of_different_types_are_named_on_all_workers(compare):
+    for error in compare(gpus(2), CPU, gpus(2)):
+        assert isinstance(error, DisagreementError)
+        assert str(error).startswith(
+            "workers must have devices of the same type, because TensorFlow's collectives need it, "
+            "got GPU (rank 0, 2), CPU (rank 1): set CUDA_VISIBLE_DEVICES=-1 for all workers"
+        )
+
+
+def test_different_numbers_of_devices_are_named_on_all_workers(compare):
+    for error in compare(gpus(2), gpus(1)):
+        assert isinstance(error, ValueError)
+        assert "the same number of devices, got [2, 1] by rank" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("drivers", "named"),
+    [(("570.1", "535.2", "570.1"), "570.1 (rank 0, 2), 535.2 (rank 1)"),
+     (("570.1", "", "535.2"), "570.1 (rank 0), unknown (rank 1), 535.2 (rank 2)"),
+     (("570.1", "", "570.1"), None), (("570.1",) * 3, None)],
+)  # fmt: skip
+def test_different_drivers_are_warned_of_once(compare, caplog, drivers, named):
+    assert compare(*[gpus(1)] * 3, drivers=drivers) == [None] * 3
+    assert [record.args[0] for record in caplog.records] == ([named] if named else [])
+
+
+def test_a_driver_does_not_matter_on_cpus(compare, caplog):
+    assert compare(CPU, CPU, drivers=("570.1", "535.2")) == [None, None]
+    assert not caplog.records

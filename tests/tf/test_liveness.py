@@ -252,6 +252,13 @@ FROM = "error information from remote target /job:{}/replica:0/task:{} while cal
             "aborted by: worker 1 (b:1) has failed: see its output\n" + FROM.format("chief", 0),
             "worker 1 (b:1) has failed: see its output",
         ),
+        (
+            "Device d is joining a group with incompatible device typeGPU (group_key=1)\n"
+            + FROM.format("chief", 0),
+            "workers have devices of different types: set CUDA_VISIBLE_DEVICES=-1 for all workers "
+            "to train on CPUs, or give each worker a GPU that its TensorFlow can use, see `lbbsp "
+            "doctor`",
+        ),
     ],
 )
 def test_the_worker_for_which_this_one_fails_is_named_last(monkeypatch, capsys, told, says):

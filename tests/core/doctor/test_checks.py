@@ -214,6 +214,22 @@ def test_settings_of_keras_do_not_matter_for_mxnet_alone(monkeypatch, framework,
     assert statuses(diagnose({"KERAS_BACKEND": "jax"}, framework=framework)["settings"]) == [status]
 
 
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [("", ""), ("--tf_xla_auto_jit=0", ""), ("--tf_xla_auto_jit=-1", ""),
+     ("--tf_xla_cpu_global_jit", ""), ("--tf_xla_auto_jit=2 --tf_xla_auto_jit=off", ""),
+     ("--tf_xla_auto_jit=2", "--tf_xla_auto_jit=2"),
+     ("--x=1 --tf_xla_auto_jit=single-gpu(1) --y", "--tf_xla_auto_jit=single-gpu(1)"),
+     ("--tf_xla_auto_jit=fusible", "--tf_xla_auto_jit=fusible")],
+)  # fmt: skip
+def test_compiling_each_batch_size_anew_is_noted(flags, found):
+    home = {"KERAS_HOME": "/none", "TF_XLA_FLAGS": flags}
+    [noted] = check_settings(home)
+    assert noted.status == ("note" if found else "ok")
+    assert not found or f"has {found}: on GPUs, XLA compiles" in noted.message
+    assert statuses(check_settings(home, ["mxnet"])) == ["ok"]
+
+
 # TF_CONFIG
 
 
@@ -485,6 +501,7 @@ def nvml(**changes):
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetName": lambda handle: [b"H100", "H200"][handle],
+        "nvmlSystemGetDriverVersion": lambda: b"570.86.10",
     }
     return SimpleNamespace(**{**functions, **changes})
 
@@ -502,8 +519,9 @@ def gpus(library, environment=None):
 
 def test_gpus():
     assert statuses(machine.check_gpus({}, False, raising(AssertionError()))) == ["ok"]
-    assert gpus(nvml) == [ok("GPU", "H100, H200")]
-    for hidden in ("", "-1"):  # NVML is not asked
+    assert gpus(nvml) == [ok("GPU", "H100, H200; driver 570.86.10")]
+    assert gpus(nvml, {"CUDA_VISIBLE_DEVICES": "GPU-8932f937,-1"}) == gpus(nvml)
+    for hidden in ("", "-1", "-1,0", "NoDevFiles"):  # NVML is not asked
         [found] = gpus(raising(AssertionError()), {"CUDA_VISIBLE_DEVICES": hidden})
         assert (found.status, "hides all" in found.message) == ("ok", True)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("packaging")
 
-from lbbsp_core.doctor import addresses
+from lbbsp_core.doctor import addresses, peers
 from lbbsp_core.doctor.cluster import tf_cluster
 from lbbsp_core.doctor.exchange import PINGS
 from lbbsp_core.doctor.messages import MAX_BYTES, PING, Hello, Times, digest
@@ -124,6 +125,53 @@ def test_differences_of_versions_are_named():
         "keras is not installed, here 3.15: results may differ a little",
         "mxnet 1.9.1, here not: results may differ a little",
     ]
+
+
+def test_differences_of_devices_and_drivers_are_named():
+    ports = free_ports(2)
+    gpu, cpu = ({**VERSIONS, "device": device} for device in ("GPU", "CPU"))
+    drivers = [{**gpu, "NVIDIA driver": driver} for driver in ("570.86", "535.2")]
+    findings, _ = meet((cluster(ports, 0), cpu), (cluster(ports, 1), drivers[0]))
+    [found] = findings[2:]
+    assert (found.check, found.status) == ("device of worker 1", "problem")
+    assert found.message.startswith("is a GPU, here it is a CPU: TensorFlow's collectives need")
+    assert found.remedy.startswith("set CUDA_VISIBLE_DEVICES=-1 for all workers")
+    findings, _ = meet((cluster(ports, 0), drivers[0]), (cluster(ports, 1), drivers[1]))
+    [found] = findings[2:]
+    assert found.status == "note"
+    assert found.message == "NVIDIA driver 535.2, here 570.86: results may differ a little"
+    for other in (VERSIONS, gpu):  # nothing is known of the other one
+        assert len(meet((cluster(ports, 0), drivers[0]), (cluster(ports, 1), other))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "package", "device"),
+    [(2, None, None, "GPU"), (0, None, None, "CPU"), (2, "-1", None, "CPU"),
+     (2, "1", None, "GPU"), (2, None, "2.21.0", "CPU")],
+)  # fmt: skip
+def test_the_device_is_known_without_tensorflow(monkeypatch, gpus, visible, package, device):
+    monkeypatch.setattr(peers, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(peers, "installed_version", {"tensorflow-cpu": package}.get)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert peers.own_device() == device
+
+
+@pytest.mark.parametrize("kind", ["worker", "ps"])
+def test_devices_are_compared_unless_there_are_parameter_servers(monkeypatch, kind):
+    told = []
+    monkeypatch.setattr(peers, "own_device", lambda: "GPU")
+    monkeypatch.setattr(peers, "driver_version", lambda: "570.86")
+    monkeypatch.setattr(peers, "Exchange", lambda own, *_: told.append(own) or SimpleNamespace(
+        run=lambda: None))  # fmt: skip
+    tasks = {"chief": ["127.0.0.1:1111"], kind: ["127.0.0.1:2222"]}
+    task = {"type": "chief", "index": 0}
+    check_peers(tf_cluster(json.dumps({"cluster": tasks, "task": task})), 1.0)
+    [hello] = told
+    assert hello.versions["NVIDIA driver"] == "570.86"
+    assert hello.versions.get("device") == (None if kind == "ps" else "GPU")
+    assert Hello.of(hello.line()) == hello
 
 
 def test_another_cluster_at_the_same_address_is_a_problem_and_learns_no_versions():

@@ -122,6 +122,23 @@ def test_impossible_devices(machine, monkeypatch, given, users, words):
         launch([__file__], workers=2, devices=given)
 
 
+def test_the_collectives_of_tensorflow_need_one_type_of_device(machine):
+    machine(2)
+    with pytest.raises(ValueError, match="collectives, got '0,none': give each worker a GPU"):
+        launch([__file__], workers=2, devices="0,none")
+    for given in ("0,1", "none,none"):
+        assert assign_devices(given, 2, may_mix=False) == assign_devices(given, 2)
+    for may_mix, words in ((True, "let some of them use the CPU, by an entry"), (False, "let all")):
+        assert words in assign_devices(None, 3, may_mix=may_mix).note
+
+
+@pytest.mark.parametrize("options", [{"framework": "mxnet"}, {"servers": 1}])
+def test_other_workers_may_mix_devices(machine, options):
+    machine(2)
+    with pytest.raises(ValueError, match="there is no script"):  # a later error
+        launch(["none.py"], workers=2, devices="0,none", **options)
+
+
 def test_emulation_hides_the_gpus(machine):
     machine(2)
     for users in ({}, {VARIABLE: "0,1"}):

@@ -26,6 +26,7 @@ from lbbsp_core import ResourceSampler
 from lbbsp_core.launch.cgroup import open_groups
 from lbbsp_core.resources import polling
 from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter
+from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.linux import PAGE_BYTES, OtherCpuTime
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES, DEFAULT_QUOTA_NAMES
@@ -564,6 +565,11 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
         return int(uuid.removeprefix("GPU-").removeprefix("MIG-"))
 
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        if self.mig:
+            raise self.NVMLError("Unknown Error")
+        return b"570.86.10"
+
     def nvmlDeviceGetUtilizationRates(self, device: int) -> SimpleNamespace:  # noqa: N802
         if self.mig:
             raise self.NVMLError("Not Supported")
@@ -584,6 +590,18 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeNvml]]:
 
     yield install
     assert [fake.opened for fake in made] == [0] * len(made), "each nvmlInit has its nvmlShutdown"
+
+
+def test_the_version_of_the_driver_is_empty_where_it_is_unknown(
+    nvml: Callable[..., FakeNvml],
+) -> None:
+    assert driver_version() == ""  # without nvidia-ml-py
+    nvml(0)
+    assert driver_version() == ""  # without a driver
+    nvml(1)
+    assert driver_version() == "570.86.10"
+    nvml(1, mig=True)
+    assert driver_version() == ""
 
 
 @pytest.mark.parametrize(
