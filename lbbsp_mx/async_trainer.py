@@ -16,7 +16,7 @@ from lbbsp_core.runtime.coordination import Table, empty_log, empty_questions
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
-from lbbsp_mx.devices import device_text
+from lbbsp_mx.devices import devices_of
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, require_dense
 from lbbsp_mx.server_optimizer import Keys, ServerOptimizer
@@ -100,7 +100,7 @@ class AsyncTrainer(gluon.Trainer):
             framework="mxnet",
             versions={"mxnet": mx.__version__},
             facts=f"parameters of {[tuple(param.shape) for param in params]}",
-            devices=[device_text(params[0].list_ctx())],
+            devices=devices_of(params[0].list_ctx()).names,
         )
         self._optimizer.rescale_grad = self._scale / global_batch_size
         service = self._session.make_service() if self.rank == 0 else None

@@ -1,4 +1,4 @@
-"""Devices of this worker, as a short text for users."""
+"""Devices of this worker: their kind, and a short text for users."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Sequence
 
 import mxnet as mx
 
-from lbbsp_core.runtime.identity import cpu, gpu
+from lbbsp_core.runtime.identity import Devices, cpu, gpu
 
 
-def device_text(contexts: Sequence[mx.Context]) -> str:
+def devices_of(contexts: Sequence[mx.Context]) -> Devices:
     """Returns the devices among which this worker splits its batch, such as "2 x cpu, 2 cores"."""
     names = [_name(context) for context in contexts]
+    text = names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
     if len(set(names)) > 1:
-        return ", ".join(names)
-    return names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
+        text = ", ".join(names)
+    are_gpus = all(context.device_type == "gpu" for context in contexts)
+    # Only the memory of the first GPU is sampled.
+    return Devices((text,), are_gpus, are_gpus and [each.device_id for each in contexts] == [0])
 
 
 def _name(context: mx.Context) -> str:
     return gpu(context.device_id) if context.device_type == "gpu" else cpu()
 
 
-def unknown_devices_text(count: int) -> str:
+def devices_of_module(count: int) -> Devices:
     """Returns the devices of a Module, which are unknown before it is bound if there are GPUs."""
-    return "" if mx.context.num_gpus() else device_text([mx.cpu()] * count)
+    return Devices(("",)) if mx.context.num_gpus() else devices_of([mx.cpu()] * count)

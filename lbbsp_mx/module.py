@@ -17,7 +17,7 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import env
 from lbbsp_mx.collectives import StoreCollectives
 from lbbsp_mx.data_iter import ARRAY_PARAMS, Columns, PlannedIter, array_iter
-from lbbsp_mx.devices import unknown_devices_text
+from lbbsp_mx.devices import devices_of_module
 from lbbsp_mx.module_data import check_arguments, drops_last
 from lbbsp_mx.native import ASYNCHRONOUS, runtime
 from lbbsp_mx.parts import Draws
@@ -140,7 +140,7 @@ def balance(
         activity=runtime().activity,
         facts=facts,
         parts=devices,
-        devices=[unknown_devices_text(devices)],
+        devices=devices_of_module(devices),
     )
     samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
     sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), None, None, drop_last)

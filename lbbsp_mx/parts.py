@@ -140,7 +140,9 @@ def with_granularity(
         rows = collectives.all_gather(rows[0])
         compare_facts(["accumulate"], [row[:1] for row in rows])
     granularity = parts * math.lcm(*(count for _, count in rows))
-    if granularity == 1 or _divides(granularity, options, total, collectives.workers, parts):
+    if granularity == 1:
+        return options
+    if _divides(granularity, options, total, collectives.workers, parts):
         return replace(options, granularity=granularity)
     logger.warning(
         "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "

@@ -22,7 +22,7 @@ from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.alone import LocalTrainer, Unplanned, release_layers
 from lbbsp_mx.checkpoint import Checkpoints
 from lbbsp_mx.collectives import TrainerStore
-from lbbsp_mx.devices import device_text
+from lbbsp_mx.devices import devices_of
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
 from lbbsp_mx.means import (
@@ -199,7 +199,7 @@ class Trainer(LocalTrainer):
                 activity=runtime().activity,
                 facts={"parameters": len(self._params), "accumulate": accumulate},
                 parts=accumulate,
-                devices=[device_text(self._contexts)],
+                devices=devices_of(self._contexts),
             )
             runtime().use_options(options)
         self._steps = Steps(session, Draws(accumulate, devices))

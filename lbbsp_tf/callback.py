@@ -21,7 +21,7 @@ from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
-from lbbsp_tf.devices import device_texts
+from lbbsp_tf.devices import devices_of
 from lbbsp_tf.leaving import leave_together
 from lbbsp_tf.liveness import current_activity, start_heartbeat
 from lbbsp_tf.logs import FigureLogs
@@ -123,7 +123,7 @@ class LoadBalancer(keras.callbacks.Callback):
             given,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
             activity=current_activity(),
-            devices=device_texts(strategy) if self.active else (),
+            devices=devices_of(strategy) if self.active else None,
         )
         self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         self._sessions, self._session = sessions, sessions.leader

@@ -1,20 +1,35 @@
-"""Devices of the replicas of this process, as short texts for users."""
+"""Devices of the replicas of this process: their kind, and short texts for users."""
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
-from lbbsp_core.runtime.identity import cpu
+from lbbsp_core.runtime.identity import Devices, cpu
 
 
-def device_texts(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+def devices_of(strategy: tf.distribute.Strategy) -> Devices:
     """Returns the device of each replica of this process, such as "cpu, 2 cores" or a GPU's name.
 
     Args:
         strategy: Strategy of the replicas.
     """
-    local = strategy.extended.worker_devices
-    return tuple(_text(tf.DeviceSpec.from_string(device), len(local)) for device in local)
+    local = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
+    are_gpus = all(device.device_type == "GPU" for device in local)
+    names = tuple(_text(device, len(local)) for device in local)
+    # Only the memory of the first GPU is sampled.
+    return Devices(names, are_gpus, are_gpus and len(local) == 1 and _memory_grows())
+
+
+def _memory_grows() -> bool:
+    """Returns whether TensorFlow takes memory as it needs it: by default it takes nearly all."""
+    physical = tf.config.get_visible_devices("GPU")
+    return (
+        os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+        or os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async"
+        or all(map(tf.config.experimental.get_memory_growth, physical))
+    )
 
 
 def _text(device: tf.DeviceSpec, count: int) -> str:

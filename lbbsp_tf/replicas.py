@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.identity import Devices
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session import WorkerSession
@@ -47,7 +48,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         options: Options of the user.
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what the process does, as its leader notes it.
-        devices: Device of each replica of this process, as a short text.
+        devices: Devices of the replicas of this process.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         options: SessionOptions,
         versions: Mapping[str, str],
         activity: CurrentActivity | None = None,
-        devices: Sequence[str] = (),
+        devices: Devices | None = None,
     ) -> None:
         self._recording = _Recording(collectives)
         self._repeating = [

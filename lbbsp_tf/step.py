@@ -59,7 +59,7 @@ class BalancedStep:
         """Trains a step on this replica's batch, and returns the logs of the train step."""
         number = self._replica()
         if not tf.executing_eagerly():
-            self._sessions[number].exclude_step()  # tracing takes longer than a step
+            self._sessions[number].exclude_step(retraced=True)  # takes longer than a step
             self.traces += 1
         self._share_seed()
         data = self._next_batches[number]()

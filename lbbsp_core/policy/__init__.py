@@ -13,6 +13,7 @@ from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.first_uses import FirstUses
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
+from lbbsp_core.policy.growth import bound_growth
 from lbbsp_core.policy.leader_straggler import LeaderStraggler, LeaderStragglerState
 from lbbsp_core.policy.load_balanced import LoadBalanced, LoadBalancedState
 from lbbsp_core.policy.proportional_control import ProportionalControl, ProportionalControlState
@@ -36,5 +37,6 @@ __all__ = [
     "ProportionalControlState",
     "Sizes",
     "accepts_narrower_limits",
+    "bound_growth",
     "require_asynchronous",
 ]

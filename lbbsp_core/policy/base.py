@@ -187,7 +187,8 @@ class Policy(Protocol[S]):
 
         Args:
             state: Last state, which is left unchanged.
-            constraints: As in `init`.
+            constraints: As in `init`, but maxima may be lower, never below the plan in force; see
+                `bound_growth`.
             observation: Measurements and predictions of the step that has just finished.
         """
         ...

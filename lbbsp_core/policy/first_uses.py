@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from lbbsp_core.cost import Cost
@@ -34,9 +34,10 @@ class FirstUses:
     is new in every step is still learned from.
 
     Args:
-        sizes: Batch sizes that the worker has run since it started.
+        sizes: Batch sizes that the worker has run since it started, or has traced its step anew.
         extra: Extra seconds of its latest first uses, compared with the forecasts.
         in_row: Latest steps, all first uses, that did not count.
+        largest: Largest batch that it has run since it started.
 
     Example:
         >>> worker = FirstUses().after(8, 1.0, None)
@@ -49,6 +50,7 @@ class FirstUses:
     sizes: frozenset[int] = frozenset()
     extra: tuple[float, ...] = ()
     in_row: int = 0
+    largest: int = 0
 
     @property
     def extra_seconds(self) -> float:
@@ -91,12 +93,17 @@ class FirstUses:
             excluded: Whether the step contains other work.
         """
         if size in self.sizes:
-            return FirstUses(self.sizes, self.extra) if self.in_row else self
+            return replace(self, in_row=0) if self.in_row else self
         extra = self.extra
         if forecast is not None and busy_seconds and not excluded:
             extra = (*extra, busy_seconds - forecast)[-_REMEMBERED:]
         missed = self.measured(size, busy_seconds, forecast) is None
-        return FirstUses(self.sizes | {size}, extra, self.in_row + 1 if missed else 0)
+        in_row = self.in_row + 1 if missed else 0
+        return FirstUses(self.sizes | {size}, extra, in_row, max(self.largest, size))
+
+    def retraced(self) -> FirstUses:
+        """Returns what is known once the worker's step has been compiled anew, for no size yet."""
+        return replace(self, sizes=frozenset(), in_row=0)
 
 
 def extra_seconds(workers: Sequence[FirstUses], sizes: Sizes) -> float:

@@ -39,7 +39,8 @@ DEFAULT_NAMES: Final = (
 DEFAULT_QUOTA_NAMES: Final = ("cgroup_other_percent",)
 """Added by default where a quota bounds the CPU time of a cgroup."""
 
-DEFAULT_GPU_NAMES: Final = ("gpu_percent", "gpu_memory_percent")
+MEMORY_OF_GPU: Final = "gpu_memory_percent"
+DEFAULT_GPU_NAMES: Final = ("gpu_percent", MEMORY_OF_GPU)
 
 SourceFactory = Callable[[Host], Source]
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import BatchConstraints, Even
+from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.runtime.collectives import to_integers
 from lbbsp_core.runtime.coordination import (
@@ -37,6 +38,8 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     LINE,
     DisagreementError,
+    StepMessage,
+    curve,
     fingerprint,
     quantise,
 )
@@ -125,10 +128,11 @@ class AsyncSession:
             self.policy,
             workers=workers,
             global_batch_size=global_batch_size,
-            granularity=options.granularity,
+            granularity=options.granularity or 1,
         )
         limits = limits_by_rank(options.limits, workers)
-        known = BatchConstraints(global_batch_size, limits, options.granularity)
+        known = BatchConstraints(global_batch_size, limits, options.granularity or 1)
+        self._is_known = [bounds.maximum is not None for bounds in limits]
         self.constraints, _ = with_cap(known, cap)
         require_work(None, self.constraints.limits, global_batch_size)
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
@@ -140,6 +144,8 @@ class AsyncSession:
         predictor = options.choose_predictor(1) if self.policy.uses_costs else None
         self._estimator = SpeedEstimator(predictor, cost_shape)
         self._estimate = self._estimator.init()
+        self._first_uses = FirstUses()
+        self._forecast: Cost | None = None
         self._drivers: tuple[float, ...] = ()
         self._framework, self._versions = framework, versions
         chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
@@ -161,7 +167,9 @@ class AsyncSession:
     def make_service(self) -> CoordinatorService:
         """Creates the service that worker 0 sends to the server, together with the optimizer."""
         logs = self._record_path is not None
-        coordinator = Coordinator(self.sync, self.constraints, self.policy, logs=logs)
+        coordinator = Coordinator(
+            self.sync, self.constraints, self.policy, logs=logs, is_known=self._is_known
+        )
         return CoordinatorService(coordinator, fingerprint(self._facts[0]))
 
     def start(self) -> None:
@@ -236,9 +244,9 @@ class AsyncSession:
         """
         self.check_batch(samples)
         busy_seconds, drivers = self._meter.reach()
-        slope, overhead, accepted = self._learn(samples, busy_seconds, drivers)
+        slope, overhead, excluded = self._learn(samples, busy_seconds, drivers)
         times = round(busy_seconds * 1e9), slope, overhead
-        report = (samples, *times, self._updates_seen, int(not accepted))
+        report = (samples, *times, self._updates_seen, int(excluded))
         if not self.sync.keeps_pushes:
             self.servers.push_gradients(to_sum=False)
         kept = bool(self._ask(Question.PUSH, *report).first)
@@ -284,15 +292,27 @@ class AsyncSession:
         """Learns from an iteration.
 
         Returns:
-            The predicted cost of the next one as integers, and whether the measurement was
-            accepted.
+            The predicted cost of the next one as integers, and whether the coordinator must not
+            learn from it; whether a first use counts it decides by itself.
         """
         before, self._drivers = self._drivers or drivers, drivers
+        excluded = self._meter.take_excluded()
+        forecast = None if self._forecast is None else float(self._forecast(samples))
+        measured = self._first_uses.measured(samples, busy_seconds, forecast)
         self._estimate, accepted = self._estimator.learn(
-            self._estimate, samples, busy_seconds, before, excluded=self._meter.take_excluded()
+            self._estimate,
+            samples,
+            busy_seconds if measured is None else measured,
+            before,
+            excluded=excluded or measured is None,
+        )
+        excluded = excluded or (measured is not None and not accepted)
+        self._first_uses = self._first_uses.after(
+            samples, busy_seconds, forecast, excluded=excluded
         )
         slope, overhead = quantise(*self._estimator.predict(self._estimate, drivers))
-        return slope, overhead, accepted
+        self._forecast = curve(StepMessage(slope, overhead, 0, 0))
+        return slope, overhead, excluded
 
     def _update_if(self, last: int) -> None:
         """Updates the model by the sum, if this worker's gradient has completed it."""

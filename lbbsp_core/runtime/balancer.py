@@ -23,13 +23,16 @@ from lbbsp_core.policy import (
     Policy,
     Sizes,
     accepts_narrower_limits,
+    bound_growth,
 )
 from lbbsp_core.policy.base import PolicyState
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
+from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.default_cap import with_cap
 from lbbsp_core.runtime.figures import even_seconds
+from lbbsp_core.runtime.granularity import coarsen
 from lbbsp_core.runtime.naming import (
     AnyCost,
     LimitsOrMaximum,
@@ -106,6 +109,8 @@ class Balancer:
             to control what is learned of the overhead. Defaults to `Proportional`.
         limits: Bounds of a batch: the same for all workers, or one entry per worker.
         granularity: Batch sizes are multiples of it, in samples.
+        wanted_granularity: The same for this worker's device; all workers use the largest one that
+            leaves a plan.
         lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
             applies to step ``k + lag``.
         parts: Parts into which each worker cuts its batch, >= 1; a batch has samples for each.
@@ -115,7 +120,7 @@ class Balancer:
             raised where other maxima leave no plan within it.
         short_steps: Keeps batches near equal shares while steps are short; None: nothing does.
         first_uses: What is known of first steps with a batch size, by rank, where they may take
-            longer than the next ones; None: they do not.
+            longer than the next ones, and need more memory than there is; None: they do not.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -143,6 +148,7 @@ class Balancer:
         cost: AnyCost | None = None,
         limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None,
         granularity: int = 1,
+        wanted_granularity: int = 1,
         lag: int = 1,
         parts: int = 1,
         outlier_filter: OutlierFilter | None = None,
@@ -165,6 +171,7 @@ class Balancer:
         self.short_steps = short_steps or ShortSteps(0.0)
         self.rank = rank
         self.lag = lag
+        self.wanted_granularity = wanted_granularity
         self.parts = parts
         self.policy: Policy = LoadBalanced() if policy is None else read_policy(policy)
         self.predictor: Predictor = (
@@ -325,10 +332,11 @@ class Balancer:
         """Returns the static facts of this worker as integers, for `set_peers`."""
         prior = self.cost_shape.prior
         max_batch = prior.limits().maximum if isinstance(prior, Profile) else None
-        return PeerInfo(self.cost_shape.marginal_segments(), max_batch).pack()
+        segments = self.cost_shape.marginal_segments()
+        return PeerInfo(segments, max_batch, self.wanted_granularity).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]], *, are_drawn: bool = False) -> None:
-        """Sets the cost shapes and memory limits of all workers; call it before the first step.
+        """Sets what all workers have told each other; call it before the first step.
 
         Args:
             peer_info: Result of `static_info` of each worker, by rank. Rows may be padded at the
@@ -347,6 +355,7 @@ class Balancer:
             for bounds, peer in zip(self.known_limits, peers, strict=True)
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
+        known = coarsen(known, max(old.granularity, *(peer.granularity for peer in peers)))
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
         if self.constraints == self._required:
             return
@@ -487,7 +496,7 @@ class Balancer:
             for rank, message in enumerate(messages)
             if message.excluded or measured[rank] != busy[rank]
         )
-        self._see_first_uses(shares, busy, excluded=[each.excluded for each in messages])
+        self._see_first_uses(shares, busy, messages)
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
         self._write(shares, busy, no_speeds, wall_seconds, costs)
@@ -576,15 +585,15 @@ class Balancer:
         return known.measured(shares.sizes[rank], busy_seconds, self._predicted(rank, shares))
 
     def _see_first_uses(
-        self, shares: StepShares, busy_seconds: Sequence[float], excluded: Sequence[bool]
+        self, shares: StepShares, busy_seconds: Sequence[float], messages: Sequence[StepMessage]
     ) -> None:
         """Notes the batch sizes of the running step, and what those that are new have cost."""
         self.first_uses = tuple(
-            known.after(
+            (known.retraced() if messages[rank].retraced else known).after(
                 shares.sizes[rank],
                 busy_seconds[rank],
                 self._predicted(rank, shares) if self._is_new(rank, shares) else None,
-                excluded=excluded[rank],
+                excluded=messages[rank].excluded,
             )
             for rank, known in enumerate(self.first_uses)
         )
@@ -602,11 +611,20 @@ class Balancer:
     def _next_constraints(
         self, busy_seconds: Sequence[float], excluded: Sequence[int]
     ) -> BatchConstraints:
-        """Returns the constraints of the next plan, narrower after short steps."""
+        """Returns the constraints of the next plan, by what has been run and how long it took."""
+        constraints = self.constraints
+        if self.first_uses and not self.policy.is_static:
+            constraints = bound_growth(
+                constraints,
+                self.first_uses,
+                self._policy_state.sizes,
+                [each.maximum is not None for each in self.known_limits],
+                self._known.get(MEMORY_OF_GPU, ()),
+            )
         if not accepts_narrower_limits(self.policy):
-            return self.constraints
+            return constraints
         self.short_steps.observe(busy_seconds, excluded)
-        return self.short_steps.narrow(self.constraints)
+        return self.short_steps.narrow(constraints)
 
     def _start_planning(self) -> None:
         self._policy_state = self.policy.init(self.constraints)

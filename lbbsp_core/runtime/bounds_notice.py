@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from lbbsp_core.cost import Cost, slowest
@@ -28,8 +29,12 @@ _NOTABLE_LOSS = 0.25
 """Predicted loss of steps, because of these bounds, from which on they are reported, too."""
 
 
+_NOTABLE_COARSENESS = 0.02
+"""Predicted loss of steps, because of the granularity, from which on it is reported."""
+
+
 class BoundsNotice:
-    """Warns once that the default maximum costs speed, and once that steps are too short.
+    """Warns once each that the default maximum or the granularity costs speed, and of short steps.
 
     Worker 0 calls `check` after each step.
     """
@@ -38,6 +43,8 @@ class BoundsNotice:
         self._plans_at_maximum: dict[int, int] = {}  # consecutive ones, by rank
         self._short_plans = 0  # consecutive plans with bounds of short steps
         self._slower_looks = 0  # consecutive looks at plans that cost notably more for them
+        self._coarse_looks = 0  # the same of the granularity
+        self._granularity_reported = False
         self._maximum_reported = False
         self._short_reported = False
 
@@ -47,9 +54,11 @@ class BoundsNotice:
             self._check_maximum(balancer, balancer.default_maximum)
         if not self._short_reported:
             self._check_short_steps(balancer)
+        if not self._granularity_reported and balancer.constraints.granularity > 1:
+            self._check_granularity(balancer)
 
     def _check_maximum(self, balancer: Balancer, maximum: int) -> None:
-        sizes, costs = balancer.latest_plan
+        sizes, _ = balancer.latest_plan
         self._plans_at_maximum = {
             rank: self._plans_at_maximum.get(rank, 0) + 1
             for rank, limits in enumerate(balancer.known_limits)
@@ -59,9 +68,8 @@ class BoundsNotice:
         if not ranks:
             return
         self._plans_at_maximum = {}
-        known = [cost for cost in costs if cost is not None]
         loss = ""
-        if len(known) == len(costs):
+        if known := _known_costs(balancer):
             free = _free_plan(balancer, known)
             ranks = [rank for rank in ranks if free[rank] > maximum]
             loss = _describe_loss(known, sizes, free, ranks)
@@ -117,14 +125,40 @@ class BoundsNotice:
             longer if loss >= _NOTABLE_LOSS else "",
         )
 
+    def _check_granularity(self, balancer: Balancer) -> None:
+        if balancer.step % _LOOK_EVERY:
+            return
+        coarse = balancer.constraints
+        known = _known_costs(balancer)
+        loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1)) if known else 0.0
+        self._coarse_looks = self._coarse_looks + 1 if loss >= _NOTABLE_COARSENESS else 0
+        if self._coarse_looks * _LOOK_EVERY >= PATIENCE:
+            self._granularity_reported = True
+            logger.warning(
+                "batches are multiples of %d samples, with which by the forecasts steps take "
+                "%.1f %% longer: a larger global_batch_size makes that less, and granularity=1 "
+                "lets batches follow speeds exactly",
+                coarse.granularity,
+                loss * 100,
+            )
+
 
 def _loss_of_short_steps(balancer: Balancer) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
-    sizes, costs = balancer.latest_plan
+    known = _known_costs(balancer)
+    return _loss(known, balancer.latest_plan[0], balancer.constraints) if known else 0.0
+
+
+def _known_costs(balancer: Balancer) -> list[Cost]:
+    """Returns the predicted costs of all workers; nothing while any of them is missing."""
+    _, costs = balancer.latest_plan
     known = [cost for cost in costs if cost is not None]
-    if len(known) < len(costs):
-        return 0.0
-    return slowest(known, sizes) / slowest(known, balancer.constraints.plan(known)) - 1
+    return known if len(known) == len(costs) else []
+
+
+def _loss(costs: Sequence[Cost], sizes: Sizes, constraints: BatchConstraints) -> float:
+    """Returns how much longer a step takes than with the best plan under other constraints."""
+    return slowest(costs, sizes) / slowest(costs, constraints.plan(costs)) - 1
 
 
 def _rounded(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -35,6 +35,7 @@ class Coordinator:
         policy: Decides the batch sizes, see `lbbsp_core.sync.rounds.Rounds`.
         clock: Monotonic clock, in seconds.
         logs: Whether pushes are kept for `log`; if it is never called, they accumulate.
+        is_known: As for `Rounds`.
 
     Raises:
         ValueError: The policy needs common steps.
@@ -57,8 +58,9 @@ class Coordinator:
         policy: Policy,
         clock: Callable[[], float] = time.monotonic,
         logs: bool = True,
+        is_known: Sequence[bool] | None = None,
     ) -> None:
-        self.rounds = Rounds(constraints, policy)
+        self.rounds = Rounds(constraints, policy, is_known)
         self.synchroniser = synchroniser
         self.released = [1] * constraints.workers
         """Number of iterations that each worker may have started."""
@@ -112,7 +114,8 @@ class Coordinator:
             busy_seconds: Busy time of the iteration.
             cost: Cost that the worker predicts for its next iteration.
             seen: Value of `updates` when the worker read the model.
-            excluded: Whether the policy must not learn from the busy time.
+            excluded: Whether the policy must not learn from the busy time, though it is no first
+                use of a batch size.
 
         Returns:
             Whether the gradient is kept, and enters as a part of a sum.

@@ -80,11 +80,11 @@ def with_cap(constraints: BatchConstraints, cap: int | None) -> tuple[BatchConst
     """
     if cap is None or all(each.maximum is not None for each in constraints.limits):
         return constraints, cap
-    if not _has_plan(_within(constraints, cap)):
-        if not _has_plan(constraints):
+    if not has_plan(_within(constraints, cap)):
+        if not has_plan(constraints):
             return constraints, None
         larger = range(cap + 1, constraints.global_batch_size)
-        cap = cap + 1 + bisect_left(larger, True, key=lambda n: _has_plan(_within(constraints, n)))
+        cap = cap + 1 + bisect_left(larger, True, key=lambda n: has_plan(_within(constraints, n)))
     return _within(constraints, cap), cap
 
 
@@ -96,7 +96,8 @@ def _within(constraints: BatchConstraints, cap: int) -> BatchConstraints:
     return replace(constraints, limits=tuple(limits))
 
 
-def _has_plan(constraints: BatchConstraints) -> bool:
+def has_plan(constraints: BatchConstraints) -> bool:
+    """Returns whether any plan satisfies the constraints."""
     try:
         constraints.plan([Proportional(1.0)] * constraints.workers)
     except ValueError:

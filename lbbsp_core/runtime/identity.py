@@ -20,6 +20,22 @@ from lbbsp_core.validate import one_line
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices on which a process computes.
+
+    Args:
+        names: Device of each worker in the process, as a short text; empty: its cores.
+        are_gpus: Whether they are GPUs.
+        show_memory: Whether their memory in use is what batches need, because the framework does
+            not take all of it in advance.
+    """
+
+    names: tuple[str, ...] = ()
+    are_gpus: bool = False
+    show_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Names by which users know a process.
 

@@ -68,7 +68,9 @@ class SessionOptions:
             for all workers, or a sequence with one entry per worker. Defaults to ``Limits(1)``, and
             a maximum of twice the even share for workers whose memory is unknown: those without a
             `Profile` that has a memory limit. Fixed shares, and two workers, have no such maximum.
-        granularity: Batch sizes are multiples of it, in samples, >= 1 (8 suits GPUs and XLA).
+        granularity: Batch sizes are multiples of it, in samples, >= 1. Defaults to 1, and to 8 if a
+            worker trains on a GPU and an even share has 64 samples or more, but not in asynchronous
+            training.
         interval: Steps between decisions, >= 1, of the default policy or of one that is given by
             its name and leaves it open. Defaults to 1.
         min_gain: Minimum relative gain for which that policy adopts a new plan, in [0, 1).
@@ -109,7 +111,7 @@ class SessionOptions:
     predictor: Predictor | str | None = None
     cost: AnyCost | None = None
     limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
-    granularity: int = 1
+    granularity: int | None = None
     interval: int | None = None
     min_gain: float | None = None
     record: str | Path | None = None
@@ -123,7 +125,8 @@ class SessionOptions:
     short_step_seconds: float = SHORT_STEP_SECONDS
 
     def __post_init__(self) -> None:
-        require_integer("granularity", self.granularity, 1)
+        if self.granularity is not None:
+            require_integer("granularity", self.granularity, 1)
         require_integer("seed", self.seed, 0)
         if self.interval is not None:
             require_integer("interval", self.interval, 1)

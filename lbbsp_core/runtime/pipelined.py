@@ -18,6 +18,7 @@ from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.handshake import Facts
+from lbbsp_core.runtime.identity import Devices
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     WIDTH,
@@ -105,7 +106,7 @@ class PipelinedSession(WorkerSession):
         activity: CurrentActivity | None = None,
         facts: Facts | None = None,
         parts: int = 1,
-        devices: Sequence[str] = (),
+        devices: Devices | None = None,
     ) -> None:
         super().__init__(
             collectives,

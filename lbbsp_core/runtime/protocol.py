@@ -33,6 +33,7 @@ _HUNDREDTHS = 100
 _STOP = 1
 _EXCLUDED = 2
 _PREEMPTED = 4
+_RETRACED = 8
 
 
 class DisagreementError(RuntimeError):
@@ -55,6 +56,8 @@ class StepMessage:
         settings: 24-bit fingerprint of the sender's settings, `SharedSettings`; 0 if not compared.
         drivers: Driving factors that the sender knows now, before its next step, by name; in
             hundredths, cut off above 167,772.
+        retraced: Whether the sender's step was traced or compiled anew, so that it has run no batch
+            size yet.
     """
 
     picoseconds_per_sample: int
@@ -67,6 +70,7 @@ class StepMessage:
     digest: int = 0
     settings: int = 0
     drivers: Mapping[str, float] = field(default_factory=dict)
+    retraced: bool = False
 
 
 _INTEGERS = 6
@@ -102,7 +106,12 @@ def unpack_float(halves: Sequence[int]) -> float:
 
 def encode(message: StepMessage) -> Row:
     """Packs a message into a row of shape ``(WIDTH,)``."""
-    flags = _STOP * message.stop + _EXCLUDED * message.excluded + _PREEMPTED * message.preempted
+    flags = (
+        _STOP * message.stop
+        + _EXCLUDED * message.excluded
+        + _PREEMPTED * message.preempted
+        + _RETRACED * message.retraced
+    )
     integers = pack(
         (
             message.picoseconds_per_sample,
@@ -128,6 +137,7 @@ def decode(row: Iterable[float]) -> StepMessage:
         stop=bool(flags & _STOP),
         excluded=bool(flags & _EXCLUDED),
         preempted=bool(flags & _PREEMPTED),
+        retraced=bool(flags & _RETRACED),
         digest=digest,
         settings=flags // _LIMB,
         drivers={
@@ -155,10 +165,12 @@ class PeerInfo:
         segments: Marginal work, see `lbbsp_core.CostShape.marginal_segments`; sent in millionths
             of a sample.
         max_batch: Largest batch that fits in the worker's memory; None if unknown.
+        granularity: Samples of which batches are multiples, for the worker's device.
     """
 
     segments: tuple[Segment, ...]
     max_batch: int | None = None
+    granularity: int = 1
 
     def pack(self) -> list[int]:
         """Packs the facts into integers, to which padding may be appended."""
@@ -167,21 +179,21 @@ class PeerInfo:
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
         ]
         body = [number for piece in numbers for number in piece]
-        return [self.max_batch or 0, len(self.segments), *body]
+        return [self.max_batch or 0, self.granularity, len(self.segments), *body]
 
     @staticmethod
     def length(row: Sequence[int]) -> int:
         """Returns the number of integers at the start of a row that `unpack` reads."""
-        return 2 + 3 * row[1]
+        return 3 + 3 * row[2]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
-        max_batch, count, *body = row
+        max_batch, granularity, count, *body = row
         body = body[: 3 * count]
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
-        return PeerInfo(segments, max_batch or None)
+        return PeerInfo(segments, max_batch or None, granularity)
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)

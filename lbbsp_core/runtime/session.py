@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order
 from lbbsp_core.policy import FirstUses, Sizes
+from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime import env, handshake
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
@@ -43,8 +44,9 @@ from lbbsp_core.runtime.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.default_cap import default_cap
 from lbbsp_core.runtime.digest import Array, Digest, different_row
+from lbbsp_core.runtime.granularity import default_granularity
 from lbbsp_core.runtime.handshake import Facts
-from lbbsp_core.runtime.identity import Identity, hosts_and_devices
+from lbbsp_core.runtime.identity import Devices, Identity, hosts_and_devices
 from lbbsp_core.runtime.metrics_file import MetricsFile
 from lbbsp_core.runtime.observers import Observer, Observers
 from lbbsp_core.runtime.options import SessionOptions
@@ -84,6 +86,7 @@ class StepFlags(NamedTuple):
 
     Args:
         excluded: Whether the step is excluded from learning.
+        retraced: Whether it was traced or compiled anew.
         stop: Whether the worker asks all workers to stop after this step.
         preempted: Whether the worker must leave after this step.
         digest: Digest of the weights with which the step began; 0 if they are not compared.
@@ -91,6 +94,7 @@ class StepFlags(NamedTuple):
     """
 
     excluded: bool
+    retraced: bool
     stop: bool
     preempted: bool
     digest: int
@@ -111,8 +115,8 @@ class WorkerSession:
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what this worker does, for its heartbeat.
         parts: Parts into which each worker cuts its batch, >= 1.
-        devices: Devices of this process as short texts: of its only worker, or of each of its
-            replicas. Defaults to its cores.
+        devices: Devices of this process: of its only worker, or of each of its replicas. Defaults
+            to its cores.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -141,7 +145,7 @@ class WorkerSession:
         versions: Mapping[str, str] | None = None,
         activity: CurrentActivity | None = None,
         parts: int = 1,
-        devices: Sequence[str] = (),
+        devices: Devices | None = None,
     ) -> None:
         self.collectives = collectives
         self.activity = activity or CurrentActivity()
@@ -149,10 +153,11 @@ class WorkerSession:
         self.order: Order | None = None
         self._global_batch_size = global_batch_size
         self._parts = parts
+        self._devices = devices or Devices()
         self._policy = options.choose_policy()
         self._framework = framework
         self._versions = dict(versions or {})
-        self._identity = Identity.here(devices)
+        self._identity = Identity.here(self._devices.names)
         self._record: RunRecord | None = None
         self._short_steps = ShortSteps(options.short_step_seconds)
         self._notice = BoundsNotice()
@@ -490,9 +495,14 @@ class WorkerSession:
         self.activity.enter(Activity.COMPUTING)
         self._meter.end_wait()
 
-    def exclude_step(self) -> None:
-        """Excludes the running step from learning, because it contains other work."""
-        self._meter.exclude_step()
+    def exclude_step(self, *, retraced: bool = False) -> None:
+        """Excludes the running step from learning, because it contains other work.
+
+        Args:
+            retraced: Whether that is tracing or compiling the step anew: each batch size that
+                follows is then a new one.
+        """
+        self._meter.exclude_step(retraced=retraced)
 
     # End
 
@@ -603,7 +613,7 @@ class WorkerSession:
             predictor=options.predictor,
             cost=options.cost,
             limits=options.limits,
-            granularity=options.granularity,
+            granularity=options.granularity or 1,
             lag=lag,
             parts=self._parts,
             default_maximum=default_cap(
@@ -611,8 +621,10 @@ class WorkerSession:
                 self._policy,
                 workers=self.workers,
                 global_batch_size=self._global_batch_size,
-                granularity=options.granularity,
+                granularity=options.granularity or 1,
             ),
+            wanted_granularity=options.granularity
+            or default_granularity(self._devices.are_gpus, self.workers, self._global_batch_size),
             short_steps=self._short_steps,
             first_uses=first_uses,
         )
@@ -632,12 +644,15 @@ class WorkerSession:
         """Starts to sample resources, on the cores that are in use now."""
         if not self._meter.is_open:
             names = self.options.choose_drivers(self._policy)
+            if self._devices.show_memory and not self._policy.uses_costs:
+                names = (MEMORY_OF_GPU,)
             self._meter.open(names if self.workers > 1 else ())
 
     def _take_flags(self) -> StepFlags:
         digest, self._digest = self._digest, 0
         return StepFlags(
             self._meter.take_excluded(),
+            self._meter.take_retraced(),
             self._stop_requested,
             self._preemption_requested,
             digest,
@@ -656,8 +671,13 @@ class WorkerSession:
             preempted=flags.preempted,
             drivers=drivers,
         )
-        message = replace(message, digest=flags.digest, settings=flags.settings)
-        return replace(message, drivers=self._named(drivers))
+        return replace(
+            message,
+            retraced=flags.retraced,
+            digest=flags.digest,
+            settings=flags.settings,
+            drivers=self._named(drivers),
+        )
 
     def _may_exchange_again(self) -> bool:
         """Returns whether messages are exchanged once more if the running step is long."""
@@ -683,7 +703,10 @@ class WorkerSession:
         return replace(message, drivers=self._named(drivers))
 
     def _named(self, drivers: Sequence[float]) -> dict[str, float]:
-        return dict(zip(self._meter.names, drivers, strict=True))
+        named = dict(zip(self._meter.names, drivers, strict=True))
+        if not self._devices.show_memory:
+            named.pop(MEMORY_OF_GPU, None)
+        return named
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""

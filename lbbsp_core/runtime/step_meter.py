@@ -34,7 +34,7 @@ class StepMeter:
     def __init__(self) -> None:
         self._timer = BusyTimer()
         self._sampler: ResourceSampler | None = None
-        self._excluded = True
+        self._excluded, self._retraced = True, False
         self._lock = threading.Lock()
         self._waits = 0
         self._timer.start()
@@ -62,14 +62,23 @@ class StepMeter:
             self._sampler.close()
             self._sampler = None
 
-    def exclude_step(self) -> None:
-        """Excludes the running step from learning."""
-        self._excluded = True
+    def exclude_step(self, *, retraced: bool = False) -> None:
+        """Excludes the running step from learning.
+
+        Args:
+            retraced: Whether it is traced or compiled anew.
+        """
+        self._excluded, self._retraced = True, self._retraced or retraced
 
     def take_excluded(self) -> bool:
         """Returns whether the running step is excluded, and resets the mark for the next step."""
         excluded, self._excluded = self._excluded, False
         return excluded
+
+    def take_retraced(self) -> bool:
+        """Returns whether the running step is traced anew, and resets the mark."""
+        retraced, self._retraced = self._retraced, False
+        return retraced
 
     def begin_step(self) -> None:
         """Restarts the timer if the step is excluded, so that earlier work does not count."""

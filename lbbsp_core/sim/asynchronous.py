@@ -144,6 +144,7 @@ class _AsyncSimulation:
     ) -> None:
         self._cluster, self._config, self._planner = cluster, config, planner
         self._progress = progress
+        self._used: set[tuple[int, int]] = set()  # workers and batch sizes
         self._latest: dict[int, tuple[int, float]] = {}  # samples and busy seconds, by worker
         self._idle_changes = 0
         self.batch_sizes: dict[tuple[int, int], int] = {}  # by worker and iteration
@@ -156,6 +157,9 @@ class _AsyncSimulation:
         size = self._planner.sizes[worker]
         cost = self._cluster.cost(worker, iteration % self._cluster.steps)
         busy_seconds = float(cost(size))
+        if (worker, size) not in self._used:
+            busy_seconds += self._config.first_use_seconds
+            self._used.add((worker, size))
         self.batch_sizes[worker, iteration] = size
         self._latest[worker] = size, busy_seconds
         return busy_seconds + self._config.communication_seconds
@@ -198,7 +202,8 @@ class _BatchPlanner:
         policy: Policy,
         predictor: Predictor,
     ) -> None:
-        self._rounds = Rounds(constraints, policy)
+        known = [True] * constraints.workers if config.first_use_seconds else None
+        self._rounds = Rounds(constraints, policy, known)
         used = predictor if policy.uses_costs else None
         self._estimators = [
             SpeedEstimator(used, config.shape(worker, constraints.workers))
@@ -216,8 +221,13 @@ class _BatchPlanner:
         if self._rounds.policy.is_static:
             return
         estimator = self._estimators[worker]
-        state, accepted = estimator.learn(self._states[worker], samples, busy_seconds)
+        measured = self._rounds.measured(worker, samples, busy_seconds)
+        seconds = busy_seconds if measured is None else measured
+        state, accepted = estimator.learn(
+            self._states[worker], samples, seconds, excluded=measured is None
+        )
         self._states[worker] = state
         speed, overhead = estimator.predict(state)
         cost = estimator.cost_shape.cost_at(speed, overhead) if speed else None
-        self._rounds.ran(worker, samples, busy_seconds, cost, not accepted)
+        excluded = measured is not None and not accepted
+        self._rounds.ran(worker, samples, busy_seconds, cost, excluded)

@@ -319,11 +319,10 @@ def _play(
         play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
         return play(cluster, config, policy, run.predictor, advance)
     alone = experiment.alone
-    given = {"[work]": alone.work, "first_use_seconds": alone.first_use_seconds}
-    if names := " and ".join(name for name, value in given.items() if value):
+    if alone.work is not None:
         raise ValueError(
-            f"scenarios with {names} need common steps, and workers that stay, got sync {run.sync} "
-            f"and preemption {experiment.preemption}: leave {names} out, or use sync bsp without "
+            f"scenarios with [work] need common steps, and workers that stay, got sync {run.sync} "
+            f"and preemption {experiment.preemption}: leave [work] out, or use sync bsp without "
             "preemption"
         )
     return run_async(

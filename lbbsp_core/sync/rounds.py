@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lbbsp_core.cost import Cost
-from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes, require_asynchronous
+from lbbsp_core.policy import (
+    BatchConstraints,
+    FirstUses,
+    Observation,
+    Policy,
+    Sizes,
+    bound_growth,
+    require_asynchronous,
+)
 
 
 class Rounds:
@@ -16,6 +26,8 @@ class Rounds:
     Args:
         constraints: Static facts that the policy plans for.
         policy: A policy that needs no common steps.
+        is_known: Whether the largest batch of each worker is known, see `bound_growth`; None:
+            batch sizes that are new cost and need nothing.
 
     Raises:
         ValueError: The policy needs common steps, or no plan exists.
@@ -31,12 +43,19 @@ class Rounds:
         (8, 4)
     """
 
-    def __init__(self, constraints: BatchConstraints, policy: Policy) -> None:
+    def __init__(
+        self,
+        constraints: BatchConstraints,
+        policy: Policy,
+        is_known: Sequence[bool] | None = None,
+    ) -> None:
         require_asynchronous(policy)
         self.constraints, self.policy = constraints, policy
         self._state = policy.init(constraints)
         nothing = (0, 0.0, None, True)
         self._latest: list[tuple[int, float, Cost | None, bool]] = [nothing] * constraints.workers
+        self._is_known = is_known
+        self._first_uses = [FirstUses()] * (0 if is_known is None else constraints.workers)
         self._active = set(range(constraints.workers))
         self._missing = set(self._active)
         self._round = 0
@@ -46,6 +65,13 @@ class Rounds:
         """Samples of the next batch, by rank."""
         sizes: Sizes = self._state.sizes
         return sizes
+
+    def measured(self, worker: int, samples: int, busy_seconds: float) -> float | None:
+        """Returns the seconds of an iteration to learn from, before `ran`; None: a first use."""
+        if not self._first_uses:
+            return busy_seconds
+        predicted = self._predicted(worker, samples)
+        return self._first_uses[worker].measured(samples, busy_seconds, predicted)
 
     def ran(
         self,
@@ -62,11 +88,18 @@ class Rounds:
             samples: Size of its batch.
             busy_seconds: Busy time of the iteration, in seconds.
             cost: Predicted cost of its next iteration; None where it has no estimate.
-            excluded: Whether its time must not be learned from.
+            excluded: Whether its time must not be learned from for another reason than that it is
+                the first use of a batch size.
         """
         if self.policy.is_static:
             return
-        self._latest[worker] = samples, busy_seconds, cost, excluded
+        measured = self.measured(worker, samples, busy_seconds)
+        if self._first_uses:
+            self._first_uses[worker] = self._first_uses[worker].after(
+                samples, busy_seconds, self._predicted(worker, samples), excluded=excluded
+            )
+        excluded = excluded or measured is None
+        self._latest[worker] = samples, measured or busy_seconds, cost, excluded
         self._missing.discard(worker)
         if not self._missing:
             self._decide()
@@ -76,10 +109,17 @@ class Rounds:
         self._active.discard(worker)
         self._missing.discard(worker)
 
+    def _predicted(self, worker: int, samples: int) -> float | None:
+        cost = self._latest[worker][2]
+        return None if cost is None else float(cost(samples))
+
     def _decide(self) -> None:
         sizes, seconds, costs, flags = zip(*self._latest, strict=True)
         excluded = tuple(rank for rank, flag in enumerate(flags) if flag)
-        observation = Observation(self._round, sizes, seconds, excluded, costs)
-        self._state = self.policy.update(self._state, self.constraints, observation)
+        known, constraints = tuple(self._first_uses), self.constraints
+        observation = Observation(self._round, sizes, seconds, excluded, costs, first_uses=known)
+        if self._is_known is not None:
+            constraints = bound_growth(constraints, known, self.sizes, self._is_known)
+        self._state = self.policy.update(self._state, constraints, observation)
         self._round += 1
         self._missing = set(self._active)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lbbsp_core import (
+    SSP,
     Affine,
     Balancer,
     BatchConstraints,
@@ -33,8 +34,9 @@ from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses, LoadBalancedState
 from lbbsp_core.policy.first_uses import plan_of_used_sizes
 from lbbsp_core.runtime.record import StepLine
-from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_bsp
+from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_async, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns
+from lbbsp_core.sync.rounds import Rounds
 from lbbsp_core.testing import exchange_in_process
 
 SIZES = st.frozensets(st.integers(1, 12), max_size=5)
@@ -208,13 +210,16 @@ def test_records_say_which_times_are_of_first_uses() -> None:
     assert [line.busy_seconds for line in lines] == [(0.9, 0.4)] * 6
 
 
-def simulated(policy: Policy, seconds: float, predictor: Predictor) -> Timeline:
+def noisy_cluster() -> SyntheticCluster:
     """Four workers at relative speeds 1, 1, 0.6 and 0.3; balanced steps of 0.16 s, noise of 5 %."""
     speeds = np.array([1.0, 1.0, 0.6, 0.3]) * 512 / 0.16 / 2.9
     noise = 0.05 * np.random.default_rng(0).standard_normal((160, 4))
     curves = [Affine(0.0, 1 / speed) for speed in speeds]
-    cluster = SyntheticCluster(curves, Slowdowns(1 + noise))
-    return run_bsp(cluster, SimConfig(512, first_use_seconds=seconds), policy, predictor)
+    return SyntheticCluster(curves, Slowdowns(1 + noise))
+
+
+def simulated(policy: Policy, seconds: float, predictor: Predictor) -> Timeline:
+    return run_bsp(noisy_cluster(), SimConfig(512, first_use_seconds=seconds), policy, predictor)
 
 
 @pytest.mark.slow
@@ -225,6 +230,50 @@ def test_costly_first_uses_do_not_excite_the_plan(predictor: Predictor, seconds:
     run = simulated(LoadBalanced(), seconds, predictor)
     assert run.wall_seconds[20:].mean() <= 1.15 * free
     assert sum(len(set(sizes)) for sizes in run.sizes.T.tolist()) <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.5])
+def test_nor_do_they_without_common_steps(seconds: float) -> None:
+    def total(first_use_seconds: float) -> float:
+        config = SimConfig(512, first_use_seconds=first_use_seconds)
+        return run_async(noisy_cluster(), config, SSP(3), LoadBalanced()).total_seconds
+
+    assert total(seconds) <= 1.2 * total(0.0)
+
+
+@dataclass(frozen=True)
+class Watched(Growing):
+    """It keeps what it has observed, and needs no common steps."""
+
+    is_static: ClassVar[bool] = False
+    seen: list[tuple[BatchConstraints, Observation]] = field(default_factory=list)
+
+    def update(self, state: Any, constraints: Any, observation: Observation) -> Any:
+        self.seen.append((constraints, observation))
+        return super().update(state, constraints, observation)
+
+
+def test_rounds_tell_first_uses_from_measurements_and_bound_growth() -> None:
+    policy = Watched()
+    rounds = Rounds(BatchConstraints(100, (Limits(),) * 2), policy, (False, True))
+    cost = Proportional(50.0)
+    for size, seconds, learned in [
+        (50, 1.0, None),  # nothing tells
+        (50, 1.0, 1.0),
+        (51, 9.0, None),
+        (52, 1.05, 1.05),  # as predicted
+        (53, 9.0, None),
+    ]:
+        assert rounds.measured(0, size, seconds) == learned
+        rounds.ran(0, size, seconds, cost)
+        rounds.ran(1, 50, 1.0, cost)
+    excluded = [seen.excluded for _, seen in policy.seen]
+    assert excluded == [(0, 1), (), (0,), (), (0,)]
+    assert [seen.busy_seconds[0] for _, seen in policy.seen] == [1.0, 1.0, 9.0, 1.05, 9.0]
+    assert policy.seen[-1][1].first_uses[0].extra == pytest.approx((7.98, 0.01, 7.94))
+    maxima = [[each.maximum for each in bounds.limits] for bounds, _ in policy.seen]
+    assert maxima == [[75, None], [75, None], [76, None], [78, None], [79, None]]
 
 
 def test_proportional_control_is_faster_than_even_batches_nevertheless() -> None:

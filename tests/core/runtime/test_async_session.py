@@ -13,6 +13,7 @@ from lbbsp_core import (
     SSP,
     DisagreementError,
     Even,
+    LastValue,
     LoadBalanced,
     Profile,
     ProportionalControl,
@@ -177,6 +178,29 @@ def test_workers_with_other_data_are_named():
         DisagreementError, match="samples with the seed 0, and another worker has different"
     ):
         run(ASP(), samples=lambda rank: SAMPLES + rank)
+
+
+def test_a_session_does_not_learn_from_costly_first_uses():
+    session = AsyncSession(
+        Servers(ListServer(SAMPLES), 0), ASP(), X,
+        SessionOptions(policy=LoadBalanced(), predictor=LastValue(), drivers=()),
+        framework="list", versions={}, facts="",
+    )  # fmt: skip
+    session._meter.take_excluded()
+    learned = [
+        session._learn(samples, seconds, ())
+        for samples, seconds in [(8, 9.0), (8, 0.8), (9, 5.0), (9, 1.8), (10, 1.0)]
+    ]
+    nanoseconds = 10**8
+    assert learned == [
+        (0, 0, False),
+        (1000 * nanoseconds, 0, False),
+        (1000 * nanoseconds, 0, False),
+        (2000 * nanoseconds, 0, False),
+        (1000 * nanoseconds, 0, False),
+    ]
+    session.exclude_step()
+    assert session._learn(10, 3.0, ()) == (1000 * nanoseconds, 0, True)
 
 
 def test_a_batch_that_was_not_drawn_is_refused():

@@ -45,6 +45,7 @@ messages = st.builds(
         st.sampled_from(FACTORS),
         st.integers(0, 16_000_000).map(lambda hundredths: hundredths / 100),
     ),
+    retraced=st.booleans(),
 )
 
 

@@ -298,10 +298,6 @@ def test_command_never_reaches_an_accuracy(tmp_path: Path) -> None:
         (["--scenario", "markov", "--sync", "sspp:3"], "no sync 'sspp': did you mean 'ssp'"),
         (["--scenario", "markov", "--sync", "asp", "--policies", "dbs"], "cannot be combined"),
         (["--scenario", "spot", "--policies", "lbbsp"], "with preemption some are away"),
-        (
-            ["--scenario=pareto", "--sync", "asp", "--policies", "bsp", "--first-use-seconds", "1"],
-            "leave first_use_seconds out",
-        ),
         (["--scenario", "markov", "--workers", "1"], "--workers must be whole numbers >= 2"),
         (["--scenario", "markov", "--workers", "x"], "--workers must be whole numbers >= 2"),
         (["--scenario", "markov", "--target-accuracy", "2"], "target_accuracy must be in (0, 1]"),

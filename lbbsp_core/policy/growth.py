@@ -1,0 +1,60 @@
+"""Bounds of batches that grow, where it is not known how many samples a worker's memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from lbbsp_core.policy.base import BatchConstraints, Sizes
+from lbbsp_core.policy.first_uses import FirstUses
+
+_USABLE_PERCENT: Final = 95.0  # of a device's memory
+
+
+def bound_growth(
+    constraints: BatchConstraints,
+    workers: Sequence[FirstUses],
+    sizes: Sizes,
+    is_known: Sequence[bool],
+    memory_percent: Sequence[float | None] = (),
+) -> BatchConstraints:
+    """Returns constraints in which no batch is much larger than any that its worker has run.
+
+    Ours: a worker that is several times as fast as the others may have less memory, and would fail
+    in its first step with a batch of its speed. Its batch is therefore at most 1.5 times the
+    largest one that it has run (or that and one granule). Where the memory in use of its device is
+    known, it grows at most by the factor by which 95 % of the memory exceed that: frameworks keep
+    what the largest batch has needed, and a larger one needs at most in proportion, since weights
+    need the same for all. The plan in force stays allowed.
+
+    LB-BSP 2020 ("Semi-Dynamic Load Balancing", SoCC 2020) gives samples to leaders with memory to
+    spare only.
+
+    Args:
+        constraints: Constraints without these bounds.
+        workers: What is known of the batches of each worker, by rank.
+        sizes: Plan in force.
+        is_known: Whether a worker's largest batch is known otherwise, from its user or its profile.
+        memory_percent: Percent of each device's memory in use; None where it is unknown.
+
+    Example:
+        >>> from lbbsp_core import Limits
+        >>> constraints = BatchConstraints(128, (Limits(), Limits()))
+        >>> ran = [FirstUses(frozenset({64}), largest=64)] * 2
+        >>> bounds = bound_growth(constraints, ran, (64, 64), (False, False), (None, 80.0)).limits
+        >>> [each.maximum for each in bounds]
+        [96, 76]
+    """
+    percents = memory_percent or (None,) * len(sizes)
+    limits = list(constraints.limits)
+    for rank, (own, size, used) in enumerate(zip(limits, sizes, percents, strict=True)):
+        if not is_known[rank]:
+            largest = workers[rank].largest
+            maximum = max(largest * 3 // 2, largest + constraints.granularity)
+            if used:
+                maximum = min(maximum, max(largest, int(largest * _USABLE_PERCENT / used)))
+            maximum = max(size, maximum)
+            if own.maximum is None or maximum < own.maximum:
+                limits[rank] = replace(own, maximum=maximum)
+    return replace(constraints, limits=tuple(limits))

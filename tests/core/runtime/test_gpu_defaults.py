@@ -1,0 +1,238 @@
+"""What sessions do on GPUs without options: batches grow in steps and come in granules."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbbsp_core import (
+    Balancer,
+    BatchConstraints,
+    EpochBalanced,
+    LastValue,
+    LeaderStraggler,
+    Limits,
+    LoadBalanced,
+    ProportionalControl,
+    SessionOptions,
+    WorkerSession,
+)
+from lbbsp_core.policy import FirstUses, Policy, bound_growth
+from lbbsp_core.resources.sampler import MEMORY_OF_GPU
+from lbbsp_core.runtime.identity import Devices
+from lbbsp_core.runtime.protocol import WIDTH, decode, encode
+from lbbsp_core.runtime.step_meter import Reading
+from lbbsp_core.testing import exchange_in_process
+
+GPU, SHOWN = Devices(("some GPU",), are_gpus=True), Devices(("some GPU",), True, True)
+POLICIES: list[Policy] = [
+    LoadBalanced(),
+    LoadBalanced(min_gain=0.0),
+    ProportionalControl(interval=1),
+    LeaderStraggler(delta=1000, window=1),
+    EpochBalanced(),
+]
+
+
+class Peers:
+    """Collectives of workers that have the same facts, but each its own static facts."""
+
+    def __init__(self, rank: int, peers: list[WorkerSession]) -> None:
+        self.rank, self.workers, self._peers = rank, 2, peers
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        infos = [each.balancer.static_info() for each in self._peers]
+        own = infos[self.rank]
+        if list(values[: len(own)]) != own:
+            infos = [[]] * self.workers
+        return [[*info, *values[len(info) :]] for info in infos]
+
+
+def sessions(
+    devices: Sequence[Devices], total: int = 256, **options: object
+) -> list[WorkerSession]:
+    """Started sessions of two workers."""
+    chosen = SessionOptions.of({"predictor": LastValue(), **options})
+    made: list[WorkerSession] = []
+    for rank, each in enumerate(devices):
+        made.append(
+            WorkerSession(Peers(rank, made), total, chosen, framework="none", devices=each)  # type: ignore[arg-type]
+        )
+    for session in made:
+        session.start({})
+    return made
+
+
+def train(
+    workers: list[WorkerSession],
+    speeds: Sequence[float],
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: Callable[[int, int], float] | None = None,
+) -> list[tuple[int, ...]]:
+    """Runs steps; `memory` gives the percent in use by rank and batch. Returns their plans."""
+    plans = []
+    for _ in range(steps):
+        plans.append(workers[0].sizes)
+        for rank, each in enumerate(workers):
+            size = each.sizes[rank]
+            read = tuple(
+                memory(rank, size) if memory and name == MEMORY_OF_GPU else 0.0
+                for name in each._meter.names
+            )
+            reading = Reading(size / speeds[rank], read)
+            monkeypatch.setattr(each._meter, "reach", lambda reading=reading: reading)
+        rows = [each.before_allreduce() for each in workers]
+        for each in workers:
+            each.after_allreduce(rows)
+    return plans
+
+
+# Growth
+
+
+@given(
+    st.sampled_from(POLICIES),
+    st.integers(1, 3),
+    st.sampled_from([1, 8]),
+    st.lists(st.tuples(*[st.floats(0.05, 20.0)] * 3), min_size=12, max_size=12),
+)
+def test_no_batch_is_larger_than_one_and_a_half_times_what_was_run(
+    policy: Policy, lag: int, granularity: int, speeds: list[tuple[float, ...]]
+) -> None:
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=3,
+            global_batch_size=192,
+            policy=policy,
+            predictor=LastValue(),
+            limits=[Limits(), Limits(), Limits(1, 192)],
+            granularity=granularity,
+            lag=lag,
+            first_uses=(FirstUses(),) * 3,
+        )
+        for rank in range(3)
+    ]
+    for balancer in balancers:
+        balancer.use_order(balancer.make_order(192 * 4, 0))  # epochs of four steps
+    ran = [64, 64, 128]  # the last one's limit is given
+    for step, now in enumerate(speeds):
+        sizes = balancers[0].sizes(step)
+        assert BatchConstraints(192, (Limits(),) * 3, granularity).allow(sizes)
+        assert all(
+            x <= max(1.5 * most, most + granularity) for x, most in zip(sizes, ran, strict=True)
+        )
+        ran = list(map(max, ran, sizes))
+        exchange_in_process(balancers, [x / v for x, v in zip(sizes, now, strict=True)])
+
+
+def test_the_plan_in_force_stays_allowed_and_other_maxima_stay() -> None:
+    """As after a restart, with the plan of a checkpoint."""
+    constraints = BatchConstraints(128, (Limits(), Limits(1, 40)))
+    bounds = bound_growth(constraints, [FirstUses()] * 2, (96, 32), (False, False), (90.0, None))
+    assert [each.maximum for each in bounds.limits] == [96, 32]
+    ran = [FirstUses(largest=96), FirstUses(largest=32)]
+    bounds = bound_growth(constraints, ran, (96, 32), (False, False), (120.0, None))
+    assert [each.maximum for each in bounds.limits] == [96, 40]
+
+
+def test_a_fast_worker_is_led_to_the_end_of_its_memory_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers, one of them with three times the speed and half the memory, and no profile."""
+    plans = train(sessions([GPU, GPU]), [300.0, 100.0], 30, monkeypatch)
+    first = [sizes for sizes, _ in itertools.groupby(plans)]
+    assert first[0] == (128, 128)
+    assert first[-1] == (192, 64), "its speed"
+    largest = list(itertools.accumulate((x for x, _ in plans), max))
+    assert all(new <= 1.5 * old for old, new in itertools.pairwise(largest))
+    given = sessions([GPU, GPU], limits=Limits(1, 256))
+    free = train(given, [3000.0, 100.0], 5, monkeypatch)
+    assert free[-1] == (248, 8), "limits allow it at once"
+
+
+@pytest.mark.parametrize("policy", POLICIES[:4], ids=repr)
+def test_a_batch_grows_as_far_as_the_memory_in_use_allows(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights need 10 %, 170 samples 85 %, which stay in the pool of the framework."""
+    pool = {0: 0, 1: 0}
+
+    def used(rank: int, size: int) -> float:
+        pool[rank] = max(pool[rank], size)
+        return 10 + pool[rank] / 2 if rank == 0 else 5.0
+
+    workers = sessions([SHOWN, SHOWN], policy=policy, drivers=(MEMORY_OF_GPU,), granularity=1)
+    plans = train(workers, [900.0, 100.0], 60, monkeypatch, used)
+    assert max(used(0, x) for x, _ in plans) <= 95
+    assert max(x for x, _ in plans) >= 165
+    hidden = sessions([GPU, GPU], policy=policy, drivers=(MEMORY_OF_GPU,), granularity=1)
+    plans = train(hidden, [900.0, 100.0], 60, monkeypatch, used)
+    assert max(x for x, _ in plans) > 200, "the framework has taken all memory in advance"
+
+
+# Granularity
+
+
+@pytest.mark.parametrize(
+    ("devices", "total", "options", "granularity"),
+    [
+        ((Devices(), Devices()), 256, {}, 1),
+        ((GPU, GPU), 256, {}, 8),
+        ((Devices(), GPU), 256, {}, 8),
+        ((GPU, GPU), 126, {}, 1),
+        ((GPU, GPU), 256, {"granularity": 1}, 1),
+        ((GPU, GPU), 256, {"granularity": 4}, 4),
+        ((GPU, GPU), 200, {"limits": Limits(1, 100)}, 1),
+    ],
+    ids=["CPUs", "GPUs", "one GPU", "small batches", "given 1", "given 4", "no plan"],
+)
+def test_workers_on_gpus_agree_on_multiples_of_eight(
+    devices: Sequence[Devices], total: int, options: dict[str, object], granularity: int
+) -> None:
+    for each in sessions(devices, total, **options):
+        assert each.balancer.constraints.granularity == granularity
+
+
+@pytest.mark.parametrize(("speed", "notices"), [(150.0, 1), (100.0, 0)])
+def test_what_the_granularity_costs_is_said_once(
+    speed: float,
+    notices: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "lbbsp.session")
+    train(sessions([GPU, GPU], 130), [speed, 100.0], 60, monkeypatch)
+    texts = [each.getMessage() for each in caplog.records if "multiples" in each.getMessage()]
+    assert len(texts) == notices
+    assert all("multiples of 8 samples" in text and "2.6 % longer" in text for text in texts)
+
+
+# Retraces
+
+
+def test_after_a_retrace_all_sizes_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = sessions([Devices(), Devices()])
+    train(workers, [100.0, 100.0], 3, monkeypatch)
+    assert [each.sizes for each in workers[1].balancer.first_uses] == [{128}, {128}]
+    workers[0].exclude_step(retraced=True)
+    monkeypatch.setattr(
+        "lbbsp_core.runtime.balancer.LoadBalanced.update",
+        lambda self, state, constraints, seen: state._replace(sizes=(130, 126)),
+    )
+    train(workers, [100.0, 100.0], 2, monkeypatch)
+    for each in workers:
+        known = each.balancer.first_uses
+        assert [one.sizes for one in known] == [{128, 130}, {128, 126}]
+    workers[1].exclude_step(retraced=True)
+    train(workers, [100.0, 100.0], 1, monkeypatch)
+    assert [one.sizes for one in workers[0].balancer.first_uses] == [{128, 130}, {126}]
+    assert [one.largest for one in workers[0].balancer.first_uses] == [130, 128]
+    assert not decode(workers[1].before_allreduce()).retraced, "only once"
+    assert len(encode(decode([0.0] * WIDTH))) == WIDTH

@@ -1,0 +1,21 @@
+"""Devices of a trainer, and whether the memory of a GPU shows what batches need."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import mxnet as mx
+
+from lbbsp_core.runtime.identity import Devices, cpu
+from lbbsp_mx import devices
+
+
+def test_devices_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpu", lambda index: f"GPU {index}")
+    assert devices.devices_of([mx.cpu()]) == Devices((cpu(),))
+    assert devices.devices_of([mx.cpu(0), mx.cpu(1)]) == Devices((f"2 x {cpu()}",))
+    assert devices.devices_of([mx.gpu(0)]) == Devices(("GPU 0",), True, True)
+    assert devices.devices_of([mx.gpu(1)]) == Devices(("GPU 1",), True), "another one is sampled"
+    assert devices.devices_of([mx.gpu(0), mx.gpu(1)]) == Devices(("GPU 0, GPU 1",), True)
