@@ -161,12 +161,12 @@ def test_the_granularity_is_the_number_of_devices_times_parts(
     assert warned == (devices == 3 and not options)
 
 
-@pytest.mark.parametrize(("largest", "granularity"), [(3, 1), (4, 4)])
+@pytest.mark.parametrize(("largest", "granularity"), [(3, None), (4, 4)])
 def test_limits_may_leave_no_plan_in_multiples_of_the_devices(largest, granularity, caplog):
     two = SimpleNamespace(workers=2, all_gather=lambda row: [row] * 2)
     options = SessionOptions(limits=[Limits(1, largest), Limits()])
     assert with_granularity(options, two, 16, 4, 1).granularity == granularity
-    assert ("in multiples of 4" in caplog.text) == (granularity == 1)
+    assert ("in multiples of 4" in caplog.text) == (granularity is None)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
