@@ -35,28 +35,32 @@ class FirstUses:
 
     Args:
         sizes: Batch sizes that the worker has run since it started, or has traced its step anew.
-        extra: Extra seconds of its latest first uses, compared with the forecasts.
+        extra: Extra seconds of its latest first uses, compared with the next step of the same
+            size, or else with the forecast.
         in_row: Latest steps, all first uses, that did not count.
         largest: Largest batch that it has run since it started.
+        latest: A first use whose next step is still to come: its size, its busy seconds, and its
+            extra seconds by the forecast.
 
     Example:
         >>> worker = FirstUses().after(8, 1.0, None)
         >>> worker.measured(8, 1.0, 1.0), worker.measured(9, 1.6, 1.1)
         (1.0, None)
-        >>> worker.after(9, 1.6, 1.1).extra_seconds
-        0.5
+        >>> worker.after(9, 1.5, 1.1).after(9, 1.25, 1.1).extra
+        (0.25,)
     """
 
     sizes: frozenset[int] = frozenset()
     extra: tuple[float, ...] = ()
     in_row: int = 0
     largest: int = 0
+    latest: tuple[int, float, float] | None = None
 
     @property
     def extra_seconds(self) -> float:
         """Usual extra time of a first use, >= 0; 0 before one has been seen.
 
-        The lower quartile: where they are free, forecasts err in both directions.
+        The lower quartile: where they are free, times differ in both directions.
         """
         return max(0.0, sorted(self.extra)[len(self.extra) // 4]) if self.extra else 0.0
 
@@ -92,14 +96,18 @@ class FirstUses:
             forecast: Predicted busy time; None if there is none.
             excluded: Whether the step contains other work.
         """
+        is_valid = 0 < busy_seconds < math.inf and not excluded
+        extra, latest = self.extra, self.latest
+        if latest is not None and (is_valid or size != latest[0]):
+            more = latest[1] - busy_seconds if size == latest[0] else latest[2]
+            extra, latest = (*extra, more)[-_REMEMBERED:], None
         if size in self.sizes:
-            return replace(self, in_row=0) if self.in_row else self
-        extra = self.extra
-        if forecast is not None and busy_seconds and not excluded:
-            extra = (*extra, busy_seconds - forecast)[-_REMEMBERED:]
+            return replace(self, extra=extra, in_row=0, latest=latest)
+        if is_valid and forecast is not None:
+            latest = size, busy_seconds, busy_seconds - forecast
         missed = self.measured(size, busy_seconds, forecast) is None
-        in_row = self.in_row + 1 if missed else 0
-        return FirstUses(self.sizes | {size}, extra, in_row, max(self.largest, size))
+        in_row, largest = self.in_row + 1 if missed else 0, max(self.largest, size)
+        return FirstUses(self.sizes | {size}, extra, in_row, largest, latest)
 
     def retraced(self) -> FirstUses:
         """Returns what is known once the worker's step has been compiled anew, for no size yet."""

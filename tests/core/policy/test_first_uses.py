@@ -53,18 +53,29 @@ def test_a_first_use_is_no_measurement_if_it_takes_longer_than_predicted() -> No
     assert worker.measured(8, 9.0, 1.0) == 9.0, "no first use"
     assert [worker.measured(10, s, 1.0) for s in (0.5, 1.09, 1.11, 9.0)] == [0.5, 1.09, None, None]
     assert worker.measured(10, 1.0, None) is None, "nothing tells"
+    assert worker.extra == (), "the next step may tell more"
     costly = worker.after(10, 1.6, 1.0)
     assert costly.extra_seconds == 0.5
     assert costly.measured(11, 1.2, 1.0) is None
 
 
 def test_where_first_uses_are_free_it_is_one_nevertheless() -> None:
-    free = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 0.9, 1.0), (10, 1.3, 1.0))
+    steps = (8, 1.0, None), (8, 1.0, 1.0), (9, 0.9, 1.0), (10, 1.3, 1.0), (8, 1.0, 1.0)
+    free = run_steps(FirstUses(), *steps)
     assert free.extra_seconds == 0
     assert [free.measured(11, s, 1.0) for s in (1.2, 4.0)] == [1.2, 4.0]
     assert free.measured(11, 6.0, 1.0) is None, "an outlier"
-    assert free.after(11, 6.0, 1.0).extra[-1] == 5.0
-    assert free.after(11, 6.0, 1.0, excluded=True).extra == free.extra
+    assert free.after(11, 6.0, 1.0).after(8, 1.0, 1.0).extra[-1] == 5.0
+    seen = free.after(11, 6.0, 1.0, excluded=True)
+    assert seen.after(8, 1.0, 1.0).extra == seen.extra
+
+
+def test_a_worker_that_has_become_slower_has_no_costly_first_use() -> None:
+    """Its next step with the size takes as long; one that is excluded tells nothing."""
+    worker = run_steps(FirstUses(), (8, 1.0, None), (8, 1.0, 1.0), (9, 3.0, 1.0))
+    worker = worker.after(9, 50.0, 1.0, excluded=True).after(9, 2.75, 1.0)
+    assert (worker.extra, worker.latest) == ((0.25,), None)
+    assert worker.after(9, 9.0, 1.0).extra == (0.25,)
 
 
 def test_a_worker_whose_size_is_new_in_every_step_is_learned_from() -> None:
@@ -179,7 +190,7 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
     assert [each.latest_plan[0] for each in balancers] == [(8, 4), (8, 4)]
     known = balancers[0].first_uses
     assert known == balancers[1].first_uses
-    assert [each.extra for each in known] == [pytest.approx((9 - 2 / 15,))] * 2, "also outliers"
+    assert [each.extra for each in known] == [(9 - 0.15,)] * 2, "also outliers"
 
 
 @dataclass(frozen=True)
@@ -271,7 +282,7 @@ def test_rounds_tell_first_uses_from_measurements_and_bound_growth() -> None:
     excluded = [seen.excluded for _, seen in policy.seen]
     assert excluded == [(0, 1), (), (0,), (), (0,)]
     assert [seen.busy_seconds[0] for _, seen in policy.seen] == [1.0, 1.0, 9.0, 1.05, 9.0]
-    assert policy.seen[-1][1].first_uses[0].extra == pytest.approx((7.98, 0.01, 7.94))
+    assert policy.seen[-1][1].first_uses[0].extra == pytest.approx((7.98, 0.01))
     maxima = [[each.maximum for each in bounds.limits] for bounds, _ in policy.seen]
     assert maxima == [[75, None], [75, None], [76, None], [78, None], [79, None]]
 
