@@ -24,12 +24,13 @@ def devices_of(strategy: tf.distribute.Strategy) -> Devices:
 
 def _memory_grows() -> bool:
     """Returns whether TensorFlow takes memory as it needs it: by default it takes nearly all."""
+    if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
+        return True
+    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    if forced in ("true", "false"):  # before what the script says
+        return forced == "true"
     physical = tf.config.get_visible_devices("GPU")
-    return (
-        os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
-        or os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async"
-        or all(map(tf.config.experimental.get_memory_growth, physical))
-    )
+    return all(map(tf.config.experimental.get_memory_growth, physical))
 
 
 def _text(device: tf.DeviceSpec, count: int) -> str:

@@ -56,7 +56,7 @@ def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
     """
     check = "devices of TensorFlow"
     if gpus:
-        return ok(check, f"{gpus} GPUs")
+        return ok(check, f"{gpus} GPU{'s' * (gpus != 1)}")
     if not by_driver:
         return ok(check, "no GPU: it trains on the CPU")
     text = f"no GPU, but the driver has {by_driver}: it trains on the CPU, because "

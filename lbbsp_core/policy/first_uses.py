@@ -38,7 +38,8 @@ class FirstUses:
         extra: Extra seconds of its latest first uses, compared with the next step of the same
             size, or else with the forecast.
         in_row: Latest steps, all first uses, that did not count.
-        largest: Largest batch that it has run since it started.
+        largest: Largest batch of a plan that it has run since it started.
+        settled_seconds: Busy seconds since the step in which that was new, up to a second.
         latest: A first use whose next step is still to come: its size, its busy seconds, and its
             extra seconds by the forecast.
 
@@ -54,6 +55,7 @@ class FirstUses:
     extra: tuple[float, ...] = ()
     in_row: int = 0
     largest: int = 0
+    settled_seconds: float = 0.0
     latest: tuple[int, float, float] | None = None
 
     @property
@@ -106,8 +108,21 @@ class FirstUses:
         if is_valid and forecast is not None:
             latest = size, busy_seconds, busy_seconds - forecast
         missed = self.measured(size, busy_seconds, forecast) is None
-        in_row, largest = self.in_row + 1 if missed else 0, max(self.largest, size)
-        return FirstUses(self.sizes | {size}, extra, in_row, largest, latest)
+        in_row = self.in_row + 1 if missed else 0
+        return replace(self, sizes=self.sizes | {size}, extra=extra, in_row=in_row, latest=latest)
+
+    def ran(self, planned: int, busy_seconds: float) -> FirstUses:
+        """Returns what is known of the largest batch after a step.
+
+        Args:
+            planned: Batch of the step's plan, in mean samples of the data set.
+            busy_seconds: Busy time of the step.
+        """
+        if planned > self.largest:
+            return replace(self, largest=planned, settled_seconds=0.0)
+        if self.settled_seconds >= 1:
+            return self
+        return replace(self, settled_seconds=self.settled_seconds + busy_seconds)
 
     def retraced(self) -> FirstUses:
         """Returns what is known once the worker's step has been compiled anew, for no size yet."""

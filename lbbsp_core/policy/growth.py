@@ -10,6 +10,7 @@ from lbbsp_core.policy.base import BatchConstraints, Sizes
 from lbbsp_core.policy.first_uses import FirstUses
 
 _USABLE_PERCENT: Final = 95.0  # of a device's memory
+_SETTLED_SECONDS: Final = 0.2  # the memory in use is read every 0.05 s
 
 
 def bound_growth(
@@ -22,11 +23,11 @@ def bound_growth(
     """Returns constraints in which no batch is much larger than any that its worker has run.
 
     Ours: a worker that is several times as fast as the others may have less memory, and would fail
-    in its first step with a batch of its speed. Its batch is therefore at most 1.5 times the
-    largest one that it has run (or that and one granule). Where the memory in use of its device is
-    known, it grows at most by the factor by which 95 % of the memory exceed that: frameworks keep
-    what the largest batch has needed, and a larger one needs at most in proportion, since weights
-    need the same for all. The plan in force stays allowed.
+    in its first step with a batch of its speed. Without any maximum, as of two workers, its batch
+    is therefore at most 1.5 times the largest one that it has run, or that and one granule. Where
+    the memory in use of its device is known, it grows at most by the factor by which 95 % of the
+    memory exceed that: frameworks keep what the largest batch has needed, and a larger one needs at
+    most in proportion, since weights need the same for all. The plan in force stays allowed.
 
     LB-BSP 2020 ("Semi-Dynamic Load Balancing", SoCC 2020) gives samples to leaders with memory to
     spare only.
@@ -41,20 +42,21 @@ def bound_growth(
     Example:
         >>> from lbbsp_core import Limits
         >>> constraints = BatchConstraints(128, (Limits(), Limits()))
-        >>> ran = [FirstUses(frozenset({64}), largest=64)] * 2
+        >>> ran = [FirstUses(largest=64, settled_seconds=1.0)] * 2
         >>> bounds = bound_growth(constraints, ran, (64, 64), (False, False), (None, 80.0)).limits
         >>> [each.maximum for each in bounds]
         [96, 76]
     """
     percents = memory_percent or (None,) * len(sizes)
     limits = list(constraints.limits)
-    for rank, (own, size, used) in enumerate(zip(limits, sizes, percents, strict=True)):
-        if not is_known[rank]:
-            largest = workers[rank].largest
-            maximum = max(largest * 3 // 2, largest + constraints.granularity)
-            if used:
-                maximum = min(maximum, max(largest, int(largest * _USABLE_PERCENT / used)))
-            maximum = max(size, maximum)
-            if own.maximum is None or maximum < own.maximum:
-                limits[rank] = replace(own, maximum=maximum)
+    for rank, (own, used) in enumerate(zip(limits, percents, strict=True)):
+        if is_known[rank]:
+            continue
+        ran, maximum = workers[rank], own.maximum
+        if maximum is None:
+            maximum = max(ran.largest * 3 // 2, ran.largest + constraints.granularity)
+        if used:
+            factor = _USABLE_PERCENT / used if ran.settled_seconds >= _SETTLED_SECONDS else 1.0
+            maximum = min(maximum, max(ran.largest, int(ran.largest * factor)))
+        limits[rank] = replace(own, maximum=max(sizes[rank], maximum))
     return replace(constraints, limits=tuple(limits))

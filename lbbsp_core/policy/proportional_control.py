@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
-from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_fraction
 
 RATINGS: Final = "ProportionalControl.ratings"
@@ -180,8 +179,8 @@ def _plan(
     costs = [Proportional(speed) for speed in speeds]
     if any(maxima):
         limits = tuple(
-            own if maximum is None else Limits(own.minimum, maximum)
-            for own, maximum in zip(constraints.limits, maxima, strict=True)
+            own if learned is None else replace(own, maximum=min(learned, own.maximum or learned))
+            for own, learned in zip(constraints.limits, maxima, strict=True)
         )
         try:
             return BatchConstraints(

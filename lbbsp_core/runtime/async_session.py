@@ -132,7 +132,7 @@ class AsyncSession:
         )
         limits = limits_by_rank(options.limits, workers)
         known = BatchConstraints(global_batch_size, limits, options.granularity or 1)
-        self._is_known = [bounds.maximum is not None for bounds in limits]
+        self._is_known = [options.limits is not None] * workers
         self.constraints, _ = with_cap(known, cap)
         require_work(None, self.constraints.limits, global_batch_size)
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)

@@ -111,6 +111,7 @@ class Balancer:
         granularity: Batch sizes are multiples of it, in samples.
         wanted_granularity: The same for this worker's device; all workers use the largest one that
             leaves a plan.
+        shows_memory: Whether the driving factor `MEMORY_OF_GPU` of this worker bounds its batch.
         lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
             applies to step ``k + lag``.
         parts: Parts into which each worker cuts its batch, >= 1; a batch has samples for each.
@@ -149,6 +150,7 @@ class Balancer:
         limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None,
         granularity: int = 1,
         wanted_granularity: int = 1,
+        shows_memory: bool = False,
         lag: int = 1,
         parts: int = 1,
         outlier_filter: OutlierFilter | None = None,
@@ -168,10 +170,11 @@ class Balancer:
             for bounds in limits_by_rank(limits, workers)
         )
         """Limits by rank that are given by the user, or by profiles."""
+        self._are_limits_given = limits is not None
         self.short_steps = short_steps or ShortSteps(0.0)
         self.rank = rank
         self.lag = lag
-        self.wanted_granularity = wanted_granularity
+        self.wanted_granularity, self.shows_memory = wanted_granularity, shows_memory
         self.parts = parts
         self.policy: Policy = LoadBalanced() if policy is None else read_policy(policy)
         self.predictor: Predictor = (
@@ -194,6 +197,9 @@ class Balancer:
         self._estimate = self._estimator.init()
         self._linear = self.cost_shape.marginal_segments() == LINE
         self._peers: tuple[tuple[Segment, ...], ...] = (LINE,) * workers
+        self._show_memory: tuple[bool, ...] = (False,) * workers
+        # Steps before this one keep the constraints by which their batches were drawn.
+        self._drawn_until, self._drawn_constraints = 0, self.constraints
         self._drivers: tuple[float, ...] = ()
         self._unknown: tuple[None, ...] = (None,) * workers
         self._policy_state: PolicyState
@@ -333,7 +339,7 @@ class Balancer:
         prior = self.cost_shape.prior
         max_batch = prior.limits().maximum if isinstance(prior, Profile) else None
         segments = self.cost_shape.marginal_segments()
-        return PeerInfo(segments, max_batch, self.wanted_granularity).pack()
+        return PeerInfo(segments, max_batch, self.wanted_granularity, self.shows_memory).pack()
 
     def set_peers(self, peer_info: Sequence[Sequence[int]], *, are_drawn: bool = False) -> None:
         """Sets what all workers have told each other; call it before the first step.
@@ -349,6 +355,7 @@ class Balancer:
         """
         peers = tuple(map(PeerInfo.unpack, peer_info))
         self._peers = tuple(peer.segments for peer in peers)
+        self._show_memory = tuple(peer.shows_memory for peer in peers)
         old = self.constraints
         self.known_limits = tuple(
             _within(bounds, peer, self.parts)
@@ -356,6 +363,10 @@ class Balancer:
         )
         known = BatchConstraints(old.global_batch_size, self.known_limits, old.granularity)
         known = coarsen(known, max(old.granularity, *(peer.granularity for peer in peers)))
+        if are_drawn:
+            self._drawn_until, self._drawn_constraints = self.step + self.lag, old
+        if self._wanted_maximum is not None:
+            self._wanted_maximum = -(-self._wanted_maximum // known.granularity) * known.granularity
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
         if self.constraints == self._required:
             return
@@ -496,7 +507,7 @@ class Balancer:
             for rank, message in enumerate(messages)
             if message.excluded or measured[rank] != busy[rank]
         )
-        self._see_first_uses(shares, busy, messages)
+        self._see_first_uses(plan, shares, busy, messages)
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
         self._write(shares, busy, no_speeds, wall_seconds, costs)
@@ -585,16 +596,22 @@ class Balancer:
         return known.measured(shares.sizes[rank], busy_seconds, self._predicted(rank, shares))
 
     def _see_first_uses(
-        self, shares: StepShares, busy_seconds: Sequence[float], messages: Sequence[StepMessage]
+        self,
+        plan: Sizes,
+        shares: StepShares,
+        busy_seconds: Sequence[float],
+        messages: Sequence[StepMessage],
     ) -> None:
         """Notes the batch sizes of the running step, and what those that are new have cost."""
         self.first_uses = tuple(
-            (known.retraced() if messages[rank].retraced else known).after(
+            (known.retraced() if messages[rank].retraced else known)
+            .after(
                 shares.sizes[rank],
                 busy_seconds[rank],
                 self._predicted(rank, shares) if self._is_new(rank, shares) else None,
                 excluded=messages[rank].excluded,
             )
+            .ran(plan[rank], busy_seconds[rank])
             for rank, known in enumerate(self.first_uses)
         )
 
@@ -614,12 +631,14 @@ class Balancer:
         """Returns the constraints of the next plan, by what has been run and how long it took."""
         constraints = self.constraints
         if self.first_uses and not self.policy.is_static:
+            given = self._are_limits_given
+            used = self._known.get(MEMORY_OF_GPU, (None,) * self.workers)
             constraints = bound_growth(
                 constraints,
                 self.first_uses,
                 self._policy_state.sizes,
-                [each.maximum is not None for each in self.known_limits],
-                self._known.get(MEMORY_OF_GPU, ()),
+                [given or each.maximum is not None for each in self.known_limits],
+                [x if shown else None for x, shown in zip(used, self._show_memory, strict=True)],
             )
         if not accepts_narrower_limits(self.policy):
             return constraints
@@ -654,23 +673,20 @@ class Balancer:
         Minima are then at most the number of parts, and sizes multiples of the largest divisor of
         the granularity for which that can be.
         """
+        constraints = self.constraints if step >= self._drawn_until else self._drawn_constraints
         if not self._is_short(step):
-            return sizes, self.constraints
+            return sizes, constraints
         total, costs = self._total(step), [Proportional(max(size, 1)) for size in sizes]
-        granularity = self.constraints.granularity
+        granularity = constraints.granularity
         if (grain := math.gcd(total, granularity)) > 1:
             roomy = self.parts > 1 and total >= granularity * self.workers
             try:  # a part may be split among devices as well
-                short = self._short(total, granularity if roomy else self.parts, grain)
+                short = _short(constraints, total, granularity if roomy else self.parts, grain)
                 return short.plan(costs), short
             except ValueError:
                 pass  # too few samples for multiples
-        short = self._short(total, self.parts)
+        short = _short(constraints, total, self.parts)
         return short.plan(costs), short
-
-    def _short(self, total: int, minimum: int, granularity: int = 1) -> BatchConstraints:
-        limits = tuple(replace(old, minimum=minimum) for old in self.constraints.limits)
-        return BatchConstraints(total, limits, granularity)
 
     def _is_short(self, step: int) -> bool:
         return self._total(step) != self.constraints.global_batch_size
@@ -705,6 +721,13 @@ class Balancer:
             stop=PREEMPTED if self.preempted else REQUESTED if self.stopping else None,
         )
         self._record.write(line)
+
+
+def _short(
+    constraints: BatchConstraints, total: int, minimum: int, granularity: int = 1
+) -> BatchConstraints:
+    limits = tuple(replace(old, minimum=minimum) for old in constraints.limits)
+    return BatchConstraints(total, limits, granularity)
 
 
 def _by_name(drivers: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:

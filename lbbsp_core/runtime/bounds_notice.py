@@ -54,7 +54,8 @@ class BoundsNotice:
             self._check_maximum(balancer, balancer.default_maximum)
         if not self._short_reported:
             self._check_short_steps(balancer)
-        if not self._granularity_reported and balancer.constraints.granularity > 1:
+        is_default = balancer.constraints.granularity != balancer.given_constraints.granularity
+        if not self._granularity_reported and is_default:
             self._check_granularity(balancer)
 
     def _check_maximum(self, balancer: Balancer, maximum: int) -> None:

@@ -1,6 +1,6 @@
 """Host name and devices of each worker, which workers tell each other in the handshake.
 
-They are shown to users only: no decision depends on them.
+Names are shown to users only: no decision depends on them.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class SessionOptions:
         limits: Bounds of a batch: `Limits`, or a number, the largest batch in samples; the same
             for all workers, or a sequence with one entry per worker. Defaults to ``Limits(1)``, and
             a maximum of twice the even share for workers whose memory is unknown: those without a
-            `Profile` that has a memory limit. Fixed shares, and two workers, have no such maximum.
+            `Profile` that has a memory limit. Fixed shares have no such maximum, and batches of two
+            workers grow in steps instead, see `lbbsp_core.policy.bound_growth`.
         granularity: Batch sizes are multiples of it, in samples, >= 1. Defaults to 1, and to 8 if a
             worker trains on a GPU and an even share has 64 samples or more, but not in asynchronous
             training.

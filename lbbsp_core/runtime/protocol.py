@@ -166,11 +166,13 @@ class PeerInfo:
             of a sample.
         max_batch: Largest batch that fits in the worker's memory; None if unknown.
         granularity: Samples of which batches are multiples, for the worker's device.
+        shows_memory: Whether the memory in use of its device bounds its batch.
     """
 
     segments: tuple[Segment, ...]
     max_batch: int | None = None
     granularity: int = 1
+    shows_memory: bool = False
 
     def pack(self) -> list[int]:
         """Packs the facts into integers, to which padding may be appended."""
@@ -179,21 +181,22 @@ class PeerInfo:
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
         ]
         body = [number for piece in numbers for number in piece]
-        return [self.max_batch or 0, self.granularity, len(self.segments), *body]
+        facts = [self.max_batch or 0, self.granularity, int(self.shows_memory)]
+        return [*facts, len(self.segments), *body]
 
     @staticmethod
     def length(row: Sequence[int]) -> int:
         """Returns the number of integers at the start of a row that `unpack` reads."""
-        return 3 + 3 * row[2]
+        return 4 + 3 * row[3]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
-        max_batch, granularity, count, *body = row
+        max_batch, granularity, shows_memory, count, *body = row
         body = body[: 3 * count]
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
-        return PeerInfo(segments, max_batch or None, granularity)
+        return PeerInfo(segments, max_batch or None, granularity, bool(shows_memory))
 
 
 LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)

@@ -625,6 +625,7 @@ class WorkerSession:
             ),
             wanted_granularity=options.granularity
             or default_granularity(self._devices.are_gpus, self.workers, self._global_batch_size),
+            shows_memory=self._devices.show_memory,
             short_steps=self._short_steps,
             first_uses=first_uses,
         )
@@ -644,7 +645,9 @@ class WorkerSession:
         """Starts to sample resources, on the cores that are in use now."""
         if not self._meter.is_open:
             names = self.options.choose_drivers(self._policy)
-            if self._devices.show_memory and not self._policy.uses_costs:
+            if self._devices.show_memory and not (
+                self._policy.uses_costs or self._policy.is_static
+            ):
                 names = (MEMORY_OF_GPU,)
             self._meter.open(names if self.workers > 1 else ())
 
@@ -703,10 +706,7 @@ class WorkerSession:
         return replace(message, drivers=self._named(drivers))
 
     def _named(self, drivers: Sequence[float]) -> dict[str, float]:
-        named = dict(zip(self._meter.names, drivers, strict=True))
-        if not self._devices.show_memory:
-            named.pop(MEMORY_OF_GPU, None)
-        return named
+        return dict(zip(self._meter.names, drivers, strict=True))
 
     def _leave_barrier(self) -> float:
         """Starts the next step, to which what follows belongs; returns wall seconds of this one."""

@@ -95,9 +95,10 @@ class Rounds:
             return
         measured = self.measured(worker, samples, busy_seconds)
         if self._first_uses:
-            self._first_uses[worker] = self._first_uses[worker].after(
+            known = self._first_uses[worker].after(
                 samples, busy_seconds, self._predicted(worker, samples), excluded=excluded
             )
+            self._first_uses[worker] = known.ran(samples, busy_seconds)
         excluded = excluded or measured is None
         self._latest[worker] = samples, measured or busy_seconds, cost, excluded
         self._missing.discard(worker)

@@ -279,6 +279,13 @@ def test_rounds_tell_first_uses_from_measurements_and_bound_growth() -> None:
         assert rounds.measured(0, size, seconds) == learned
         rounds.ran(0, size, seconds, cost)
         rounds.ran(1, 50, 1.0, cost)
+    for size in (54, 55, 56):
+        seconds = rounds.measured(0, size, 9.0)
+        rounds.ran(0, size, 9.0, cost)
+        rounds.ran(1, 50, 1.0, cost)
+    assert seconds is not None, "the fourth in a row"
+    assert policy.seen.pop()[1].busy_seconds[0] == seconds < 9
+    del policy.seen[-2:]
     excluded = [seen.excluded for _, seen in policy.seen]
     assert excluded == [(0, 1), (), (0,), (), (0,)]
     assert [seen.busy_seconds[0] for _, seen in policy.seen] == [1.0, 1.0, 9.0, 1.05, 9.0]

@@ -201,6 +201,8 @@ def test_a_session_does_not_learn_from_costly_first_uses():
     ]
     session.exclude_step()
     assert session._learn(10, 3.0, ()) == (1000 * nanoseconds, 0, True)
+    rounds = session.make_service()._coordinator.rounds
+    assert rounds.measured(0, 8, 9.0) is None, "nor does the coordinator"
 
 
 def test_a_batch_that_was_not_drawn_is_refused():

@@ -420,6 +420,7 @@ def notices(plans, limits):
     balancer = SimpleNamespace(
         default_maximum=64, known_limits=limits, is_maximum_raised=False,
         constraints=BatchConstraints(96, limits), short_steps=ShortSteps(0.0),
+        given_constraints=BatchConstraints(96, limits),
     )  # fmt: skip
     notice = BoundsNotice()
     for plan in plans:

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from lbbsp_core import (
     LeaderStraggler,
     Limits,
     LoadBalanced,
+    Observation,
+    Profile,
     ProportionalControl,
     SessionOptions,
     WorkerSession,
@@ -99,47 +102,95 @@ def train(
 @given(
     st.sampled_from(POLICIES),
     st.integers(1, 3),
-    st.sampled_from([1, 8]),
-    st.lists(st.tuples(*[st.floats(0.05, 20.0)] * 3), min_size=12, max_size=12),
+    st.sampled_from([1, 8, 48]),
+    st.sampled_from([None, Limits(1, 128)]),
+    st.lists(st.tuples(*[st.floats(0.05, 20.0)] * 2), min_size=12, max_size=12),
 )
 def test_no_batch_is_larger_than_one_and_a_half_times_what_was_run(
-    policy: Policy, lag: int, granularity: int, speeds: list[tuple[float, ...]]
+    policy: Policy,
+    lag: int,
+    granularity: int,
+    limits: Limits | None,
+    speeds: list[tuple[float, ...]],
 ) -> None:
     balancers = [
         Balancer(
             rank=rank,
-            workers=3,
-            global_batch_size=192,
+            workers=2,
+            global_batch_size=128,
             policy=policy,
             predictor=LastValue(),
-            limits=[Limits(), Limits(), Limits(1, 192)],
+            limits=limits,
             granularity=granularity,
             lag=lag,
-            first_uses=(FirstUses(),) * 3,
+            first_uses=(FirstUses(),) * 2,
         )
-        for rank in range(3)
+        for rank in range(2)
     ]
     for balancer in balancers:
-        balancer.use_order(balancer.make_order(192 * 4, 0))  # epochs of four steps
-    ran = [64, 64, 128]  # the last one's limit is given
+        balancer.use_order(balancer.make_order(128 * 4, 0))  # epochs of four steps
+    ran = balancers[0].sizes(0)
     for step, now in enumerate(speeds):
         sizes = balancers[0].sizes(step)
-        assert BatchConstraints(192, (Limits(),) * 3, granularity).allow(sizes)
-        assert all(
-            x <= max(1.5 * most, most + granularity) for x, most in zip(sizes, ran, strict=True)
-        )
-        ran = list(map(max, ran, sizes))
+        assert BatchConstraints(128, (Limits(),) * 2, granularity).allow(sizes)
+        if limits is None:
+            pairs = zip(sizes, ran, strict=True)
+            assert all(x <= max(1.5 * most, most + granularity) for x, most in pairs)
+        ran = tuple(map(max, ran, sizes))
         exchange_in_process(balancers, [x / v for x, v in zip(sizes, now, strict=True)])
 
 
 def test_the_plan_in_force_stays_allowed_and_other_maxima_stay() -> None:
     """As after a restart, with the plan of a checkpoint."""
-    constraints = BatchConstraints(128, (Limits(), Limits(1, 40)))
+    constraints = BatchConstraints(128, (Limits(), Limits(1, 40)), granularity=64)
     bounds = bound_growth(constraints, [FirstUses()] * 2, (96, 32), (False, False), (90.0, None))
-    assert [each.maximum for each in bounds.limits] == [96, 32]
-    ran = [FirstUses(largest=96), FirstUses(largest=32)]
-    bounds = bound_growth(constraints, ran, (96, 32), (False, False), (120.0, None))
     assert [each.maximum for each in bounds.limits] == [96, 40]
+    ran = [FirstUses(largest=96, settled_seconds=1.0), FirstUses(largest=32)]
+    for percent, largest in [(120.0, 96), (80.0, 114), (None, 160)]:
+        bounds = bound_growth(constraints, ran, (90, 38), (False, False), (percent, None))
+        assert [each.maximum for each in bounds.limits] == [largest, 40]
+
+
+def test_memory_counts_once_it_has_been_read_after_the_largest_batch() -> None:
+    worker = FirstUses().ran(64, 0.15)
+    bounds = []
+    for planned in (64, 60, 70, 70, 70):
+        constraints = BatchConstraints(128, (Limits(), Limits()))
+        known = (worker, FirstUses(largest=64))
+        bounded = bound_growth(constraints, known, (64, 64), (False, True), (50.0, None))
+        bounds.append(bounded.limits[0].maximum)
+        worker = worker.ran(planned, 0.15)
+    assert bounds == [64, 64, 96, 70, 70]
+
+
+def test_a_learned_bound_of_proportional_control_allows_no_growth() -> None:
+    policy = ProportionalControl(interval=1)
+    constraints = BatchConstraints(256, (Limits(1, 96), Limits()))
+    state = policy.init(BatchConstraints(256, (Limits(),) * 2))._replace(
+        sizes=(64, 192), maxima=(200, None)
+    )
+    seen = Observation(0, (64, 192), (0.1, 1.0), (), (None, None))
+    assert policy.update(state, constraints, seen).sizes == (96, 160)
+
+
+def test_batches_by_work_grow_with_the_work_of_the_plan() -> None:
+    """The worker with few, long samples may have more work."""
+    balancers = [
+        Balancer(
+            rank=rank,
+            workers=2,
+            global_batch_size=8,
+            predictor=LastValue(),
+            first_uses=(FirstUses(),) * 2,
+        )
+        for rank in range(2)
+    ]
+    work = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 6.0, 12.0], 20)
+    for balancer in balancers:
+        balancer.use_order(balancer.make_order(160, 0, shuffle=False, work=work))
+    for _ in range(12):
+        exchange_in_process(balancers, [0.6, 0.2])
+    assert balancers[0].latest_plan[0] == (1, 7)
 
 
 def test_a_fast_worker_is_led_to_the_end_of_its_memory_in_steps(
@@ -152,9 +203,9 @@ def test_a_fast_worker_is_led_to_the_end_of_its_memory_in_steps(
     assert first[-1] == (192, 64), "its speed"
     largest = list(itertools.accumulate((x for x, _ in plans), max))
     assert all(new <= 1.5 * old for old, new in itertools.pairwise(largest))
-    given = sessions([GPU, GPU], limits=Limits(1, 256))
-    free = train(given, [3000.0, 100.0], 5, monkeypatch)
-    assert free[-1] == (248, 8), "limits allow it at once"
+    for limits in (Limits(1, 256), Limits(2)):
+        free = train(sessions([GPU, GPU], limits=limits), [3000.0, 100.0], 3, monkeypatch)
+        assert free[-1] == (248, 8), "limits allow it at once"
 
 
 @pytest.mark.parametrize("policy", POLICIES[:4], ids=repr)
@@ -175,6 +226,15 @@ def test_a_batch_grows_as_far_as_the_memory_in_use_allows(
     hidden = sessions([GPU, GPU], policy=policy, drivers=(MEMORY_OF_GPU,), granularity=1)
     plans = train(hidden, [900.0, 100.0], 60, monkeypatch, used)
     assert max(x for x, _ in plans) > 200, "the framework has taken all memory in advance"
+
+
+def test_a_profile_bounds_a_batch_instead_of_the_memory_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = Profile([8, 16], [0.1, 0.2], out_of_memory_at=201)
+    workers = sessions([SHOWN, SHOWN], cost=profile, drivers=(MEMORY_OF_GPU,))
+    plans = train(workers, [900.0, 100.0], 9, monkeypatch, lambda rank, size: 95.0)
+    assert plans[-1] == (200, 56)
 
 
 # Granularity
@@ -200,18 +260,47 @@ def test_workers_on_gpus_agree_on_multiples_of_eight(
         assert each.balancer.constraints.granularity == granularity
 
 
-@pytest.mark.parametrize(("speed", "notices"), [(150.0, 1), (100.0, 0)])
-def test_what_the_granularity_costs_is_said_once(
+@pytest.mark.parametrize(
+    ("speed", "options", "notices"),
+    [(150.0, {}, 1), (100.0, {}, 0), (150.0, {"granularity": 8}, 0)],
+)
+def test_what_the_default_granularity_costs_is_said_once(
     speed: float,
+    options: dict[str, object],
     notices: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "lbbsp.session")
-    train(sessions([GPU, GPU], 130), [speed, 100.0], 60, monkeypatch)
+    train(sessions([GPU, GPU], 130, **options), [speed, 100.0], 60, monkeypatch)
     texts = [each.getMessage() for each in caplog.records if "multiples" in each.getMessage()]
     assert len(texts) == notices
     assert all("multiples of 8 samples" in text and "2.6 % longer" in text for text in texts)
+
+
+def test_batches_that_are_drawn_keep_their_granularity() -> None:
+    balancer = Balancer(
+        rank=0, workers=2, global_batch_size=256, lag=3, wanted_granularity=8, default_maximum=200
+    )
+    balancer.use_order(balancer.make_order(256 + 100, 0))
+    drawn = [balancer.sizes(step) for step in range(3)]
+    assert drawn[1] == (50, 50)
+    balancer.set_peers([balancer.static_info()] * 2, are_drawn=True)
+    assert [balancer.sizes(step) for step in range(3)] == drawn
+    assert balancer.constraints.granularity == 8
+    balancer.skip_to(3)
+    assert balancer.sizes(3) == (52, 48), "a short step"
+    balancer.set_peers([balancer.static_info()] * 2)
+    assert balancer.default_maximum == 200
+
+
+def test_the_default_maximum_is_a_multiple_of_the_granularity() -> None:
+    """Else no batch would ever have it, and no notice say what it costs."""
+    made = Balancer(
+        rank=0, workers=10, global_batch_size=1024, wanted_granularity=8, default_maximum=206
+    )
+    made.set_peers([made.static_info()] * 10)
+    assert made.default_maximum == 208
 
 
 # Retraces
