@@ -98,6 +98,8 @@ class FirstUses:
             forecast: Predicted busy time; None if there is none.
             excluded: Whether the step contains other work.
         """
+        if size in self.sizes and self.latest is None and not self.in_row:
+            return self  # as in most steps
         is_valid = 0 < busy_seconds < math.inf and not excluded
         extra, latest = self.extra, self.latest
         if latest is not None and (is_valid or size != latest[0]):

@@ -50,13 +50,14 @@ def bound_growth(
     percents = memory_percent or (None,) * len(sizes)
     limits = list(constraints.limits)
     for rank, (own, used) in enumerate(zip(limits, percents, strict=True)):
-        if is_known[rank]:
-            continue
         ran, maximum = workers[rank], own.maximum
+        if is_known[rank] or not (used or maximum is None):
+            continue
         if maximum is None:
             maximum = max(ran.largest * 3 // 2, ran.largest + constraints.granularity)
         if used:
             factor = _USABLE_PERCENT / used if ran.settled_seconds >= _SETTLED_SECONDS else 1.0
             maximum = min(maximum, max(ran.largest, int(ran.largest * factor)))
         limits[rank] = replace(own, maximum=max(sizes[rank], maximum))
-    return replace(constraints, limits=tuple(limits))
+    bounded = tuple(limits)
+    return constraints if bounded == constraints.limits else replace(constraints, limits=bounded)

@@ -59,7 +59,7 @@ class SpeedEstimator:
         self,
         state: EstimatorState,
         samples: float,
-        busy_seconds: float,
+        busy_seconds: float | None,
         drivers: tuple[float, ...] = (),
         *,
         excluded: bool = False,
@@ -69,22 +69,23 @@ class SpeedEstimator:
         Args:
             state: From `init` or `learn`; left unchanged.
             samples: Batch size of the step, or its work in mean samples, > 0.
-            busy_seconds: Seconds the worker was busy alone; invalid values are rejected.
+            busy_seconds: Seconds the worker was busy alone; invalid values are rejected. None: they
+                say nothing of its speed.
             drivers: Driving factors known before the step started.
             excluded: Whether the step must not be learned from (rule 4).
 
         Returns:
             The next state, and whether the measurement was accepted.
         """
-        filter_state, accepted = state.outlier_filter, False
-        measurement = Measurement(
-            self.cost_shape.effective_samples(state.cost_shape, samples), busy_seconds, drivers
-        )
-        if not excluded:
-            filter_state, accepted = self.outlier_filter.accept(filter_state, measurement)
+        if busy_seconds is None or excluded:
+            filter_state, accepted = state.outlier_filter, False
+        else:
+            work = self.cost_shape.effective_samples(state.cost_shape, samples)
+            measurement = Measurement(work, busy_seconds, drivers)
+            filter_state, accepted = self.outlier_filter.accept(state.outlier_filter, measurement)
         if self.predictor is None:
             return state._replace(outlier_filter=filter_state), accepted
-        if not accepted:
+        if busy_seconds is None or not accepted:
             skipped = self.cost_shape.skip(state.cost_shape)
             return state._replace(outlier_filter=filter_state, cost_shape=skipped), False
         learned = self.cost_shape.learn(state.cost_shape, samples, busy_seconds)

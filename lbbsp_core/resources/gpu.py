@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -22,27 +22,31 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     Args:
         devices: Folder of the device files.
     """
+    count = 0
     try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
+        with _nvml() as nvml, suppress(Exception):
+            count = int(nvml.nvmlDeviceGetCount())
     except Exception:  # a missing package, library or driver: different exceptions
         return sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*"))
-    try:
-        return int(nvml.nvmlDeviceGetCount())
-    except Exception:
-        return 0
-    finally:
-        nvml.nvmlShutdown()
+    return count
 
 
 def driver_version() -> str:
     """Returns the version of the NVIDIA driver, such as "570.86.10"; empty if it is unknown."""
-    with suppress(Exception), ExitStack() as stack:  # as above
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        stack.callback(nvml.nvmlShutdown)
+    with suppress(Exception), _nvml() as nvml:  # as above
         return text_of(nvml.nvmlSystemGetDriverVersion())
     return ""
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """Opens NVIDIA's library inside the context."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
 
 
 def hides_gpus(environ: Mapping[str, str]) -> bool:

@@ -123,15 +123,16 @@ class AsyncSession:
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
+        granularity = options.granularity or 1
         cap = default_cap(
             options.limits,
             self.policy,
             workers=workers,
             global_batch_size=global_batch_size,
-            granularity=options.granularity or 1,
+            granularity=granularity,
         )
         limits = limits_by_rank(options.limits, workers)
-        known = BatchConstraints(global_batch_size, limits, options.granularity or 1)
+        known = BatchConstraints(global_batch_size, limits, granularity)
         self._is_known = [options.limits is not None] * workers
         self.constraints, _ = with_cap(known, cap)
         require_work(None, self.constraints.limits, global_batch_size)
@@ -300,11 +301,7 @@ class AsyncSession:
         forecast = None if self._forecast is None else float(self._forecast(samples))
         measured = self._first_uses.measured(samples, busy_seconds, forecast)
         self._estimate, accepted = self._estimator.learn(
-            self._estimate,
-            samples,
-            busy_seconds if measured is None else measured,
-            before,
-            excluded=excluded or measured is None,
+            self._estimate, samples, measured, before, excluded=excluded
         )
         excluded = excluded or (measured is not None and not accepted)
         self._first_uses = self._first_uses.after(

@@ -452,9 +452,9 @@ class Balancer:
         self._estimate, accepted = self._estimator.learn(
             self._estimate,
             shares.work[self.rank],
-            busy_seconds if measured is None else measured,
+            measured,
             before,
-            excluded=excluded or measured is None,
+            excluded=excluded,
         )
         slope, overhead = self._forecast()
         busy_ns = round(busy_seconds * 1e9) if is_plausible(busy_seconds) else 0

@@ -28,7 +28,6 @@ _NOTABLE = 0.5
 _NOTABLE_LOSS = 0.25
 """Predicted loss of steps, because of these bounds, from which on they are reported, too."""
 
-
 _NOTABLE_COARSENESS = 0.02
 """Predicted loss of steps, because of the granularity, from which on it is reported."""
 
@@ -129,9 +128,9 @@ class BoundsNotice:
     def _check_granularity(self, balancer: Balancer) -> None:
         if balancer.step % _LOOK_EVERY:
             return
-        coarse = balancer.constraints
-        known = _known_costs(balancer)
-        loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1)) if known else 0.0
+        coarse, loss = balancer.constraints, 0.0
+        if known := _known_costs(balancer):
+            loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1).plan(known))
         self._coarse_looks = self._coarse_looks + 1 if loss >= _NOTABLE_COARSENESS else 0
         if self._coarse_looks * _LOOK_EVERY >= PATIENCE:
             self._granularity_reported = True
@@ -147,7 +146,8 @@ class BoundsNotice:
 def _loss_of_short_steps(balancer: Balancer) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
     known = _known_costs(balancer)
-    return _loss(known, balancer.latest_plan[0], balancer.constraints) if known else 0.0
+    sizes, _ = balancer.latest_plan
+    return _loss(known, sizes, balancer.constraints.plan(known)) if known else 0.0
 
 
 def _known_costs(balancer: Balancer) -> list[Cost]:
@@ -157,9 +157,9 @@ def _known_costs(balancer: Balancer) -> list[Cost]:
     return known if len(known) == len(costs) else []
 
 
-def _loss(costs: Sequence[Cost], sizes: Sizes, constraints: BatchConstraints) -> float:
-    """Returns how much longer a step takes than with the best plan under other constraints."""
-    return slowest(costs, sizes) / slowest(costs, constraints.plan(costs)) - 1
+def _loss(costs: Sequence[Cost], sizes: Sizes, better: Sizes) -> float:
+    """Returns how much longer a step takes with a plan than with a better one."""
+    return slowest(costs, sizes) / slowest(costs, better) - 1
 
 
 def _rounded(value: float) -> str:
@@ -176,6 +176,6 @@ def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
 
 def _describe_loss(costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]) -> str:
     """Returns a phrase that says how much longer steps take than without the maximum."""
-    longer = slowest(costs, sizes) / slowest(costs, free) - 1
     wanted = ", ".join(str(free[rank]) for rank in ranks)
+    longer = _loss(costs, sizes, free)
     return f"; its speed is that of {wanted} samples, and steps take {longer:.0%} longer"

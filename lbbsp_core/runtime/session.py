@@ -605,6 +605,7 @@ class WorkerSession:
 
     def _make_balancer(self, lag: int, first_uses: tuple[FirstUses, ...]) -> Balancer:
         options = self.options
+        granularity = options.granularity or 1
         balancer = Balancer(
             rank=self.rank,
             workers=self.workers,
@@ -613,7 +614,7 @@ class WorkerSession:
             predictor=options.predictor,
             cost=options.cost,
             limits=options.limits,
-            granularity=options.granularity or 1,
+            granularity=granularity,
             lag=lag,
             parts=self._parts,
             default_maximum=default_cap(
@@ -621,7 +622,7 @@ class WorkerSession:
                 self._policy,
                 workers=self.workers,
                 global_batch_size=self._global_batch_size,
-                granularity=options.granularity or 1,
+                granularity=granularity,
             ),
             wanted_granularity=options.granularity
             or default_granularity(self._devices.are_gpus, self.workers, self._global_batch_size),

@@ -222,10 +222,7 @@ class _BatchPlanner:
             return
         estimator = self._estimators[worker]
         measured = self._rounds.measured(worker, samples, busy_seconds)
-        seconds = busy_seconds if measured is None else measured
-        state, accepted = estimator.learn(
-            self._states[worker], samples, seconds, excluded=measured is None
-        )
+        state, accepted = estimator.learn(self._states[worker], samples, measured)
         self._states[worker] = state
         speed, overhead = estimator.predict(state)
         cost = estimator.cost_shape.cost_at(speed, overhead) if speed else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,11 @@ def train(
 # Growth
 
 
+def two_balancers(total: int, **options: Any) -> list[Balancer]:
+    common = {"predictor": LastValue(), "first_uses": (FirstUses(),) * 2, **options}
+    return [Balancer(rank=i, workers=2, global_batch_size=total, **common) for i in range(2)]
+
+
 @given(
     st.sampled_from(POLICIES),
     st.integers(1, 3),
@@ -113,20 +119,7 @@ def test_no_batch_is_larger_than_one_and_a_half_times_what_was_run(
     limits: Limits | None,
     speeds: list[tuple[float, ...]],
 ) -> None:
-    balancers = [
-        Balancer(
-            rank=rank,
-            workers=2,
-            global_batch_size=128,
-            policy=policy,
-            predictor=LastValue(),
-            limits=limits,
-            granularity=granularity,
-            lag=lag,
-            first_uses=(FirstUses(),) * 2,
-        )
-        for rank in range(2)
-    ]
+    balancers = two_balancers(128, policy=policy, limits=limits, granularity=granularity, lag=lag)
     for balancer in balancers:
         balancer.use_order(balancer.make_order(128 * 4, 0))  # epochs of four steps
     ran = balancers[0].sizes(0)
@@ -175,16 +168,7 @@ def test_a_learned_bound_of_proportional_control_allows_no_growth() -> None:
 
 def test_batches_by_work_grow_with_the_work_of_the_plan() -> None:
     """The worker with few, long samples may have more work."""
-    balancers = [
-        Balancer(
-            rank=rank,
-            workers=2,
-            global_batch_size=8,
-            predictor=LastValue(),
-            first_uses=(FirstUses(),) * 2,
-        )
-        for rank in range(2)
-    ]
+    balancers = two_balancers(8)
     work = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 6.0, 12.0], 20)
     for balancer in balancers:
         balancer.use_order(balancer.make_order(160, 0, shuffle=False, work=work))
