@@ -15,7 +15,7 @@ from lbbsp_core.runtime.exit import end_now
 from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread
 from lbbsp_core.runtime.marks import note_lost
 from lbbsp_mx import cluster
-from lbbsp_mx.nodes import Address, worker_rank
+from lbbsp_mx.nodes import SCHEDULER, Address, worker_rank
 
 LOOK_SECONDS: Final = 0.5
 """Time between two looks."""
@@ -23,8 +23,8 @@ LOOK_SECONDS: Final = 0.5
 WAITING_SECONDS: Final = 15.0
 """Time between two messages about processes that have not started."""
 
-_RECENT_SECONDS: Final = 2  # signs come every second; the transport's clock has whole seconds
-_CLOSED_SECONDS: Final = 1.5  # of silence, if a connection is closed as well
+_RECENT_SECONDS: Final = 1.5  # signs come every second
+_CLOSED_SECONDS: Final = 1.5  # more of silence, if a connection is closed as well
 _REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
 
 _LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
@@ -36,8 +36,8 @@ class Transport(Protocol):
     def is_ready(self) -> bool:
         """Returns whether all processes of the cluster are connected."""
 
-    def is_silent(self, node: int, seconds: int) -> bool:
-        """Returns whether a node or group has given no sign in the last seconds."""
+    def has_beaten(self, node: int) -> bool:
+        """Returns whether a node has given a sign of life since the last call."""
 
 
 class SchedulerWatch:
@@ -61,7 +61,6 @@ class SchedulerWatch:
         self._silence_seconds, self._explain = silence_seconds, explain
         self._quiet = self._waited = self._refused = 0.0
         self._has_answered = False
-        self._ready = False
 
     def look(self, seconds: float) -> str | None:
         """Returns why this process must end, or None.
@@ -70,18 +69,17 @@ class SchedulerWatch:
             seconds: Seconds since the last look.
         """
         transport = self._transport()
-        self._ready = self._ready or (transport is not None and transport.is_ready())
-        if transport is None or not self._ready:
+        if transport is None or not transport.is_ready():
             return self._look_before_start(seconds)
-        if not transport.is_silent(1, 1):
+        if transport.has_beaten(SCHEDULER):
             self._quiet = self._refused = 0.0
             return None
         self._quiet += min(seconds, MAX_COUNTED_SECONDS)
-        if self._answers() is False:
+        if self._quiet > _RECENT_SECONDS and self._answers() is False:
             self._refused += 1
             if self._refused >= 2:
                 return self._ended()
-        if self._quiet > self._silence_seconds - _RECENT_SECONDS:
+        if self._quiet > self._silence_seconds:
             silent = f"has given no sign of life for {self._silence_seconds:g} s"
             return f"the scheduler at {cluster.root()} {silent}"
         return None
@@ -134,7 +132,6 @@ class NodesWatch:
         self._workers_beat = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
-        self._ready = False
         self._since_ready = self._waited = self._short = 0.0
 
     def look(self, seconds: float) -> str | None:
@@ -145,21 +142,19 @@ class NodesWatch:
         """
         transport = self._transport()
         seconds = min(seconds, MAX_COUNTED_SECONDS)
-        self._ready = self._ready or (transport is not None and transport.is_ready())
-        if transport is None or not self._ready:
+        if transport is None or not transport.is_ready():
             return self._look_before_start(seconds)
         self._since_ready += seconds
         if self._since_ready < _REGISTERED_SECONDS:
             self._connected = max(self._connected, self._peers(), key=len)
-        silent = []
         for node in self._names:
-            if transport.is_silent(node, _RECENT_SECONDS):
-                self._quiet[node] += seconds
-                silent.append(node)
-            else:
+            if transport.has_beaten(node):
                 self._quiet[node] = 0.0
                 late = self._since_ready > _REGISTERED_SECONDS
                 self._workers_beat = self._workers_beat or (late and worker_rank(node) is not None)
+            else:
+                self._quiet[node] += seconds
+        silent = self._longer(list(self._names), _RECENT_SECONDS)
         return self._find_lost(silent) if silent else None
 
     def _find_lost(self, silent: list[int]) -> str | None:
@@ -169,14 +164,14 @@ class NodesWatch:
         a closed connection counts.
         """
         peers = self._peers()
-        closed = self._longer(silent, _CLOSED_SECONDS)
+        closed = self._longer(silent, _RECENT_SECONDS + _CLOSED_SECONDS)
         all_silent = len(silent) == len(self._names)  # they may have left together, in order
         if closed and len(peers) < len(self._names) and not all_silent:
             names = ", ".join(self._names[node] for node in closed)
             hosts = _hosts(self._connected - peers) or "it"
             return f"{names} has ended without leaving the job: the connection from {hosts} is gone"
         beating = [node for node in silent if self._workers_beat or worker_rank(node) is None]
-        lost = self._longer(beating, self._silence_seconds - _RECENT_SECONDS)
+        lost = self._longer(beating, self._silence_seconds)
         if not lost:
             return None
         names = ", ".join(self._names[node] for node in lost)

@@ -17,7 +17,9 @@ EVERYONE: Final = 6
 
 Address = tuple[str, int]
 
-_LONG_AGO: Final = -(10**6)
+_LONG_AGO: Final = -(10**9)
+_MARK: Final = 2**40  # seconds since 1970: a time that no sign of life has
+_GET, _SET = "_ZN2ps10Postoffice3GetEv", "_ZN2ps10Postoffice15UpdateHeartbeatEil"
 _PROBE_SECONDS: Final = 1.0
 
 
@@ -44,18 +46,29 @@ class Nodes:
 
     def __init__(self, handle: object) -> None:
         self._handle = handle
+        self._ready = False
 
     def is_ready(self) -> bool:
         """Returns whether the scheduler has connected all processes of the cluster."""
         node = EVERYONE if env.role() == "scheduler" else SCHEDULER
-        return self._count_silent(node, _LONG_AGO) > 0  # all are, but only in a ready transport
+        # All are silent for so long, but only in a ready transport.
+        self._ready = self._ready or self._count_silent(node, _LONG_AGO) > 0
+        return self._ready
 
-    def is_silent(self, node: int, seconds: int) -> bool:
-        """Returns whether a node, or one of a group, has given no sign in the last seconds, >= 1.
+    def has_beaten(self, node: int) -> bool:
+        """Returns whether a node has given a sign of life since the last call, the first one too.
 
-        The transport reads the time of day, in whole seconds: one answer proves little.
+        The transport notes the time of day of the last sign, which may be set back at any time. So
+        we write a time there that no sign has, and look whether another one has replaced it.
         """
-        return self._count_silent(node, seconds) > 0
+        if not hasattr(_LIB, _SET):
+            return self._count_silent(node, 2) == 0
+        beaten = self._count_silent(node, _LONG_AGO) > 0
+        if beaten:
+            get, note = _LIB[_GET], _LIB[_SET]
+            get.restype = ctypes.c_void_p
+            note(ctypes.c_void_p(get()), ctypes.c_int(node), ctypes.c_long(_MARK))
+        return beaten
 
     def _count_silent(self, node: int, seconds: int) -> int:
         count = ctypes.c_int()

@@ -1,9 +1,13 @@
 """Faults in MXNet jobs, by hand and launched: all processes end, and the cause is named."""
 
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
 
 import pytest
 from jobs import BOUND_SECONDS, campaign, chosen, run
@@ -36,7 +40,23 @@ SENT = {  # signals from outside, and to whom
         SCHEDULER + SILENT,
     ),
     "async stop server": (signal.SIGSTOP, "server", f"server 0 {SILENT}", SCHEDULER),
+    # After the clock of the machine has been set back by an hour.
+    "set back, stop worker": (signal.SIGSTOP, "worker", f"worker 1 {SILENT}", UNHEARD),
+    "set back, kill worker": (signal.SIGKILL, "worker", f"worker 1 {GONE}", UNHEARD),
+    "set back, async stop scheduler": (signal.SIGSTOP, "scheduler", "", SCHEDULER + SILENT),
 }
+CLOCK = """
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+time_t time(time_t *out) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (access(getenv("SET_BACK"), F_OK) == 0) now.tv_sec -= 3600;
+  if (out) *out = now.tv_sec;
+  return now.tv_sec;
+}
+"""
 
 
 def own_fault(name):
@@ -49,15 +69,26 @@ def own_fault(name):
 
 def sent_fault(name):
     signum, role, *_ = SENT[name]
-    mode = "async" if name.startswith("async") else "sync"
-    silence = {"LBBSP_SILENCE_SECONDS": str(SILENCE_SECONDS)}
-    with by_hand("mx_liveness.py", mode, "none", "-1", **silence) as cluster:
+    mode = "async" if "async" in name else "sync"
+    with TemporaryDirectory() as folder, by_hand(
+        "mx_liveness.py", mode, "none", "-1", LBBSP_SILENCE_SECONDS=str(SILENCE_SECONDS),
+        **(clock_of(folder) if "set back" in name else {}),
+    ) as cluster:  # fmt: skip
         cluster.wait_for_ranks()
         cluster.workers[0].wait_for("AT")
+        Path(folder, "set back").touch()
         target = cluster.first(role)
         sent = time.time()
         target.send(signum)
         return cluster, cluster.wait_for_ends(target) - sent
+
+
+def clock_of(folder):
+    """Returns variables of processes whose clock the file "set back" sets back."""
+    source, library = Path(folder, "clock.c"), Path(folder, "clock.so")
+    source.write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return {"LD_PRELOAD": str(library), "SET_BACK": str(Path(folder, "set back"))}
 
 
 def pauses():
@@ -107,6 +138,7 @@ def jobs(request):
         "stop worker",
         "kill server",
         *campaign("hang", "raise", "exit0_at_start", "stop scheduler", "async stop server"),
+        *campaign(*(name for name in SENT if "set back" in name and which("cc"))),
     ],
 )
 def test_all_processes_end_and_the_cause_is_named(jobs, name):
