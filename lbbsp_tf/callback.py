@@ -314,6 +314,28 @@ class LoadBalancer(keras.callbacks.Callback):
             )
         return BalancedLoop(train_step, data, strategy=self.strategy, training=self._training)
 
+    def sum_gradients(self, gradients: Nest) -> Nest:
+        """Returns the gradients of the global batch, for steps that do not just apply them.
+
+        Call it in a train step after each tape, or in the `apply` of an optimizer's subclass,
+        before gradients are clipped, normalised, assigned, or used to move weights::
+
+            gradients = tape.gradient(loss, self.trainable_variables)
+            gradients = balancer.sum_gradients(gradients)
+            gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
+            self.optimizer.apply(gradients, self.trainable_variables)
+
+        Optimizers then apply what was computed from it as it is. With ``weight_by="samples"`` or
+        ``"sum"``, a step that calls it must do so for the gradients of all later `apply` calls.
+
+        Args:
+            gradients: Gradients of a mean (or sum) over this worker's samples, in any nest.
+
+        Returns:
+            Those of all samples; outside of a balanced step, and with one replica, `gradients`.
+        """
+        return compat.sum_gradients(gradients)
+
     # Hooks of Keras, in the order in which it calls them
 
     def set_model(self, model: keras.Model) -> None:

@@ -153,6 +153,17 @@ def _waves(numbers: tf.Tensor, frequency: float, dtype: tf.DType) -> tf.Tensor:
     return tf.cos(frequency * tf.cast(numbers % 9973, dtype) + 0.5)
 
 
+def same_for_all_samples(gradient: Gradient) -> Gradient:
+    """Returns a gradient of the same kind and shape that does not depend on samples."""
+    if gradient is None:
+        return None
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    shape = gradient.dense_shape if is_sparse else tf.shape(gradient)
+    numbers = tf.range(tf.reduce_prod(tf.cast(shape, tf.int64)))
+    values = tf.reshape(_waves(numbers, 1.3, gradient.dtype), shape)
+    return tf.IndexedSlices(values, tf.range(shape[0]), shape) if is_sparse else values
+
+
 def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
     """Yields the variables that a function may write: that other operations than reads take."""
     captured = {id(inner): outer for outer, inner in graph.captures}
@@ -169,7 +180,10 @@ def _written_variables(graph: tf.Graph) -> Iterator[tf.Variable]:
 
 
 def sketches_as_one_process(
-    train_step: Callable[[Nest], Nest], batch: Nest, *patches: AbstractContextManager[None]
+    train_step: Callable[[Nest], Nest],
+    batch: Nest,
+    *patches: AbstractContextManager[None],
+    summed: Callable[[Gradient], Gradient] = lambda gradient: gradient,
 ) -> list[tf.Tensor]:
     """Runs a train step without collectives, as a single process would, and applies nothing.
 
@@ -179,14 +193,16 @@ def sketches_as_one_process(
         train_step: Train step of the user.
         batch: Nest of tensors.
         patches: Entered in turn before the step runs.
+        summed: Returns what `sum_gradients` returns for a gradient.
 
     Returns:
-        A sketch of the gradients of each `apply`.
+        A sketch of the gradients of each `apply` and `sum_gradients`.
     """
     sketches: list[tf.Tensor] = []
 
-    def keep(gradients: Gradients, apply: Apply) -> None:
+    def keep(gradients: Gradients, apply: Apply) -> Gradients:
         sketches.append(sketch_of(gradients))
+        return [summed(gradient) for gradient in gradients]
 
     with ExitStack() as stack:
         for patch in patches:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -50,6 +51,7 @@ def prove(
     batch: Nest,
     *,
     by_tokens: bool = False,
+    at_tapes: bool = False,
 ) -> Weighting | Refusal:
     """Returns how the gradients of a train step are to be weighted.
 
@@ -60,14 +62,13 @@ def prove(
         strategy: Strategy under which it runs.
         batch: At least two samples, as tensors; all of them are the same on all workers.
         by_tokens: Whether means over tokens are weighted by tokens.
+        at_tapes: Whether to prove what holds if gradients are summed as they leave a tape.
     """
     token_means: set[str] = set()
 
-    def trials(one_replica: bool) -> Trials:
-        return Trials(
-            strategy, train_step.function, batch, one_replica=one_replica, token_means=token_means
-        )
-
+    trials = partial(
+        Trials, strategy, train_step.function, batch, token_means=token_means, at_tapes=at_tapes
+    )
     alone = trials(one_replica=True)
     if token_means and not by_tokens:
         return Refusal(
@@ -88,9 +89,9 @@ def prove(
         return Refusal(
             f"{train_step.name} assigns {', '.join(assigned)} a value that depends on the samples, "
             "of which each worker has others",
-            "let an optimizer keep what is computed from gradients (gradient_accumulation_steps, "
-            "momentum, updates), and a metric or BatchNormalization(synchronized=True) what is "
-            "computed from samples",
+            "sum gradients by balancer.sum_gradients first, or let an optimizer keep what is "
+            "computed from them (gradient_accumulation_steps, momentum, updates), and a metric or "
+            "BatchNormalization(synchronized=True) what is computed from samples",
         )
     finite = [split for split in splits if split.is_finite]
     if not finite:
@@ -101,17 +102,15 @@ def prove(
     calls = range(len(whole))
     compared = [Comparison(precision, finite, k) for k in calls]
     means = [all(compared[k].agree(whole[k], split.mean(k)) for split in finite) for k in calls]
-    clipping = Refusal(
-        f"{train_step.name} or a subclass of an optimizer clips gradients (or changes them in "
-        "another way that is not linear), on each worker's own batch",
-        "let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
-    )
+    common = [all(split.is_common(k) for split in finite) for k in calls]
 
-    def weighted(seen: Sequence[Split], sums: tuple[bool, ...], one_replica: bool) -> Weighting:
+    def weighted(seen: Sequence[Split], means: Sequence[bool], one_replica: bool) -> Weighting:
         logged = factors_of_logged(
             splits, seen, strategy.num_replicas_in_sync, tolerance=precision.tolerance
         )
-        return Weighting(one_replica, sums, by_tokens, logged)
+        sums = (False,) if all(means) else tuple(not mean for mean in means)
+        summed = tuple(each and common[k] for k, each in enumerate(means)) if any(common) else ()
+        return Weighting(one_replica, sums, by_tokens, summed, logged)
 
     # What is the same for all batches, if the loss is a sum over samples.
     constants = [[split.sum(k) - whole[k] for split in finite] for k in calls]
@@ -119,13 +118,17 @@ def prove(
     free = [sums[k] and compared[k].agree(constants[k][0], 0 * whole[k]) for k in calls]
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
         if not train_step.keeps_gradients and _clips(alone, means, precision):
-            return clipping
-        is_mean = all(means)
-        return weighted(splits, (False,) if is_mean else tuple(not mean for mean in means), True)
+            return _changed(train_step)
+        return weighted(splits, means, True)
     if all(sums):
         seen = trials(one_replica=False).splits()
-        if _divides_constants(seen[0], constants, compared, strategy.num_replicas_in_sync):
-            return weighted(seen, (True,), False)
+        shared = [common[k] and np.array_equal(whole[k], seen[0].whole.sketches[k]) for k in calls]
+        if _divides_constants(seen[0], constants, compared, strategy.num_replicas_in_sync, shared):
+            return weighted(seen, shared, False)
+    if not (at_tapes or train_step.keeps_gradients):
+        summed = prove(train_step, strategy, batch, by_tokens=by_tokens, at_tapes=True)
+        if isinstance(summed, Weighting) and any(summed.summed):
+            return _changed(train_step)
     worst = max(k for k in calls if not means[k])
     error = max(compared[worst].difference(whole[worst], split.mean(worst)) for split in finite)
     return Refusal(
@@ -134,6 +137,15 @@ def prove(
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
         "masks or reduction='mean_with_sample_weight')",
+    )
+
+
+def _changed(train_step: TrainStep) -> Refusal:
+    return Refusal(
+        f"{train_step.name} or a subclass of an optimizer clips gradients (or changes or uses them "
+        "in another way that is not linear), on each worker's own batch",
+        "call gradients = balancer.sum_gradients(gradients) after each tape, for those of the "
+        "global batch; or let the optimizer do it: clipnorm, global_clipnorm or clipvalue",
     )
 
 
@@ -166,9 +178,11 @@ def _divides_constants(
     constants: Sequence[Sequence[Sketch]],
     compared: Sequence[Comparison],
     replicas: int,
+    shared: Sequence[bool],
 ) -> bool:
-    """Returns whether a step that sees all replicas divides what does not depend on samples."""
+    """Returns whether a step that sees all replicas divides what is not `shared` by samples."""
     return all(
         comparison.agree(seen.sum(k) - seen.whole.sketches[k], constants[k][0] / replicas)
         for k, comparison in enumerate(compared)
+        if not shared[k]
     )

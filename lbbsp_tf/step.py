@@ -115,6 +115,8 @@ class ReplicaStep:
         self._keep = keep
         self._exchanged = keep is not None
         self.applied = 0
+        self._has_sums = False
+        self._left: list[tf.Tensor] = []
         self._logged = 0
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
@@ -134,12 +136,17 @@ class ReplicaStep:
             stack.enter_context(self._timed_collectives())
             return train_step(data)
 
-    def _apply(self, grads: Gradients, apply: Apply) -> None:
-        """Weights and sums gradients before an optimizer applies them."""
-        if not self._weighting.is_sum(self.applied):
-            grads = [_scaled(g, self._share) for g in grads]
+    def _apply(self, grads: Gradients, apply: Apply) -> Gradients:
+        """Weights and sums gradients before an optimizer applies them, or for `sum_gradients`."""
+        if not (apply and self._has_sums and self._weighting.is_summed(self.applied)):
+            if not self._weighting.is_sum(self.applied):
+                grads = [_scaled(g, self._share) for g in grads]
+            grads = self._reduce(grads)
         self.applied += 1
-        (self._keep or apply)(self._reduce(grads))
+        self._has_sums |= apply is None
+        if self._keep or apply:
+            (self._keep or apply)(grads)
+        return grads if apply else [_underivable(g) for g in grads]
 
     def _scalar(
         self, value: tf.Tensor, weight: tf.Tensor | None
@@ -165,6 +172,8 @@ class ReplicaStep:
         present = [g for g in grads if g is not None]
         if not present:
             return grads
+        with tf.control_dependencies(self._left):  # of all workers in the same order
+            present = [_identity(g) for g in present]
         reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
         rest = iter(reduced)
         return [None if g is None else next(rest) for g in grads]
@@ -181,6 +190,7 @@ class ReplicaStep:
         again = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
         if session.uses_fresh_drivers:
             self._exchange_again(again)
+        self._left = [again]
         with tf.control_dependencies([again]):
             return [_identity(g) for g in grads]
 
@@ -289,16 +299,24 @@ def _call(
     return result
 
 
+def _underivable(gradient: Gradient) -> Gradient:
+    """Returns a sum of gradients; its own gradient would be that of this worker alone."""
+    message = (
+        "a loss depends on what sum_gradients has returned, and its gradient would be that of one "
+        "worker: call sum_gradients outside of the tape of this loss"
+    )
+    return _on_values(lambda v: tf.raw_ops.PreventGradient(input=v, message=message), gradient)
+
+
 def _identity(tensor: Gradient) -> Gradient:
-    if isinstance(tensor, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(tensor.values), tensor.indices, tensor.dense_shape)
-    return tf.identity(tensor)
+    return _on_values(tf.identity, tensor)
 
 
 def _scaled(gradient: Gradient, weight: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
-    weight = tf.cast(weight, gradient.dtype)
+    return _on_values(lambda values: values * tf.cast(weight, values.dtype), gradient)
+
+
+def _on_values(change: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * weight, gradient.indices, gradient.dense_shape)
-    return gradient * weight
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else change(gradient)

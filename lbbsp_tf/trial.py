@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.probe import Probe, Sketch, Written, sketches_as_one_process
+from lbbsp_tf.probe import Probe, Sketch, Written, same_for_all_samples, sketches_as_one_process
 from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
 
 
@@ -20,7 +20,7 @@ class Trial:
     """What a train step did on some samples.
 
     Args:
-        sketches: Sketch of the gradients of each `apply`.
+        sketches: Sketch of the gradients of each `apply` and `sum_gradients`.
         scalars: Scalars that `Mean` metrics were updated with, in order; NaN for those of inner
             graphs, such as a branch of `tf.cond`.
         written: Variables that it may have assigned.
@@ -60,6 +60,12 @@ class Split:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
         return self.first.sketches[call] + self.second.sketches[call]
 
+    def is_common(self, call: int) -> bool:
+        """Returns whether the gradients of an `apply` are others than zeros, but no samples'."""
+        first, second = self.first.sketches[call], self.second.sketches[call]
+        whole = self.whole.sketches[call]
+        return whole.any() and np.array_equal(first, whole) and np.array_equal(second, whole)
+
     @property
     def is_finite(self) -> bool:
         """True if all gradients are finite numbers."""
@@ -77,6 +83,7 @@ class Trials:
         one_replica: Whether the train step sees a single replica.
         token_means: Collects why losses are divided by a number of tokens; the trials divide them
             by the number of samples instead.
+        at_tapes: Whether all gradients with respect to variables are summed as they leave a tape.
     """
 
     def __init__(
@@ -87,6 +94,7 @@ class Trials:
         *,
         one_replica: bool,
         token_means: set[str],
+        at_tapes: bool = False,
     ) -> None:
         self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
         batch = tf.nest.map_structure(self._and_rotated, batch)
@@ -112,7 +120,8 @@ class Trials:
             if one_replica:
                 added = compat.added_vectors_scaled(1.0 / samples, first_leaf(part))
                 patches = [compat.one_replica_view(), added, *patches]
-            sketches = sketches_as_one_process(train_step, part, *patches)
+            like_all = same_for_all_samples
+            sketches = sketches_as_one_process(train_step, part, *patches, summed=like_all)
             return sketches, [tf.convert_to_tensor(scalar, tf.float64) for scalar in scalars]
 
         @contextmanager
@@ -120,7 +129,7 @@ class Trials:
             with (
                 compat.noise_alike_for_all_samples(),
                 compat.batch_norm_in_inference(),
-                compat.scaled_gradients(scale),
+                compat.scaled_gradients(None if at_tapes else scale),
             ):
                 yield
 

@@ -20,8 +20,10 @@ class Weighting:
     Args:
         one_replica: Whether the train step sees a single replica. Otherwise it sees all of them,
             and divides by their number what is not a sum over samples, such as regularisers.
-        sums: Whether the loss is a sum over samples, for each `apply` of the step in order; the
-            last one stands for further ones.
+        sums: Whether the loss is a sum over samples, for each `apply` and `sum_gradients` of the
+            step in order; the last one stands for further ones.
+        summed: Whether each of these calls takes sums that `sum_gradients` has returned; the last
+            one stands for further ones.
         by_tokens: Whether losses that are means over valid tokens are weighted by these.
         logged: What the scalars that a step passes to `Mean` metrics are, in order. The value of
             all samples is the sum of those of workers, times this factor, or their mean if it is
@@ -31,6 +33,7 @@ class Weighting:
     one_replica: bool = True
     sums: tuple[bool, ...] = (False,)
     by_tokens: bool = False
+    summed: tuple[bool, ...] = ()
     logged: tuple[float | None, ...] = field(default=(), compare=False)
 
     @property
@@ -47,6 +50,10 @@ class Weighting:
         """Returns whether the loss of the `call`-th `apply` of a step is a sum over samples."""
         return self.sums[min(call, len(self.sums) - 1)]
 
+    def is_summed(self, call: int) -> bool:
+        """Returns whether the `call`-th `apply`, after a `sum_gradients`, takes its sums."""
+        return bool(self.summed) and self.summed[min(call, len(self.summed) - 1)]
+
     def factor_of_logged(self, number: int) -> float | None:
         """Returns the factor of the sum of a logged scalar over workers, or None for a mean."""
         return self.logged[number] if number < len(self.logged) else None
@@ -55,6 +62,6 @@ class Weighting:
     def chosen(cls, weight_by: str) -> Weighting | None:
         """Returns the weighting that a user has asked for, or None if it has to be proven."""
         return {
-            "samples": cls(),
-            "sum": cls(one_replica=False, sums=(True,)),
+            "samples": cls(summed=(True,)),
+            "sum": cls(one_replica=False, sums=(True,), summed=(True,)),
         }.get(weight_by)

@@ -21,7 +21,7 @@ from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
 from lbbsp_tf.compat.logs import add_to_logs, stop_adding
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import intercepted_scalars
-from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply
+from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
@@ -102,6 +102,7 @@ __all__ = [
     "shared_global_seed",
     "start_at_batch",
     "stop_adding",
+    "sum_gradients",
     "synchronize_moments",
     "tell_of_failure",
     "token_means_scaled",

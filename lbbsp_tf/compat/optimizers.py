@@ -1,4 +1,4 @@
-"""Interception of `Optimizer.apply`, wherever a model or its `train_step` keeps its optimizers."""
+"""Interception of `Optimizer.apply`, wherever a model keeps its optimizers; sums of gradients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
-Apply: TypeAlias = "Callable[[Gradients], None]"
+Apply: TypeAlias = "Callable[[Gradients], None] | None"
 Optimizer = keras.optimizers.Optimizer
 
 _handler = PerThread()
@@ -23,14 +23,14 @@ _steps_in_progress: list[object] = []
 
 
 @contextmanager
-def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[None]:
-    """Passes the gradients of each outermost `apply` in this thread to a handler.
+def intercepted_apply(handler: Callable[[Gradients, Apply], Gradients]) -> Iterator[None]:
+    """Passes the gradients of outermost `apply` and `sum_gradients` in this thread to a handler.
 
     Optimizers do not reduce gradients over replicas inside the context.
 
     Args:
         handler: Called as ``handler(gradients, apply)``; ``apply(gradients)`` continues with the
-            optimizer's own method.
+            optimizer's own method, and is None in `sum_gradients`, which returns what it returns.
 
     Raises:
         ValueError: An `apply` runs in a graph inside that of the context, in which it cannot be
@@ -40,21 +40,30 @@ def intercepted_apply(handler: Callable[[Gradients, Apply], None]) -> Iterator[N
     _steps_in_progress.append(handler)
     graph = current_graph()
 
-    def in_this_graph(gradients: Gradients, apply: Apply) -> None:
+    def in_this_graph(gradients: Gradients, apply: Apply) -> Gradients:
         if current_graph() is not graph:
             raise ValueError(
-                "optimizer.apply is called in a tf.function, tf.cond or tf.while_loop inside the "
+                f"{'optimizer.apply' if apply else 'sum_gradients'} is called in a tf.function, "
+                "tf.cond or tf.while_loop inside the "
                 "train step, where gradients cannot be summed over workers: let the train step "
                 "call it itself, in every step (to apply accumulated gradients every few steps, "
                 "pass gradient_accumulation_steps to the optimizer)"
             )
-        handler(gradients, apply)
+        return handler(gradients, apply)
 
     try:
         with _handler.set(in_this_graph):
             yield
     finally:
         _steps_in_progress.remove(handler)
+
+
+def sum_gradients(gradients: Nest) -> Nest:
+    """Returns the sums of gradients over replicas; in no step, the gradients as they are."""
+    if _handler.value is None:
+        return gradients
+    summed = _handler.value(keras.tree.flatten(gradients), None)
+    return keras.tree.pack_sequence_as(gradients, list(summed))
 
 
 def _patch_classes() -> None:
@@ -95,7 +104,8 @@ def _outermost_to_handler(apply: Callable[..., None]) -> Callable[..., None]:
             with _handler.set(None):
                 apply(self, gradients, trainable_variables)
 
-        return handler(list(grads), proceed)
+        handler(list(grads), proceed)
+        return None
 
     return intercepted
 

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
+from lbbsp_tf.compat.optimizers import sum_gradients
 from lbbsp_tf.compat.values import Nest, PerThread, replaced_attribute
 
 _STATELESS = (
@@ -110,8 +111,8 @@ def batch_norm_in_inference() -> Iterator[None]:
 
 
 @contextmanager
-def scaled_gradients(scale: tf.Tensor) -> Iterator[None]:
-    """Multiplies gradients with respect to variables by `scale` as they leave a tape.
+def scaled_gradients(scale: tf.Tensor | None) -> Iterator[None]:
+    """Multiplies gradients with respect to variables by `scale` as they leave a tape, or sums them.
 
     What a train step does to gradients before it applies them, such as clipping, then shows.
     """
@@ -123,6 +124,8 @@ def scaled_gradients(scale: tf.Tensor) -> Iterator[None]:
         flat = keras.tree.flatten(sources)
         if not flat or not all(isinstance(s, keras.Variable | tf.Variable) for s in flat):
             return found
+        if scale is None:
+            return sum_gradients(found)
         return tf.nest.map_structure(
             lambda g: None if g is None else g * tf.cast(scale, g.dtype), found
         )

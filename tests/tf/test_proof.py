@@ -144,10 +144,10 @@ class OwnStep(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
 
 
-def own(step):
+def own(step, **options):
     keras.utils.set_random_seed(0)
     inputs = L.Input((5,))
-    built = step(inputs, L.Dense(2)(L.Dense(8, "tanh")(inputs)))
+    built = step(inputs, L.Dense(2)(L.Dense(8, "tanh")(inputs)), **options)
     built.compile("sgd")
     return built
 
@@ -223,6 +223,117 @@ def test_variables_that_are_assigned_from_samples_are_refused(built, variable):
     assert isinstance(refusal, Refusal)
     assert f"assigns {variable} a value that depends on the samples" in refusal.problem
     assert "gradient_accumulation_steps" in refusal.remedy
+
+
+class Clipping(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        grads = compat.sum_gradients(list(grads)) if self.name == "sums" else grads
+        super().apply(tf.clip_by_global_norm(grads, 0.1)[0], trainable_variables)
+
+
+def clipping(name):
+    built = model("mse")
+    built.compile(Clipping(0.1, name=name), "mse")
+    return built
+
+
+def changing(change, loss_of=OwnStep.loss_of):
+    """Builds models that change their gradients, `sums` after they have summed them."""
+
+    class Changes(OwnStep):
+        def update(self, loss, gradients):
+            gradients = compat.sum_gradients(gradients) if self.name == "sums" else gradients
+            super().update(loss, change(gradients, self.trainable_variables))
+
+    Changes.loss_of = staticmethod(loss_of)
+    return lambda name: own(Changes, name=name)
+
+
+class SharpnessAware(OwnStep):
+    def update(self, loss, gradients):
+        if self.name == "sums":
+            gradients = compat.sum_gradients(gradients)
+        steps = [0.1 * g / tf.linalg.global_norm(gradients) for g in gradients]
+        self.move(steps, 1)
+        x, y = self.batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.move(steps, -1)
+        super().update(loss, gradients)
+
+    def move(self, steps, sign):
+        for variable, step in zip(self.trainable_variables, steps, strict=True):
+            variable.assign_add(sign * step)
+
+    def train_step(self, data):
+        self.batch = data
+        return super().train_step(data)
+
+
+def global_norm(gradients, variables):
+    return tf.clip_by_global_norm(gradients, 0.1)[0]
+
+
+def each(change):
+    return changing(lambda gs, vs: [change(g, v) for g, v in zip(gs, vs, strict=True)])
+
+
+CHANGES = {
+    "global norm": changing(global_norm),
+    "value": each(lambda g, v: tf.clip_by_value(g, -0.01, 0.01)),
+    "norms": each(lambda g, v: tf.clip_by_norm(g, 0.1)),
+    "adaptive": each(lambda g, v: tf.clip_by_norm(g, 0.01 * tf.norm(v.value) + 1e-3)),
+    "sharpness-aware": lambda name: own(SharpnessAware, name=name),
+    "normalised": each(lambda g, v: g / (tf.norm(g) + 1e-8)),
+    "standardised": each(lambda g, v: g / tf.math.reduce_std(g)),
+    "signs": each(lambda g, v: tf.sign(g)),
+    "noise": each(lambda g, v: g + tf.norm(g)),
+    "in apply": clipping,
+    "sum of losses": changing(global_norm, tf.reduce_sum),
+}
+
+
+FIRST = ("sharpness-aware", "signs", "in apply", "sum of losses")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name, marks=() if name in FIRST else pytest.mark.campaign)
+        for name, change in CHANGES.items()
+    ],
+)
+def test_changes_of_gradients_that_are_not_linear_are_named_and_exact_after_a_sum(change):
+    refusal = found(change("plain"))
+    assert isinstance(refusal, Refusal)
+    assert "clips gradients (or changes or uses them" in refusal.problem
+    assert "call gradients = balancer.sum_gradients(gradients) after each tape" in refusal.remedy
+    weighting = found(change("sums"))
+    assert isinstance(weighting, Weighting)
+    assert weighting.is_sum(0) is (change is CHANGES["sum of losses"])
+    second = change is CHANGES["sharpness-aware"]  # whose gradient depends on samples again
+    # An optimizer that takes the sums does not sum them again.
+    assert weighting.summed == (() if second else (False, True))
+
+
+def test_the_loss_is_to_blame_if_sums_of_gradients_would_not_do():
+    refusal = found(changing(global_norm, tf.math.reduce_variance)("plain"))
+    assert "neither a mean nor a sum" in refusal.problem
+    refusal = found(changing(global_norm, tf.math.reduce_variance)("sums"))
+    assert "neither a mean nor a sum" in refusal.problem
+
+
+def test_linear_changes_need_no_sum():
+    assert isinstance(found(each(lambda g, v: g - tf.reduce_mean(g))("plain")), Weighting)
+
+
+def test_what_sums_are_assigned_to_is_the_same_on_all_workers():
+    class Keeps(OwnMomentum):
+        def update(self, loss, gradients):
+            super().update(loss, compat.sum_gradients(gradients))
+
+    assert found(own(Keeps)).summed == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 X = 64
 SAMPLES = 10 * X + 21  # a short last batch in every epoch
 EPOCHS = 2
+BALANCERS = []  # that have been made, for steps that call the last one
 PLANS = {
     1: ((64,),),
     2: ((48, 16), (40, 24), (7, 57)),
@@ -80,6 +81,7 @@ def balanced(strategy, case, policy=None, watch=None):
     watch.balancer = balancer = lbbsp_tf.LoadBalancer(
         strategy, X, **{"fresh_drivers": True, **options}
     )
+    BALANCERS.append(balancer)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         model = case.model(True)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES
+from comparison import BALANCERS, SAMPLES
 from exactness import FEATURES, case, rng, run
 
 L, opt = keras.layers, keras.optimizers
@@ -42,6 +42,9 @@ class Adversarial(keras.Model):
     def call(self, x):
         return self.discriminator(self.generator(x))
 
+    def change(self, gradients):
+        return gradients
+
     def train_step(self, data):
         x, _ = data
         first, second = self.optimizers()
@@ -50,12 +53,117 @@ class Adversarial(keras.Model):
             fake, real = self(x), self.discriminator(x)
             loss = self.loss_of(ones, real) + self.loss_of(ones * 0, fake)
         variables = self.discriminator.trainable_variables
-        first.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        gradients = self.change(tape.gradient(loss, variables))
+        first.apply_gradients(zip(gradients, variables, strict=True))
         with tf.GradientTape() as tape:
             loss = self.loss_of(ones, self(x))
         variables = self.generator.trainable_variables
         second.apply(tape.gradient(loss, variables), variables)
         return {"loss": loss}
+
+
+def summed(gradients):
+    return BALANCERS[-1].sum_gradients(gradients)
+
+
+class Sums(keras.Model):
+    """A step that uses the gradients of the global batch; the cases say how."""
+
+    def train_step(self, data):
+        gradients = self.change(self.gradients(data))
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"norm": tf.linalg.global_norm(gradients)}
+
+    def gradients(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        return summed(tape.gradient(loss, self.trainable_variables))
+
+    def change(self, gradients):
+        return gradients
+
+
+def changed(change):
+    return type("Changes", (Sums,), {"change": lambda self, gradients: change(gradients)})
+
+
+class Adaptive(Sums):
+    """AGC: bounds the norm of each gradient by that of its variable."""
+
+    def change(self, gradients):
+        bounds = [0.05 * tf.norm(v) + 1e-3 for v in self.trainable_variables]
+        return [tf.clip_by_norm(g, b) for g, b in zip(gradients, bounds, strict=True)]
+
+
+class SharpnessAware(Sums):
+    """SAM: the gradient at the largest loss nearby."""
+
+    def gradients(self, data):
+        first = super().gradients(data)
+        norm = tf.linalg.global_norm(first) + 1e-12
+        steps = [0.05 * g / norm for g in first]
+        for variable, step in zip(self.trainable_variables, steps, strict=True):
+            variable.assign_add(step)
+        second = super().gradients(data)
+        for variable, step in zip(self.trainable_variables, steps, strict=True):
+            variable.assign_sub(step)
+        return second
+
+
+class SumsOfLosses(Sums):
+    """A loss that is a sum over samples, with a regulariser."""
+
+    def compute_loss(self, x, y, y_pred):
+        losses = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return tf.reduce_sum(losses) + tf.nn.scale_regularization_loss(tf.add_n(self.losses))
+
+    def change(self, gradients):
+        return tf.clip_by_global_norm(gradients, 0.1)[0]
+
+
+class OwnMomentum(Sums):
+    def build(self, shape):
+        super().build(shape)
+        self.kept = [self.add_weight(v.shape, "zeros", trainable=False, name="kept")
+                     for v in self.trainable_variables]  # fmt: skip
+
+    def change(self, gradients):
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign(0.9 * kept + gradient)
+        return [tf.sign(kept.value) for kept in self.kept]
+
+
+class ClipsCritic(Adversarial):
+    """Clips the gradients of one of its networks."""
+
+    def change(self, gradients):
+        return tf.clip_by_global_norm(summed(gradients), 0.05)[0]
+
+
+class Clipping(opt.SGD):
+    def apply(self, grads, trainable_variables=None):
+        grads, _ = tf.clip_by_global_norm(summed(list(grads)), 0.1)
+        return super().apply(grads, trainable_variables)
+
+
+def noisy(gradients):
+    """Adds noise, the same in each step, of a tenth of the norm."""
+    size = 0.1 * tf.linalg.global_norm(gradients)
+    return [
+        g + size * tf.cos(tf.reshape(tf.range(tf.size(g), dtype=g.dtype), g.shape))
+        for g in gradients
+    ]
+
+
+def sums(model_class=Sums, layers=None):
+    """Builds `dense`, or a model of other layers, with another train step."""
+
+    def build():
+        built = (layers or dense)()
+        return model_class(built.inputs, built.outputs[0])
+
+    return build
 
 
 def as_attributes(model, first, second):
@@ -137,6 +245,37 @@ CASES = {
     "adversarial": case(lambda: Adversarial(as_attributes), proven=True),
     "adversarial_containers": case(lambda: Adversarial(in_containers), proven=True),
     "adversarial_outside": case(lambda: Adversarial(outside), proven=True),
+    "sum_global_norm": case(
+        sums(changed(lambda gs: tf.clip_by_global_norm(gs, 0.1)[0])), proven=True
+    ),
+    "sum_value": case(
+        sums(changed(lambda gs: [tf.clip_by_value(g, -0.01, 0.01) for g in gs])), proven=True
+    ),
+    "sum_norms": case(
+        sums(changed(lambda gs: [tf.clip_by_norm(g, 0.05) for g in gs])), proven=True
+    ),
+    "sum_adaptive": case(sums(Adaptive), proven=True),
+    "sum_twice": case(sums(SharpnessAware), proven=True),
+    "sum_normalised": case(
+        sums(changed(lambda gs: [g / (tf.norm(g) + 1e-8) for g in gs])), proven=True
+    ),
+    "sum_signs": case(
+        sums(changed(lambda gs: [tf.sign(g) for g in gs])), lambda: opt.SGD(1e-3), proven=True
+    ),
+    "sum_noise": case(sums(changed(noisy)), proven=True),
+    "sum_in_apply": case(dense, lambda: Clipping(0.1, momentum=0.9), proven=True),
+    "sum_own_momentum": case(sums(OwnMomentum), lambda: opt.SGD(1e-3), proven=True),
+    "sum_unchanged": case(sums(), proven=True),
+    "sum_critic": case(lambda: ClipsCritic(as_attributes), proven=True),
+    "sum_embedding": case(
+        sums(changed(lambda gs: tf.clip_by_global_norm(gs, 0.1)[0]), embedding),
+        x=TOKENS,
+        proven=True,
+    ),
+    "sum_of_losses": case(sums(SumsOfLosses), proven=True),
+    "sum_unproven": case(sums(SharpnessAware)),
+    "sum_eagerly": case(sums(SharpnessAware), proven=True, run_eagerly=True),
+    "sum_scaled": case(dense, lambda: scaled(Clipping(0.1)), proven=True),
     "multi_optimizer": case(dense, by_layer, proven=True),
 }
 ALGORITHMS = {
