@@ -79,6 +79,7 @@ class Agreement:
         self._has_drawn = self._has_stepped = session.workers == 1
         self._thread = threading.get_ident()
         self._hyperparameters = _hyperparameters(trainer.optimizer)
+        self._learned = [param.grad_req != "null" for param in trainer._params]
 
     def join(self) -> None:
         """Lets what must be equal be compared in the steps of the leader, if there is one."""
@@ -219,11 +220,11 @@ class Agreement:
 
     def _read(self, take_bits: Callable[[memoryview], None]) -> Iterator[npt.NDArray[Any]]:
         """Yields the parameters that are learned; `take_bits` is given the bits of all."""
-        for param in self._trainer._params:
+        for param, is_learned in zip(self._trainer._params, self._learned, strict=True):
             if not param._deferred_init:
                 array = np.ascontiguousarray(param.list_data()[0].asnumpy())
                 take_bits(array.data)
-                if param.grad_req != "null":
+                if is_learned:
                     yield array
 
     def _unknown(self) -> list[int]:
@@ -278,6 +279,12 @@ class Agreement:
             "rescale_grad": float(self._trainer._scale),
             "lr_mult of parameters": _factors(param.lr_mult for param in params),
             "wd_mult of parameters": _factors(param.wd_mult for param in params),
+            "grad_req of parameters": ", ".join(
+                f"{number}: {param.grad_req}"
+                for number, param in enumerate(params)
+                if (param.grad_req != "null") != self._learned[number]
+            )
+            or "as at the start",
         }
         for name in self._hyperparameters:
             value = getattr(optimizer, name, None)

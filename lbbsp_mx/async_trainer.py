@@ -17,6 +17,7 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.devices import devices_of
+from lbbsp_mx.means import clear_stale, is_fresh, mark_gradients
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, require_dense
 from lbbsp_mx.server_optimizer import Keys, ServerOptimizer
@@ -90,6 +91,7 @@ class AsyncTrainer(gluon.Trainer):
             runtime().optimizer_of = "AsyncTrainer"
         runtime().use_options(chosen)
         super().__init__(params, optimizer, optimizer_params, None, None, False)
+        self._updaters = []
         self._servers = servers = _Servers(params, wait_seconds)
         self.rank, self.num_workers = servers.rank, servers.workers
         self._session = AsyncSession(
@@ -104,14 +106,15 @@ class AsyncTrainer(gluon.Trainer):
         )
         self._optimizer.rescale_grad = self._scale / global_batch_size
         service = self._session.make_service() if self.rank == 0 else None
+        keeps = self._session.sync.keeps_pushes
         servers.start(
-            service and ServerOptimizer(self._optimizer, servers.keys, service),
-            keeps_pushes=self._session.sync.keeps_pushes,
+            service and ServerOptimizer(self._optimizer, servers.keys, service, keeps_pushes=keeps),
+            keeps_pushes=keeps,
         )
         self._session.start()
         self._read(range(len(params)))
         runtime().endings.add(self._session.depart)
-        self._warn_if_unfair(keeps_pushes=self._session.sync.keeps_pushes)
+        self._warn_if_unfair(keeps_pushes=keeps)
 
     def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
         """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
@@ -137,14 +140,20 @@ class AsyncTrainer(gluon.Trainer):
 
         Args:
             batch_size: Samples in the batch, as drawn.
-            ignore_stale_grad: Ignored.
+            ignore_stale_grad: Whether parameters that the batch does not use stay out of the push;
+                otherwise they are refused, as by gluon.
 
         Raises:
             ValueError: The batch size differs from that of the batch which was drawn.
         """
         self._refuse_changes()
+        self._session.check_batch(batch_size)
+        learning = [self._params[number] for number in self._servers.learning]
+        clear_stale(learning)
+        self._update(ignore_stale_grad)  # without updaters it only checks the gradients
         self._servers.wait_for_gradients()
         self._session.end_step(batch_size)
+        mark_gradients(learning, is_fresh=False)
         self._read(self._servers.learning)
 
     def finish(self) -> None:
@@ -279,6 +288,7 @@ class _Servers:
             keeps_pushes: Whether the synchroniser keeps pushes, which are then added to a sum.
         """
         context = self._params[0].list_ctx()[0]
+        self._keeps_pushes = keeps_pushes
         values = {i: param.data(context) for i, param in enumerate(self._params)}
         if keeps_pushes:
             sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
@@ -314,10 +324,15 @@ class _Servers:
         return lines.asnumpy()
 
     def push_gradients(self, *, to_sum: bool) -> None:
-        """Pushes this worker's gradients, and waits until the servers have received them."""
-        first = self.keys.sums if to_sum else 0
+        """Pushes this worker's new gradients, and waits until the servers have received them."""
+        clear_stale(self._params[i] for i in self.learning)
+        first, numbers = self.keys.sums if to_sum else 0, self.learning
+        if to_sum or not self._keeps_pushes:  # else it may be the signal to update by the sums
+            numbers = [i for i in numbers if is_fresh(self._params[i])]
         with self.waiting("for the servers to receive its gradients"):
-            self._native.push([first + i for i in self.learning], self._gradients())
+            if numbers:
+                gradients = [self._params[i].list_grad() for i in numbers]
+                self._native.push([first + i for i in numbers], gradients)
             mx.nd.waitall()
 
     def wait_for_gradients(self) -> None:

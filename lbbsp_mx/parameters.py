@@ -15,13 +15,14 @@ _COUNTERS = ("begin_num_update", "num_update", "rescale_grad", "count", "_index_
 
 
 def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
-    """Returns the parameters in the order of their creation, which is the same on all workers.
+    """Returns each parameter once, in the order of creation, which is the same on all workers.
 
     Gluon sorts a dictionary by name, and names are numbered per process: "conv10" comes before
     "conv9". On a worker that has created one more network than its peers, for example for
     evaluation, the order could differ, and gradients of different parameters would be summed.
     """
-    return list(params.values()) if hasattr(params, "values") else params
+    listed = params.values() if hasattr(params, "values") else params
+    return list({id(each): each for each in listed}.values())
 
 
 def require_dense(param: gluon.Parameter) -> None:

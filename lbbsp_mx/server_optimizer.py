@@ -64,10 +64,14 @@ class ServerOptimizer(Optimizer):
         optimizer: Optimizer that updates the parameters.
         keys: Keys by purpose.
         service: Answers questions, on the server that has their key.
+        keeps_pushes: Whether gradients are summed; zeros without a sum then update nothing.
     """
 
-    def __init__(self, optimizer: Optimizer, keys: Keys, service: CoordinatorService) -> None:
+    def __init__(
+        self, optimizer: Optimizer, keys: Keys, service: CoordinatorService, *, keeps_pushes: bool
+    ) -> None:
         super().__init__(multi_precision=optimizer.multi_precision)
+        self._keeps_pushes = keeps_pushes
         self.optimizer, self._keys, self._service = optimizer, keys, service
         self._sums: dict[int, mx.nd.NDArray] = {}
 
@@ -100,6 +104,8 @@ class ServerOptimizer(Optimizer):
     def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
         """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
         total = self._sums.pop(index, None)
+        if total is None and self._keeps_pushes and not grad.asnumpy().any():
+            return  # no worker has a gradient
         used = grad if total is None else total
         self.optimizer.update_multi_precision(index, weight, used, state)
         if total is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from mxnet import gluon
 
 from lbbsp_mx.collectives import TrainerStore
+from lbbsp_mx.means import clear
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -48,18 +49,31 @@ class RowSums:
 
     def arrays_of(self, number: int) -> Arrays:
         """Returns the arrays to sum for a parameter, one per device: gradients, or copies."""
-        gradients: Arrays = self._params[number].list_grad()
-        if not self.is_needed or gradients[0].stype == "default":
+        param = self._params[number]
+        has_none = param.grad_req == "null"  # here alone: the others wait for these sums
+        gradients = [each.copy() for each in param._data] if has_none else param.list_grad()
+        if not self.is_needed or param._grad_stype == "default":
             return gradients
         if number not in self._copies:
             self._copies[number] = self._create(number, gradients)
         for copy, gradient in zip(self._copies[number], gradients, strict=True):
-            _fill(copy, gradient)
+            if not has_none:
+                _fill(copy, gradient)
         return self._copies[number]
 
     def key(self, number: int) -> object:
         """Returns the key of the sums of a parameter, which the store has initialised."""
         return ("rows", number) if number in self._copies else number
+
+    def weight(self, number: int, arrays: Arrays, factor: float) -> None:
+        """Multiplies these arrays of a parameter; NaN times 0, of a mean of nothing, is 0."""
+        for array in arrays:
+            if factor:
+                array *= factor
+            elif number in self._copies:
+                array[:, :-1] = 0  # the rows that occur are updated nevertheless
+            else:
+                array[:] = 0
 
     def put_back(self) -> None:
         """Replaces the gradients by the sums; waits for these."""
@@ -132,7 +146,7 @@ def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
 def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
     rows = np.flatnonzero(summed[:, -1])
     if not len(rows):
-        gradient[:] = 0
+        clear(gradient)
         return
     values = summed[rows, :-1].reshape(len(rows), *gradient.shape[1:])
     mx.nd.sparse.row_sparse_array(

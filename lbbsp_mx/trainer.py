@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +25,10 @@ from lbbsp_mx.devices import devices_of
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.gluon_states import gluon_order
 from lbbsp_mx.means import (
+    Freshness,
     StepSizes,
     Weight,
     checked_weight,
-    clear_idle_devices,
     sample_weights,
     total_weight,
 )
@@ -168,6 +167,7 @@ class Trainer(LocalTrainer):
             # before the first sum of arrays of these shapes
             facts = {"mean_loss": int(mean_loss), "number of the trainer": self._agreement.number}
             handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
+            self._freshness = Freshness(self._store, self._session, self._params)
             self._synchronise()
         self._steps.join()
         self._agreement.join()
@@ -341,6 +341,11 @@ class Trainer(LocalTrainer):
                 number of loader batches were accumulated, or no worker has a positive weight.
             DisagreementError: Only some of the workers pass a weight.
         """
+        if self._is_mean:
+            raise ValueError(
+                "step must not follow allreduce_grads, because it would sum and divide the "
+                "gradients again: call update(batch_size) in its place, or step alone"
+            )
         self._begin(batch_size, weight)
         step = self._session.step
         self._step(ignore_stale_grad)
@@ -355,7 +360,7 @@ class Trainer(LocalTrainer):
         if self._alone:
             self._step_alone(ignore_stale_grad)
             return
-        if self._reads_sums:
+        if self._reads_sums or (ignore_stale_grad and self._freshness.is_partial):
             self._allreduce_grads()
             self._update_by_mean(ignore_stale_grad)
             return
@@ -412,7 +417,7 @@ class Trainer(LocalTrainer):
                 "update must follow allreduce_grads: call allreduce_grads first, or call step"
             )
         one = self._now.divisor_of_means(batch_size)
-        self._reduced_total = one if self._is_mean else batch_size
+        self._reduced_total, self._is_mean = one if self._is_mean else batch_size, False
         self._update_by_mean(ignore_stale_grad)
         self._end_step(self._session.step - 1)
 
@@ -596,9 +601,8 @@ class Trainer(LocalTrainer):
         Returns:
             A function that waits for the gradients, and one that waits for the sums.
         """
-        learning = {i: param for i, param in enumerate(self._params) if param.grad_req != "null"}
-        clear_idle_devices(learning.values(), self._now)
-        sums = {number: self._rows.arrays_of(number) for number in learning}
+        self._freshness.tell()
+        sums = {number: self._rows.arrays_of(number) for number in self._freshness.summed}
         dense = [each for arrays in sums.values() for each in arrays if each.stype == "default"]
         computed = self._computed.record(dense)
         self._reduce(sums)
@@ -608,8 +612,8 @@ class Trainer(LocalTrainer):
         """Queues the sums over devices and workers, in place, of arrays by parameter."""
         if self.mean_loss:
             local = self._now.local if self._weight is None else self._weight
-            for array in chain(*sums.values()):
-                array *= float(local)
+            for number, arrays in sums.items():
+                self._rows.weight(number, arrays, float(local))
         for number, arrays in sums.items():
             self._store.pushpull(self._rows.key(number), arrays, priority=-number)
 
@@ -628,6 +632,8 @@ class Trainer(LocalTrainer):
             super().update(total, ignore_stale_grad)
             return
         self._check_and_rescale_grad(self._scale / total)
+        if ignore_stale_grad:
+            self._freshness.share()
         self._update(ignore_stale_grad)
 
     def _init_params(self) -> None:

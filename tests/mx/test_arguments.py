@@ -1,6 +1,7 @@
 """Arguments of the trainers and of `balance` that are left out, exchanged, or given by name."""
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 import mxnet as mx  # noqa: E402
-from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network  # noqa: E402
-from mxnet import gluon  # noqa: E402
+import numpy as np  # noqa: E402
+from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weights  # noqa: E402
+from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
 from lbbsp_mx.steps import Steps  # noqa: E402
@@ -29,6 +31,26 @@ def sizes(loader, step=len, **options):
         it.step(step(x))
         seen.append(len(x))
     return seen
+
+
+@pytest.mark.parametrize("cls", [lbbsp_mx.Trainer, partial(lbbsp_mx.AsyncTrainer, sync="asp")])
+@pytest.mark.parametrize(
+    "listed",
+    [lambda own: own + own[1:], lambda own: dict(zip("abcdefgh", own + own, strict=True))],
+)
+def test_a_parameter_that_is_listed_twice_learns_once(cls, listed):
+    net, once = network(), network()
+    params = listed(list(net.collect_params().values()))
+    it = cls(params, "sgd", {"momentum": 0.9}, global_batch_size=X)
+    stock = gluon.Trainer(once.collect_params(), "sgd", {"momentum": 0.9}, kvstore=None)
+    for samples in it.batch_sampler(SAMPLES):
+        if len(samples) < X:
+            break
+        for each, trains in (net, it), (once, stock):
+            backward(each, nd.array(FEATURES[samples]), nd.array(LABELS[samples]))
+            trains.step(X)
+    for ours, theirs in zip(weights(net), weights(once), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
 WHOLE = [X] * (SAMPLES // X) + [SAMPLES % X]

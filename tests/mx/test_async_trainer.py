@@ -45,6 +45,28 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_batches(sync, devices, 
     assert {(line.worker, line.staleness, line.lead) for line in pushes} == {(0, 0, 0)}
 
 
+@pytest.mark.parametrize("sync", [ASP(), BSP()])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_layers_that_a_batch_does_not_use_are_refused_or_stay_as_in_gluon(sync, devices):
+    options = {"momentum": 0.9, "wd": 0.1}
+    net, expected = network(devices), network()
+    trainer = asynchronous(net, "sgd", sync=sync, optimizer_params=dict(options))
+    stock = gluon.Trainer(expected.collect_params(), "sgd", dict(options), kvstore=None)
+    for number, samples in enumerate(trainer.batch_sampler(SAMPLES, epochs=2)):
+        batch = nd.array(FEATURES[samples]), nd.array(LABELS[samples])
+        used = slice(0, 2 - number % 2)
+        backward(net[used], *batch, devices)
+        backward(expected[used], *batch)
+        if number % 2:
+            with pytest.raises(UserWarning, match="not been updated by backward since last `step`"):
+                trainer.step(len(samples))
+        trainer.step(len(samples), ignore_stale_grad=True)
+        stock.step(X, ignore_stale_grad=True)
+    trainer.finish()
+    for ours, theirs in zip(weights(net), weights(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
 def test_an_epoch_at_a_time():
     net = network()
     trainer = asynchronous(net)

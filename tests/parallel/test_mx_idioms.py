@@ -23,6 +23,13 @@ EXACT = [
     "weighted",
     "weighted_mean_loss",
     "weighted_accumulated",
+    "few_tokens",
+    "few_tokens_sparse",
+    "heads",
+    "heads_clipped",
+    "heads_accumulated",
+    "heads_devices",
+    "heads_sparse",
 ]
 MISUSES = {
     "update_size": "update must be called with 1, the ",
@@ -37,6 +44,7 @@ MISUSES = {
     "different_parts": "disagree on accumulate: worker 0 has 2, worker 1 has 3",
     "sparse_on_one": "disagree on parameters: worker 0 has (12, 6) float32, ",
     "no_weight": "the sum of `weight` over all workers must be > 0, got 0",
+    "step_of_means": "call update(batch_size) in its place",
     "negative_weight": "weight must be a finite number >= 0, got -1.0",
     "weight_on_one": "worker 1 passes a weight with its gradients, and worker 0 none",
 }

@@ -21,6 +21,8 @@ CASES = [
 ]
 MISUSES = {
     "differing_rates": "learning rate of trainer 1 (0.02 on worker 0, 0.02 on worker 1, 0.5 on",
+    "thawed_beside": "grad_req of parameters of trainer 1 ('as at the start' on worker 0, 'as at "
+    "the start' on worker 1, '2: write, 3: write' on worker 2)",
     "other_order": "makes its first step of trainer 1",
     "wrong_size": "step must be called with the ",
     "other_total": "global_batch_size must be that of the trainer beside which this one steps, 24",

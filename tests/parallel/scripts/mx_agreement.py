@@ -4,6 +4,7 @@ import os
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import lbbsp_mx
 
@@ -60,12 +61,14 @@ def backward(net, x, y, devices=1):
     autograd.backward(losses)
 
 
-def train(net, it, epochs=2, each_step=lambda step: None, two_calls=False, devices=1, **loading):
+def train(net, it, epochs=2, each_step=lambda step: None, each_epoch=lambda epoch: None,
+          two_calls=False, devices=1, **loading):  # fmt: skip
     """Trains; ``each_step(step)`` changes something between the forward pass and the update."""
     sampler = it.batch_sampler(SAMPLES, seed=0)
     loader = gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading)
     step = 0
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        each_epoch(epoch)
         for x, y in loader:
             backward(net, x, y, devices)
             each_step(step)
@@ -77,11 +80,13 @@ def train(net, it, epochs=2, each_step=lambda step: None, two_calls=False, devic
             step += 1
 
 
-def alone(net, optimizer=None, epochs=2, each_step=lambda step: None):
+def alone(net, optimizer=None, epochs=2, each_step=lambda step: None,
+          each_epoch=lambda epoch: None):  # fmt: skip
     """The reference: one process, whole batches of the same order."""
     it = gluon.Trainer(net.collect_params(), optimizer or sgd(), kvstore=None)
     step = 0
     for epoch in range(epochs):
+        each_epoch(epoch)
         order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
         for begin in range(0, SAMPLES, X):
             index = order[begin : begin + X]
@@ -104,6 +109,32 @@ def at(step, only, change, **options):
 
 def shift(it, net):
     net[0].weight.set_data(net[0].weight.data() + 1)
+
+
+def request(kind, *params):
+    for param in params:
+        param.grad_req = kind
+
+
+def frozen_at(step, *ranks, layers=(0,), **options):
+    """Trains; some workers freeze layers in `step`."""
+    net = network(1)
+    params = [param for layer in layers for param in net[layer].params.values()]
+    change = lambda now: now == step and rank in ranks and request("null", *params)  # noqa: E731
+    train(net, make(net), each_step=change, **options)
+    return net
+
+
+def thawed(*ranks):
+    """Trains a layer in the second epoch alone, on some workers."""
+    net = network(1)
+    net[0].collect_params().setattr("grad_req", "null")
+    thaw = lambda epoch: epoch and net[0].collect_params().setattr("grad_req", "write")  # noqa: E731
+    if ranks:
+        train(net, make(net), each_epoch=thaw if rank in ranks else bool)
+        return net
+    alone(net, each_epoch=thaw)
+    return net
 
 
 def follow_own_metric():
@@ -154,6 +185,12 @@ DISAGREEMENTS = {
     "wd_last_step": lambda: at(7, 2, lambda it, net: setattr(it.optimizer, "wd", 0.5)),
     "clip": lambda: at(2, 0, lambda it, net: setattr(it.optimizer, "clip_gradient", 1.0)),
     "factor": lambda: at(1, 1, lambda it, net: setattr(net[1].bias, "lr_mult", 2.0)),
+    "decay": lambda: at(1, 2, lambda it, net: setattr(net[0].bias, "wd_mult", 0.5)),
+    "frozen": lambda: frozen_at(5, 1),
+    "frozen_first": lambda: frozen_at(0, 2, layers=(1,)),
+    "frozen_last": lambda: frozen_at(7, 0),
+    "frozen_two_calls": lambda: frozen_at(2, 1, 2, two_calls=True),
+    "thawed": lambda: thawed(2),
     "updates": lambda: at(1, 1, lambda it, net: setattr(it.optimizer, "num_update", 40)),
     "late_load": lambda: at(0, 0, shift),
     "weights_end_of_epoch": lambda: at(5, 2, shift),
@@ -228,6 +265,21 @@ def sent_with_weights():
     return max(largest(weights(net), weights(saved)), largest(second, weights(saved)))
 
 
+def listed_twice():
+    net = network(1)
+    params = list(net.collect_params().values())
+    train(net, make(SimpleNamespace(collect_params=lambda: params + params[1:])))
+    return largest(weights(net), alone(network(1)))
+
+
+def frozen_alike():
+    net, whole = frozen_at(3, 0, 1, 2), network(1)
+    params = whole[0].params.values()
+    return largest(
+        weights(net), alone(whole, each_step=lambda now: now == 3 and request("null", *params))
+    )
+
+
 def nearly_equal():
     """Weights of one worker differ by less than what matters, before its first step."""
     slightly = lambda net: net[0].weight.set_data(net[0].weight.data() * (1 + 1e-5))  # noqa: E731
@@ -248,6 +300,9 @@ EQUAL = {
     "schedule_from_one": lambda: started(load, optimizer=lambda: sgd(FromOne())),
     "sent_between_steps": sent_between_steps,
     "sent_with_weights": sent_with_weights,
+    "listed_twice": listed_twice,
+    "frozen_alike": frozen_alike,
+    "thawed_alike": lambda: largest(weights(thawed(0, 1, 2)), weights(thawed())),
 }
 for name, case in EQUAL.items():
     result(name, case())

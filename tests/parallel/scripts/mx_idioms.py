@@ -23,7 +23,6 @@ LABELS = rng.integers(0, 3, (SAMPLES, TOKENS)).astype("f4")
 # Padding grows with the number of the sample and of the word: a mean over samples is another one.
 MASK = (rng.random((SAMPLES, TOKENS)) < np.linspace(0.9, 0.2, SAMPLES)[:, None]).astype("f4")
 MASK[IDS == WORDS - 1] = 0  # a word of which only the momentum and decay change the row
-DATA = gluon.data.ArrayDataset(IDS, LABELS, MASK)
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SGD = {"learning_rate": 0.5, "momentum": 0.9, "wd": 1e-2}
 
@@ -74,10 +73,13 @@ class Case:
     """One way to train."""
 
     def __init__(self, clip=None, mean=False, parts=1, devices=1, sparse=False, table=False,
-                 weighted=False, loader=None):  # fmt: skip
+                 weighted=False, few=False, loader=None):  # fmt: skip
         self.clip, self.mean, self.parts, self.devices = clip, mean, parts, devices
         self.sparse, self.table, self.weighted = sparse, table, weighted
-        self.loader = loader or {}
+        self.few, self.loader = few, loader or {}
+        self.mask = MASK * (IDS[:, :1] < 2) if few else MASK  # some workers have no valid token
+        self.data = gluon.data.ArrayDataset(IDS, LABELS, self.mask)
+        self.stale = {}
 
     def network(self, seed, contexts):
         mx.random.seed(seed)
@@ -104,6 +106,35 @@ class Case:
         autograd.backward(losses)
 
 
+class Heads(Case):
+    """Two tasks with an embedding and a head each: few batches have samples of the second one."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.stale = {"ignore_stale_grad": True}
+
+    def network(self, seed, contexts):
+        mx.random.seed(seed)
+        net = gluon.nn.Sequential()
+        for _ in range(2):
+            net.add(gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
+                    gluon.nn.Dense(3, in_units=6, flatten=False))  # fmt: skip
+        net.initialize(mx.init.Uniform(0.7), ctx=contexts)
+        if self.parts > 1:
+            net.collect_params().setattr("grad_req", "add")
+        return net
+
+    def loss(self, net, ids, labels, mask, mean):
+        first, losses = ids.asnumpy(), []
+        second = (first[:, 0] == 3) & (first[:, 1] < 4)
+        for task in (0, 1):
+            if len(rows := np.flatnonzero(second == task)):
+                x, y = (nd.take(each, nd.array(rows, ctx=ids.context)) for each in (ids, labels))
+                losses.append(LOSS(net[2 * task + 1](net[2 * task](x)), y))
+        losses = nd.concat(*losses, dim=0)
+        return losses.mean() if mean else losses
+
+
 CASES = {
     "clipped": Case(clip=0.02),
     "clipped_mean_loss": Case(clip=0.02, mean=True),
@@ -115,9 +146,16 @@ CASES = {
     "sparse_devices": Case(sparse=True, clip=0.02, devices=2),
     "sparse_parameter": Case(sparse=True, table=True),
     "sparse_parameter_devices": Case(sparse=True, table=True, clip=0.02, devices=2),
+    "heads": Heads(),
+    "heads_clipped": Heads(clip=0.02, mean=True),
+    "heads_accumulated": Heads(parts=2),
+    "heads_devices": Heads(devices=2),
+    "heads_sparse": Heads(sparse=True, clip=0.02, devices=2),
     "weighted": Case(weighted=True),
     "weighted_mean_loss": Case(weighted=True, mean=True, clip=0.02),
     "weighted_accumulated": Case(weighted=True, parts=2),
+    "few_tokens": Case(weighted=True, mean=True, few=True),
+    "few_tokens_sparse": Case(weighted=True, mean=True, few=True, sparse=True),
 }
 
 
@@ -148,7 +186,7 @@ def together(case):
     sampler = trainer.batch_sampler(SAMPLES, seed=0)
     sizes, steps = set(), 0
     for _ in range(EPOCHS):
-        batches = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loader))
+        batches = iter(gluon.data.DataLoader(case.data, batch_sampler=sampler, **case.loader))
         while parts := list(islice(batches, case.parts)):
             local = sum(len(part[0]) for part in parts)
             total = sum(trainer.sizes)
@@ -160,9 +198,9 @@ def together(case):
             if case.clip:
                 trainer.allreduce_grads(**weight)
                 clip(net, contexts, case.clip)
-                trainer.update((1, local, total)[steps % 3])
+                trainer.update((1, local, total)[steps % 3], **case.stale)
             else:
-                trainer.step(len(parts[-1][0]), **weight)
+                trainer.step(len(parts[-1][0]), **weight, **case.stale)
             if case.parts > 1:
                 net.collect_params().zero_grad()
             steps += 1
@@ -172,7 +210,7 @@ def together(case):
 
 def alone(case):
     """Trains one process on the same samples by gluon's own trainer."""
-    one = Case(sparse=case.sparse, weighted=case.weighted)
+    one = type(case)(sparse=case.sparse, weighted=case.weighted, few=case.few)
     net = one.network(1, [mx.cpu()])
     start = weights(net)
     trainer = gluon.Trainer(net.collect_params(), "sgd", dict(SGD), kvstore=None)
@@ -180,31 +218,33 @@ def alone(case):
         order = np.random.default_rng((0, epoch)).permutation(SAMPLES)
         for begin in range(0, SAMPLES, X):
             index = order[begin : begin + X]
-            batch = [nd.array(each[index]) for each in (IDS, LABELS, MASK)]
+            batch = [nd.array(each[index]) for each in (IDS, LABELS, one.mask)]
             one.backward(net, batch, [mx.cpu()])
-            count = MASK[index].sum() if case.weighted else len(index)
+            count = one.mask[index].sum() if case.weighted else len(index)
             for gradient in gradients(net, mx.cpu()):
                 gradient /= count
             if case.clip:
                 clip(net, [mx.cpu()], case.clip)
-            trainer.update(1)
+            trainer.update(1, **one.stale)
     return start, weights(net)
 
 
 # --- misuse ---------------------------------------------------------------------------------------
 
 
-def train(case=None, per_step=1, last=None, weight=None, size=None, **options):
+def train(case=None, per_step=1, last=None, weight=None, size=None, norms=False, **options):
     """Steps after `per_step` loader batches."""
     case = case or Case()
     net = case.network(1, [mx.cpu()])
     trainer = make(net, policy=Even(), global_batch_size=X // 2, kvstore="dist", **options)
     sampler = trainer.batch_sampler(SAMPLES, seed=0)
-    batches = iter(gluon.data.DataLoader(DATA, batch_sampler=sampler, **case.loader))
+    batches = iter(gluon.data.DataLoader(case.data, batch_sampler=sampler, **case.loader))
     for _ in range(3):
         parts = list(islice(batches, per_step))
         for part in parts:
             case.backward(net, part, [mx.cpu()])
+        if norms:
+            trainer.allreduce_grads()
         if size is None:
             trainer.step(len(parts[-1][0]), **({} if weight is None else {"weight": weight}))
         else:
@@ -234,6 +274,7 @@ MISUSES = {
     "different_parts": lambda: train(Adding(), accumulate=2 + rank),
     "sparse_on_one": lambda: make(Case(sparse=rank > 0).network(1, [mx.cpu()])),
     "no_weight": lambda: train(weight=0.0),
+    "step_of_means": lambda: train(norms=True),
     "negative_weight": lambda: train(weight=-1.0),
     "weight_on_one": lambda: train(weight=1.0 if rank == 1 else None),
 }  # fmt: skip

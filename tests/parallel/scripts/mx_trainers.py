@@ -225,6 +225,19 @@ def differing_rates():
         iterate(Case(), 0, batch, nets, lambda net, count, _: trainers[id(net)].step(count))
 
 
+def thawed_beside():
+    """One worker trains a layer that is frozen on the others, in two steps before the leader's."""
+    nets = networks(Case(), 1)
+    last = nets[1][1].collect_params()
+    last.setattr("grad_req", "null")
+    trainers, leads = both(nets, "generator")
+    last.setattr("grad_req", "write" if rank == 2 else "null")
+    sampler = leads.batch_sampler(SAMPLES, seed=0)
+    step = lambda net, count, _: trainers[id(net)].step(count)  # noqa: E731
+    for batch in gluon.data.DataLoader(DATA, batch_sampler=sampler):
+        iterate(Case(twice=True), 0, batch, nets, step)
+
+
 def other_order(after=0):
     nets = networks(Case(), 1)
     trainers, leads = both(nets, "generator")
@@ -297,6 +310,7 @@ def saved():
 
 MISUSES = {
     "differing_rates": differing_rates,
+    "thawed_beside": thawed_beside,
     "other_order": other_order,
     "wrong_size": wrong_size,
     "other_total": lambda: beside(global_batch_size=X + 1),
