@@ -22,6 +22,7 @@ from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
 from lbbsp_tf.devices import devices_of
+from lbbsp_tf.effects import kinds_of_evaluated
 from lbbsp_tf.leaving import leave_together
 from lbbsp_tf.liveness import current_activity, start_heartbeat
 from lbbsp_tf.logs import FigureLogs
@@ -150,7 +151,12 @@ class LoadBalancer(keras.callbacks.Callback):
         checks.warn_of_auto_jit(self._session, strategy)
         compat.allow_conditional_updates()
         compat.synchronize_moments()
-        compat.patch_evaluation(agreement.global_logs)
+        compat.patch_evaluation(
+            agreement.global_logs,
+            agreement.check_all_call,
+            agreement.check_evaluated,
+            kinds_of_evaluated,
+        )
         if self.workers > 1:
             compat.write_once_per_job(self.rank)
             fail_fast()  # for a cluster that is not described by TF_CONFIG
@@ -353,6 +359,7 @@ class LoadBalancer(keras.callbacks.Callback):
             return  # a single worker with the user's own data
         if self.active:
             checks.check_model(self.model, self.strategy)
+            compat.take_whole_batches(self.model)
             # Under this strategy `fit` has already built the model for its data.
             if not self._input.is_announced:
                 raise checks.not_fed_by_balancer()

@@ -9,6 +9,7 @@ allows, so that no thread has to wait for a plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -264,11 +265,7 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         on_build: Callable[[PlannedPipeline], None],
         on_iterate: Callable[[PlannedPipeline], None],
     ) -> None:
-        # Autotuning has a thread, of which TensorFlow can lose the cancellation when a busy worker
-        # deletes the iterator: `fit` would then end as much as a minute late.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        endless = tf.data.Dataset.from_tensors(pipeline.example).repeat().with_options(options)
+        endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
         vars(self).update(vars(distributed))
         self._pipeline = pipeline
@@ -285,7 +282,8 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
 
     def __iter__(self) -> Iterator[Nest]:
         self._on_iterate(self._pipeline)
-        return super().__iter__()
+        # Iterators of TensorFlow's strategies have threads, see `compat.evaluation.Rows`.
+        return itertools.repeat(self._pipeline.example)
 
     def prefetch(self, count: int) -> PlaceholderDataset:
         """Returns the data set itself, since placeholders need no prefetching."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
+import keras
 import ml_dtypes
 import numpy as np
+import tensorflow as tf
 
+from lbbsp_tf import compat
+from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.collectives import mirrored_collectives
+from lbbsp_tf.compat import Kind, Nest
 from lbbsp_tf.probe import Written
-from lbbsp_tf.trial import Split, Trial
+from lbbsp_tf.rounding import INEXACT, SINGLE
+from lbbsp_tf.rows import concatenate_rows, slice_rows
+from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.trial import Split, Trial, Trials
+
+logger = logging.getLogger("lbbsp.tf")
 
 
 def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: float) -> list[str]:
@@ -84,3 +96,47 @@ def factors_of_logged(
         next((factor for factor in factors if agrees(number, factor)), None)
         for number in range(len(alone[0].whole.scalars))
     )
+
+
+def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
+    """Returns what the scalars of a test step are, in order; a collective.
+
+    Losses that are not Keras's own are tried on a few samples of each worker.
+
+    Args:
+        model: Compiled model.
+        batch: This worker's rows of a batch, at least one.
+    """
+    if compat.has_mean_loss(model):
+        return ()
+    few = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, 4), batch)
+    few = tf.nest.map_structure(lambda leaf: concatenate_rows(leaf, leaf), few)  # at least two
+    strategy, step = model.distribute_strategy, TrainStep.of_function(lambda batch: batch)
+    splits = Trials(strategy, model.test_step, few, one_replica=True, token_means=set()).splits()
+    constant = float(compat.regularisation(model))
+    tolerance = (INEXACT if step.is_inexact else SINGLE).tolerance
+
+    def kind(number: int) -> Kind:
+        errors = []
+        for split in splits:
+            trials = (split.whole, split.first, split.second)
+            whole, first, second = (trial.scalars[number] for trial in trials)
+            mean = (split.cut * first + (split.rows - split.cut) * second) / split.rows
+            scale = max(map(abs, (whole, first, second))) or 1.0
+            sums = (first + second, first + second - constant)
+            errors.append([abs(each - whole) / scale for each in (mean, *sums)])
+        best = int(np.argmin(worst := np.max(errors, axis=0)))
+        return Kind(best) if worst[best] <= tolerance else Kind.OTHER
+
+    kinds = list(map(kind, range(len(splits[0].whole.scalars))))
+    rank, workers = rank_and_workers(strategy.cluster_resolver)
+    rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
+    kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
+    if Kind.OTHER in kinds and rank == 0:
+        logger.warning(
+            "%s.test_step logs a number that is neither a mean nor a sum over samples: the mean of "
+            "the workers' numbers, weighted by their samples, is shown, and depends on how many "
+            "workers there are",
+            type(model).__name__,
+        )
+    return kinds

@@ -134,6 +134,7 @@ class ReplicaStep:
                 stack.enter_context(compat.noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
             stack.enter_context(self._timed_collectives())
+            stack.enter_context(compat.whole_batches(share, self._collective))
             return train_step(data)
 
     def _apply(self, grads: Gradients, apply: Apply) -> Gradients:
@@ -210,11 +211,13 @@ class ReplicaStep:
         row.set_shape((WIDTH,))
         return tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
 
-    def _collective(self, tensors: Gradients) -> Gradients:
-        """Sums tensors over workers; the wait does not count as busy time."""
+    def _collective(
+        self, tensors: Gradients, run: Callable[[Gradients], Gradients] | None = None
+    ) -> Gradients:
+        """Sums tensors over workers, or runs another collective; the wait is not busy time."""
         paused = _call(self._session.begin_wait, after=tensors)
         with tf.control_dependencies([paused]):
-            tensors = _all_reduce([_identity(t) for t in tensors])
+            tensors = (run or _all_reduce)([_identity(t) for t in tensors])
         resumed = _call(self._session.end_wait, after=tensors)
         with tf.control_dependencies([resumed]):
             return [_identity(t) for t in tensors]

@@ -43,7 +43,7 @@ from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.default_cap import default_cap
-from lbbsp_core.runtime.digest import Array, Digest, different_row
+from lbbsp_core.runtime.digest import Array, Digest
 from lbbsp_core.runtime.granularity import default_granularity
 from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.identity import Devices, Identity, hosts_and_devices
@@ -57,8 +57,6 @@ from lbbsp_core.runtime.protocol import (
     compare_facts,
     decode,
     encode,
-    pack_float,
-    unpack_float,
 )
 from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
 from lbbsp_core.runtime.serialization import Arrays, Json
@@ -331,19 +329,7 @@ class WorkerSession:
         Raises:
             DisagreementError: Samples differ; names the rank, and the remedy.
         """
-        values = [half for each in digests for number in each for half in pack_float(number)]
-        rows = [
-            [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
-             for i in range(0, len(values), 4)]
-            for row in self.collectives.all_gather(values)
-        ]  # fmt: skip
-        if (found := different_row(rows)) is not None:
-            rank, _ = found
-            raise DisagreementError(
-                f"workers disagree on the data: samples of worker {rank} differ from those of "
-                "worker 0 with the same numbers; pass the whole data set in the same order to all "
-                "workers (give every shuffle a seed, sort lists of files)"
-            )
+        handshake.compare_samples(self.collectives, digests, "the data")
 
     def any_worker(self, flag: bool) -> bool:
         """Returns whether `flag` is true on any worker; a collective."""

@@ -13,14 +13,17 @@ from lbbsp_tf.compat.coordination import (
     tell_of_failure,
 )
 from lbbsp_tf.compat.evaluation import (
+    Kind,
+    has_mean_loss,
     last_rows,
     patch_evaluation,
+    regularisation,
     set_last_rows,
 )
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
 from lbbsp_tf.compat.logs import add_to_logs, stop_adding
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import intercepted_scalars
+from lbbsp_tf.compat.metrics import intercepted_scalars, take_whole_batches, whole_batches
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
@@ -58,6 +61,7 @@ __all__ = [
     "Callbacks",
     "Gradient",
     "Gradients",
+    "Kind",
     "Nest",
     "add_to_logs",
     "added_vectors_scaled",
@@ -76,6 +80,7 @@ __all__ = [
     "fresh_traces",
     "global_random_state",
     "has_global_seed",
+    "has_mean_loss",
     "intercepted_apply",
     "intercepted_scalars",
     "is_mirrored",
@@ -92,6 +97,7 @@ __all__ = [
     "patch_evaluation",
     "patch_keras",
     "plain_variable",
+    "regularisation",
     "replaced",
     "require_targets",
     "restore_callbacks",
@@ -104,8 +110,10 @@ __all__ = [
     "stop_adding",
     "sum_gradients",
     "synchronize_moments",
+    "take_whole_batches",
     "tell_of_failure",
     "token_means_scaled",
+    "whole_batches",
     "without_metrics",
     "write_once_per_job",
 ]

@@ -8,8 +8,9 @@ whose result is discarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from enum import IntEnum
 from functools import wraps
 from typing import NamedTuple
 
@@ -19,18 +20,45 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.digest import SAMPLES
+from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import scalars_weighted
+from lbbsp_tf.compat.metrics import (
+    intercepted_scalars,
+    is_of_keras,
+    is_whole,
+    take_whole_batches,
+    whole_batches,
+)
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
 from lbbsp_tf.compat.tracing import fresh_traces
-from lbbsp_tf.compat.values import Nest, is_patched, patched, replaced
+from lbbsp_tf.compat.values import (
+    Nest,
+    PerThread,
+    is_patched,
+    local,
+    patched,
+    replaced,
+    replaced_attribute,
+)
 from lbbsp_tf.liveness import current_activity
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
 
+
+class Kind(IntEnum):
+    """What a scalar that a test step logs is, of the samples of a batch."""
+
+    MEAN = 0
+    SUM = 1
+    SUM_AND_REGULARISERS = 2
+    OTHER = 3
+
+
 _LAST_ROWS = "_lbbsp_last_rows"
-_SPEC_OF_ROWS = "_lbbsp_spec_of_rows"
+
+_local_only = PerThread()
 
 
 class ReplicaRows(NamedTuple):
@@ -47,19 +75,29 @@ class ReplicaRows(NamedTuple):
     total: tf.Tensor
 
 
-def patch_evaluation(global_logs: Callable[[keras.Model, Logs], Logs]) -> None:
+def patch_evaluation(
+    global_logs: Callable[[keras.Model, Logs], Logs],
+    check_all_call: Callable[[tf.distribute.Strategy, int | None], None],
+    check_samples: Callable[[tf.distribute.Strategy, list[Nest]], None],
+    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
+) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
 
     Args:
         global_logs: Computes the logs of all workers from those that a custom `train_step` or
             `test_step` has computed on this worker.
+        check_all_call: Called with the number of batches, if known, before they are read.
+        check_samples: Called with some samples that this worker has read.
+        kinds: Returns what the scalars of a model's `test_step` are, in order, from a batch.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     if is_patched(iterator.__init__):
         return
-    iterator.__init__ = patched(_iterate_over_rows(iterator.__init__))
-    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function))
+    iterator.__init__ = patched(_iterate_over_rows(iterator.__init__, check_all_call))
+    iterator.catch_stop_iteration = patched(_checked(iterator.catch_stop_iteration, check_samples))
+    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function, kinds))
     trainer.make_predict_function = patched(_predict_on_rows(trainer.make_predict_function))
+    trainer.predict_on_batch = patched(_predict_locally(trainer.predict_on_batch))
     trainer._get_metrics_result_or_logs = patched(
         _agree_on_logs(trainer._get_metrics_result_or_logs, global_logs)
     )
@@ -77,30 +115,65 @@ def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
 
 def spec_of_rows(iterator: object) -> Nest:
     """Returns the structure of the batches of an iterator that yields `ReplicaRows`, or None."""
-    return getattr(iterator, _SPEC_OF_ROWS, None)
+    rows = getattr(iterator, "_distributed_dataset", None)
+    return rows.spec if isinstance(rows, Rows) else None
 
 
-def split_rows(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Splits global batches into the rows of this worker's replicas.
+class Rows:
+    """Rows of this process's replicas in the global batches of a data set.
+
+    It has iterators of its own. Those of TensorFlow's strategies have threads for autotuning, of
+    which TensorFlow can lose the cancellation when a busy worker deletes the iterator: a fit would
+    end minutes late.
 
     Args:
         dataset: Global batches, the same on all workers.
-        context: Place of this worker.
+        strategy: Strategy of the replicas.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
+        self.spec = dataset.element_spec
+        self.samples: list[Nest] = []
+        rank, workers = rank_and_workers(strategy.cluster_resolver)
+        # `predict` orders the rows by place in the worker first, then by worker.
+        places = range(rank, strategy.num_replicas_in_sync, workers)
+        self._dataset = split_rows(dataset, places, strategy.num_replicas_in_sync)
+        self._strategy = strategy
+
+    def __iter__(self) -> Iterator[Nest]:
+        self.samples = []
+        for batch, *parts in self._dataset:
+            if len(self.samples) < SAMPLES:  # many of the first batch, and one of each other
+                count = 1 if self.samples else SAMPLES
+                leaves = filter(_has_rows, tf.nest.flatten(batch))
+                self.samples.append([slice_rows(leaf, 0, count) for leaf in leaves])
+            if len(parts) == 1:
+                yield parts[0]
+            else:
+                take = lambda context, parts=parts: parts[context.replica_id_in_sync_group]  # noqa: E731
+                yield self._strategy.experimental_distribute_values_from_function(take)
+
+
+def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -> tf.data.Dataset:
+    """Splits global batches into the rows of this process's replicas.
+
+    Args:
+        dataset: Global batches, the same on all workers.
+        places: Places of the replicas, see `rows_of`.
+        replicas: Number of replicas of all processes.
 
     Returns:
-        One `ReplicaRows` for each replica of this worker and each batch.
+        Each batch, followed by one `ReplicaRows` for each place.
     """
-    spec, replicas = dataset.element_spec, context.num_replicas_in_sync
-    # `predict` orders the rows by place in the worker first, then by worker.
-    places = range(context.input_pipeline_id, replicas, context.num_input_pipelines)
+    spec = dataset.element_spec
 
-    def split(*elements: Nest) -> tf.data.Dataset:
+    def split(*elements: Nest) -> tuple[Nest, ...]:
         batch = tf.nest.pack_sequence_as(spec, tf.nest.flatten(elements))
-        return tf.data.Dataset.from_tensor_slices(list(places)).map(
-            lambda place: rows_of(batch, place, replicas)
-        )
+        return batch, *(rows_of(batch, tf.constant(place), replicas) for place in places)
 
-    return dataset.flat_map(split).prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.map(split).prefetch(1).with_options(options)
 
 
 def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
@@ -127,6 +200,7 @@ class RowsStep:
     def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
         self._model = model
         self._step = step
+        self.kinds: Sequence[Kind] = ()
 
     def test(self, data: Nest) -> tuple[Nest, tf.Tensor]:
         """Updates the metrics with this replica's rows; returns the logs and the rows."""
@@ -135,9 +209,10 @@ class RowsStep:
                 return self._step(data), count_rows(keras.tree.flatten(data)[0])
         before = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
         with self._as_in_one_process(data):
-            logs = self._step(data.batch)
+            logs = self._step(tf.nest.map_structure(_of_any_length, data.batch))
         for variable, value in before:
-            variable.assign(tf.where(data.rows == 0, value, variable.value))
+            if not is_whole(variable):
+                variable.assign(tf.where(data.rows == 0, value, variable.value))
         if type(self._model).test_step is not keras.Model.test_step:
             logs = mean_over_replicas(logs, tf.cast(data.rows / data.total, tf.float64))
         return logs, data.rows
@@ -154,17 +229,25 @@ class RowsStep:
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
             return tf.math.divide_no_nan(tokens, total) / divisor
 
+        kinds = iter(self.kinds)
+
+        def scalar(
+            value: tf.Tensor, weight: tf.Tensor | None
+        ) -> tuple[tf.Tensor, tf.Tensor | None]:
+            kind = next(kinds, Kind.MEAN)
+            if kind in (Kind.SUM, Kind.SUM_AND_REGULARISERS):
+                own = regularisation(self._model) if kind == Kind.SUM_AND_REGULARISERS else 0.0
+                own = tf.cast(own, value.dtype)
+                value = (value - own) / tf.cast(divisor, value.dtype) + own
+            return value, fraction if weight is None else weight
+
         with ExitStack() as stack:
             stack.enter_context(fresh_traces())
             stack.enter_context(one_replica_view())
-            stack.enter_context(scalars_weighted(fraction))
-            stack.enter_context(token_means_scaled(token_factor))
             stack.enter_context(added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)))
-            if _sums_over_samples(self._model):
-                trackers = (self._model._loss_tracker, *self._model._compile_loss.metrics)
-                for tracker in trackers:
-                    update = _multiplied(tracker.update_state, 1.0 / divisor)
-                    stack.enter_context(replaced(tracker, "update_state", update))
+            stack.enter_context(intercepted_scalars(scalar))
+            stack.enter_context(token_means_scaled(token_factor))
+            stack.enter_context(whole_batches(fraction, lambda tensors, run: run(tensors)))
             yield
 
     def predict(self, data: Nest) -> Nest:
@@ -181,23 +264,28 @@ class RowsStep:
         )
 
 
-def _sums_over_samples(model: keras.Model) -> bool:
-    """Returns whether all compiled losses of a model are sums over samples, not means."""
+def has_mean_loss(model: keras.Model) -> bool:
+    """Returns whether a model's test step and losses are Keras's own, and means over samples."""
+    is_stock = all(
+        getattr(type(model), name) is getattr(keras.Model, name)
+        for name in ("test_step", "compute_loss")
+    )
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    return bool(losses) and all(getattr(loss, "reduction", None) == "sum" for loss in losses)
+    return is_stock and all(
+        isinstance(loss, str)
+        or (is_of_keras(loss) and getattr(loss, "reduction", "mean") not in ("sum", None))
+        for loss in losses
+    )
 
 
-def _multiplied(update: Callable[..., None], factor: tf.Tensor) -> Callable[..., None]:
-    """Wraps `update_state` of a mean of losses."""
-
-    @wraps(update)
-    def update_state(values: tf.Tensor, sample_weight: object = None) -> None:
-        update(values * tf.cast(factor, values.dtype), sample_weight)
-
-    return update_state
+def regularisation(model: keras.Model) -> tf.Tensor:
+    """Returns what the regularisers of a model's weights add to its loss."""
+    return tf.add_n([tf.zeros(()), *model._get_regularization_losses()])
 
 
-def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
+def _iterate_over_rows(
+    original: Callable[..., None], check_all_call: Callable[..., None]
+) -> Callable[..., None]:
     """Wraps the constructor of Keras's iterator over epochs."""
 
     @wraps(original)
@@ -213,17 +301,31 @@ def _iterate_over_rows(original: Callable[..., None]) -> Callable[..., None]:
             original(self, distribute_strategy, *args, **options)
             return
         EpochIterator.__init__(self, *args, **options)
-        dataset = self.data_adapter.get_tf_dataset()
-        setattr(self, _SPEC_OF_ROWS, dataset.element_spec)
         self._distribute_strategy = distribute_strategy
-        self._distributed_dataset = distribute_strategy.distribute_datasets_from_function(
-            lambda context: split_rows(dataset, context)
-        )
+        check_all_call(distribute_strategy, self.num_batches)
+        self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
 
     return initialise
 
 
-def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
+def _checked(
+    original: Callable[..., None], check_samples: Callable[..., None]
+) -> Callable[..., None]:
+    """Wraps the context in which Keras iterates over an epoch."""
+
+    @contextmanager
+    def catch_stop_iteration(self: keras_trainer.TFEpochIterator) -> Iterator[None]:
+        with original(self):
+            yield
+        if isinstance(self._distributed_dataset, Rows):
+            check_samples(self._distribute_strategy, self._distributed_dataset.samples)
+
+    return catch_stop_iteration
+
+
+def _test_on_rows(
+    original: Callable[..., None], kinds: Callable[[keras.Model, Nest], Sequence[Kind]]
+) -> Callable[..., None]:
     """Wraps `make_test_function`."""
 
     @wraps(original)
@@ -233,13 +335,23 @@ def _test_on_rows(original: Callable[..., None]) -> Callable[..., None]:
             return
         if _is_current(self.test_function) and not force:
             return
-        with replaced(self, "test_step", RowsStep(self, self.test_step).test):
+        take_whole_batches(self)
+        step, is_known = RowsStep(self, self.test_step), False
+        with replaced(self, "test_step", step.test):
             original(self, force=True)
         function = self.test_function
 
-        def test_function(iterator: object) -> Nest:
-            logs, rows = function(iterator)
-            set_last_rows(self, rows)
+        def test_function(iterator: Iterator[Nest]) -> Nest:
+            nonlocal is_known
+            logs = None
+            for _, data in zip(range(self.steps_per_execution), iterator, strict=False):
+                if not is_known and isinstance(data, ReplicaRows):
+                    batch = local(self.distribute_strategy, data.batch)
+                    step.kinds, is_known = kinds(self, batch), True
+                logs, rows = function(iter([data]))
+                set_last_rows(self, rows)
+            if logs is None:
+                raise StopIteration
             return logs
 
         self.test_function = patched(test_function)
@@ -257,17 +369,38 @@ def _predict_on_rows(original: Callable[..., None]) -> Callable[..., None]:
             return
         if _is_current(self.predict_function) and not force:
             return
-        original(self, force=True)
-        function = self.predict_function
+        functions = []
+        for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
+            original(self, force=True)
+            functions.append(self.predict_function)
 
         def predict_function(data: Nest) -> Nest:
+            if _local_only.value:
+                with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
+                    return functions[1](data)
             # Keras looks the step up when it traces, not when it makes the function.
             with replaced(self, "predict_step", RowsStep(self, self.predict_step).predict):
-                return function(data)
+                return functions[0](data)
 
         self.predict_function = patched(predict_function)
 
     return make_predict_function
+
+
+def _predict_locally(original: Callable[..., Nest]) -> Callable[..., Nest]:
+    """Wraps `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
+
+    @wraps(original)
+    def predict_on_batch(self: keras_trainer.TensorFlowTrainer, x: Nest) -> Nest:
+        with _local_only.set(True):
+            return original(self, x)
+
+    return predict_on_batch
+
+
+def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
+    """Returns what the first replica of this process has computed."""
+    return local(strategy, values)
 
 
 def _agree_on_logs(
@@ -300,3 +433,10 @@ def _is_current(function: Callable[..., Nest] | None) -> bool:
 
 def _has_rows(leaf: object) -> bool:
     return isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank != 0
+
+
+def _of_any_length(leaf: object) -> object:
+    """Returns a tensor of unknown length, as those of data sets are: Keras weights others more."""
+    if tf.executing_eagerly() or not (isinstance(leaf, tf.Tensor) and leaf.shape.rank):
+        return leaf
+    return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])

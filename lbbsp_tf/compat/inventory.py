@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -120,6 +121,7 @@ def _is_replaced(attribute: object) -> bool:
 def _patches() -> tuple[Patch, ...]:
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     row = tf.zeros((1, 1))
+    evaluation = partial(patch_evaluation, *[lambda *_: None] * 4)
     return (
         Patch("build models under a strategy", patch_keras, trainer, ("_maybe_symbolic_build",),
               _NOT_NEEDED),
@@ -132,11 +134,11 @@ def _patches() -> tuple[Patch, ...]:
               ("_backend_apply_gradients",), _NOT_NEEDED),
         Patch("moments of synchronised batch normalisation", synchronize_moments,
               keras.layers.BatchNormalization, ("_moments",), _NOT_NEEDED),
-        Patch("evaluation on any number of rows", lambda: patch_evaluation(lambda _, logs: logs),
-              iterator, ("__init__",)),
-        Patch("test and predict functions", lambda: patch_evaluation(lambda _, logs: logs),
-              trainer, ("make_test_function", "make_predict_function",
-                        "_get_metrics_result_or_logs")),
+        Patch("evaluation on any number of rows", evaluation, iterator,
+              ("__init__", "catch_stop_iteration")),
+        Patch("test and predict functions", evaluation, trainer,
+              ("make_test_function", "make_predict_function", "predict_on_batch",
+               "_get_metrics_result_or_logs")),
         Patch("files written once per job", lambda: write_once_per_job(1), keras.Model,
               ("save", "save_weights")),
         Patch("gradients before `apply`", lambda: intercepted_apply(lambda *_: None),

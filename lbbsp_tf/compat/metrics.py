@@ -1,20 +1,35 @@
-"""Interception of scalars on their way to `Mean` metrics, which count a step of a worker once."""
+"""Metrics of all workers: scalars on their way to `Mean`, and the batches of those by hand.
+
+Keras sums the states of the workers' metrics. That of a metric that a user has written need not be
+a sum over samples, so each worker updates it with the rows of all of them.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from lbbsp_tf.compat.values import PerThread, is_patched, patched
 
 Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
 
+Run: TypeAlias = "Callable[[list[tf.Tensor], Callable[[list[tf.Tensor]], list[tf.Tensor]]], object]"
+
+LARGEST_BYTES = 1 << 16
+"""Of a sample, which each worker sends to all others for a metric written by hand."""
+
+logger = logging.getLogger("lbbsp.tf")
+
 _handler = PerThread()
+_whole = PerThread()
 
 
 @contextmanager
@@ -29,11 +44,6 @@ def intercepted_scalars(handler: Handler) -> Iterator[None]:
         mean.update_state = patched(_replacing(mean.update_state))
     with _handler.set(handler):
         yield
-
-
-def scalars_weighted(weight: tf.Tensor) -> AbstractContextManager[None]:
-    """Weights scalars without a sample weight in this thread's `Mean.update_state`."""
-    return intercepted_scalars(lambda value, own: (value, weight if own is None else own))
 
 
 def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:
@@ -51,3 +61,111 @@ def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:
 
 def _is_scalar(values: object) -> bool:
     return not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
+
+
+def is_of_keras(code: object) -> bool:
+    """Returns whether a function, or an object and what it wraps, are of Keras."""
+    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
+    own = code if callable(code) and hasattr(code, "__code__") else type(code)
+    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
+
+
+@contextmanager
+def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
+    """Updates metrics written by hand with the rows of all replicas, in this thread.
+
+    Args:
+        share: Share of this replica's samples in those of all; rows of one without any are left
+            out.
+        run: Runs a collective on tensors.
+    """
+    with _whole.set((share, run, {})):
+        yield
+
+
+def take_whole_batches(model: keras.Model) -> None:
+    """Prepares the metrics of a model that are written by hand for `whole_batches`."""
+    for metric in model.metrics:
+        for each in metric.metrics if isinstance(metric, CompileMetrics) else [metric]:
+            if not (is_of_keras(each) or is_patched(each.update_state)):
+                object.__setattr__(each, "update_state", patched(_updating(each)))
+                _count_once(each, not isinstance(each, keras.metrics.MeanMetricWrapper))
+
+
+def is_whole(variable: keras.Variable) -> bool:
+    """Returns whether a variable of a metric is that of all workers on each of them."""
+    return variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def _count_once(metric: keras.metrics.Metric, once: bool) -> None:
+    kinds = tf.VariableAggregation
+    for variable in metric.variables:
+        if hasattr(variable.value, "_aggregation"):
+            variable.value._aggregation = kinds.ONLY_FIRST_REPLICA if once else kinds.SUM
+
+
+def _updating(metric: keras.metrics.Metric) -> Callable[..., None]:
+    """Wraps `update_state` of a metric written by hand."""
+    update, is_function = metric.update_state, isinstance(metric, keras.metrics.MeanMetricWrapper)
+
+    @wraps(update)
+    def update_state(*args: object, **options: object) -> None:
+        whole, given = _whole.value, (args, options)
+        with _whole.set(None), ExitStack() as stack:  # metrics inside of it see the same
+            stack.enter_context(_handler.set(None))
+            if whole is not None:
+                share = whole[0]
+                is_mean = is_function and not _is_scalar(metric._fn(*args[:2], **metric._fn_kwargs))
+                once = not is_mean and all(map(_is_small, keras.tree.flatten(given)))
+                _count_once(metric, once)
+                if once:
+                    given = keras.tree.map_structure(partial(_of_all, *whole), given)
+                elif not is_mean:
+                    _warn_of(metric)
+                    weigh = lambda value, own: (value, share if own is None else own)  # noqa: E731
+                    stack.enter_context(_handler.set(weigh))
+            update(*given[0], **given[1])
+
+    return update_state
+
+
+def _of_all(share: tf.Tensor, run: Run, known: dict[int, object], leaf: object) -> object:
+    """Returns the rows of all replicas, or the mean of a scalar over them."""
+    if not tf.is_tensor(leaf) or (leaf.shape.rank == 0 and not leaf.dtype.is_floating):
+        return leaf
+    context = tf.distribute.get_replica_context()
+    if leaf.shape.rank == 0:
+        part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
+        add = lambda parts: [context.all_reduce("SUM", part) for part in parts]  # noqa: E731
+        return run([part], add)[0]
+    if id(leaf) not in known:
+        number = tf.cast(leaf, tf.int32) if leaf.dtype == tf.bool else leaf
+        rows = number[: tf.where(share > 0, tf.shape(leaf)[0], 0)]
+        gather = lambda parts: [context.all_gather(part, 0) for part in parts]  # noqa: E731
+        found = tf.cast(run([rows], gather)[0], leaf.dtype)
+        mask = get_keras_mask(leaf)
+        if mask is not None:
+            set_keras_mask(found, _of_all(share, run, known, mask))
+        known[id(leaf)] = leaf, found  # the key is that of a tensor that exists
+    return known[id(leaf)][1]
+
+
+def _is_small(leaf: object) -> bool:
+    """Returns whether a leaf is no tensor, or one of which all workers can get all rows."""
+    if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
+        return True
+    dense = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string and leaf.shape.rank is not None
+    row = leaf.shape[1:] if dense else tf.TensorShape(None)
+    return row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES
+
+
+def _warn_of(metric: keras.metrics.Metric) -> None:
+    if tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group) == 0:
+        logger.warning(
+            "the metric %r takes tensors of more than %d KiB a sample, or of unknown shape, so "
+            "that each worker updates it with its own rows: what is shown is the result of the "
+            "sum of its states over workers, or the mean if it is a function, and depends on their "
+            "number unless the state is a sum over samples",
+            metric.name,
+            LARGEST_BYTES >> 10,
+        )

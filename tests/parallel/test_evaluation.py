@@ -8,7 +8,15 @@ CASES = [
     "sum",
     "masked",
     "auc",
+    "summed_function",
+    "summed_compute_loss",
+    "average_loss",
+    "two_kinds_of_sums",
+    "metrics_by_hand",
+    "functions_by_hand",
     *campaign(
+        "summed_class",
+        "one_of_two_outputs",
         "sample_weight",
         "own_tracker",
         "scalar_loss",
@@ -20,7 +28,7 @@ CASES = [
         "added_loss",
     ),
 ]
-MIRRORED_CASES = ["own_test_step", "scalar_loss", "recurrent", "sum", "masked"]
+MIRRORED_CASES = ["own_test_step", "scalar_loss", "recurrent", "sum", "masked", "metrics_by_hand"]
 SOURCES = ["unknown_length", *campaign("tf_data", "py_dataset", "generator")]
 TOLERANCE = 2e-6
 
@@ -76,6 +84,38 @@ def test_validation_may_have_fewer_rows_than_workers(seen):
 def test_arrays_of_different_lengths_are_an_error(seen):
     for each in seen:
         assert "all arrays of a batch must have the same length" in each["different_lengths"]
+
+
+DIFFERENT = "workers disagree on the data of evaluate, predict or validation: "
+OTHER_SAMPLES = "samples of worker 1 differ from those of worker 0"
+
+
+@pytest.mark.parametrize(
+    ("case_of_data", "message"),
+    [
+        ("different_evaluated", OTHER_SAMPLES),
+        ("different_predicted", OTHER_SAMPLES),
+        ("different_validation", OTHER_SAMPLES),
+        ("different_batches", "worker 0 has 2 batches, worker 1 has 1"),
+    ],
+)
+def test_data_that_differ_between_workers_are_refused(seen, case_of_data, message):
+    for each in seen:
+        assert DIFFERENT + message in each[case_of_data]
+
+
+def test_each_worker_gets_the_rows_of_its_own_batch(seen):
+    for each in seen:
+        assert each["on_batch"]["rows"] == 5
+        assert each["on_batch"]["logs"] == pytest.approx(seen[0]["on_batch"]["expected"], TOLERANCE)
+    assert seen[0]["on_batch"]["difference"] <= TOLERANCE
+    assert seen[0]["on_batch"]["alone"] <= TOLERANCE
+
+
+def test_a_worker_that_predicts_alone_is_told_to_call_it_on_all(seen):
+    told = seen[0]["evaluated_alone"]
+    assert "RuntimeError: worker 0 has called evaluate or predict, and worker 1 is" in told
+    assert "waiting for the others: call it on all workers" in told
 
 
 @pytest.mark.campaign

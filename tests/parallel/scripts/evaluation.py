@@ -9,10 +9,14 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from own_metrics import BatchMeans, Extremes, overlap, spread
 from replicas import logical_devices
 from report import result
 
 import lbbsp_tf
+from lbbsp_core.runtime.activity import Activity
+from lbbsp_tf.collectives import mirrored_collectives
+from lbbsp_tf.liveness import current_activity
 
 L = keras.layers
 X = 6
@@ -69,6 +73,45 @@ def scalar_loss(y_true, y_pred):
     return tf.reduce_mean(logits)
 
 
+def summed(y_true, y_pred):
+    logits = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    return tf.reduce_sum(logits)
+
+
+class Summed(keras.losses.Loss):
+    """A sum over samples that does not say so."""
+
+    def call(self, y_true, y_pred):
+        return summed(y_true, y_pred)
+
+
+class OwnLoss(keras.Model):
+    """Its loss is a sum, with those of regularisers."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return summed(y, y_pred) + sum(map(self._aggregate_additional_loss, self.losses))
+
+
+class Average(keras.Model):
+    """The test step of TensorFlow's tutorials on strategies."""
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        each = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        loss = tf.nn.compute_average_loss(each, global_batch_size=X)
+        self._loss_tracker.update_state(loss)
+        return {"loss": self._loss_tracker.result()}
+
+
+def of_class(cls):
+    def build():
+        x = L.Input((10,))
+        return cls(x, L.Dense(3, kernel_regularizer="l2")(x))
+
+    return build
+
+
 def auc():
     return keras.metrics.AUC(name="auc")  # without a name, Keras numbers the models
 
@@ -92,9 +135,12 @@ class Case:
     def model(self):
         keras.utils.set_random_seed(1)
         model = self.build()
-        loss = self.loss if self.loss is scalar_loss or isinstance(self.loss, str) else self.loss()
-        metrics = [metric if isinstance(metric, str) else metric() for metric in self.metrics]
-        model.compile("sgd", loss, metrics=metrics)
+        is_made = isinstance(self.loss, str | list) or self.loss in (scalar_loss, summed)
+        loss = self.loss if is_made else self.loss()
+        functions = (overlap, spread)
+        metrics = [metric if isinstance(metric, str) or metric in functions else metric()
+                   for metric in self.metrics]  # fmt: skip
+        model.compile("sgd", loss, metrics=metrics or None)
         return model
 
 
@@ -169,6 +215,24 @@ CASES = {
     "own_tracker": Case(own_tracker),
     "sum": Case(own_test, loss=lambda: entropy(reduction="sum")),
     "added_loss": Case(added),
+    "summed_function": Case(dense, loss=summed),
+    "summed_class": Case(of_class(keras.Model), loss=lambda: Summed(reduction=None)),
+    "summed_compute_loss": Case(of_class(OwnLoss)),
+    "average_loss": Case(of_class(Average), metrics=()),
+    "one_of_two_outputs": Case(
+        two_outputs,
+        y={"a": LABELS, "b": LABELS[::-1].copy()},
+        metrics=(),
+        loss=lambda: {"a": summed, "b": None},
+    ),
+    "two_kinds_of_sums": Case(
+        two_outputs,
+        y={"a": LABELS, "b": LABELS[::-1].copy()},
+        metrics=(),
+        loss=lambda: {"a": summed, "b": entropy(reduction="sum")},
+    ),
+    "metrics_by_hand": Case(dense, metrics=(BatchMeans, Extremes)),
+    "functions_by_hand": Case(of_class(keras.Model), metrics=(overlap, spread, "accuracy")),
     "masked": Case(masked, np.where(TOKENS % 4, TOKENS, 0), y=rng.integers(0, 3, (40, 6))),
     "auc": Case(
         recurrent,
@@ -220,17 +284,33 @@ def compare(name, model, alone, x, y=None, **options):
     result(name, found)
 
 
-def answer_to_different_lengths():
+def answer(call):
+    """Returns the error of a call."""
+    try:
+        return f"{call()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def evaluate_different_lengths():
     """Evaluates labels that are fewer than the features."""
     spec = (tf.TensorSpec((None, 10)), tf.TensorSpec((None,), tf.int64))
     batches = [(FEATURES[:6], LABELS[:4])]
     data = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     with strategy.scope():
         model = CASES["dense"].model()
-    try:
-        return str(model.evaluate(data, verbose=0))
-    except Exception as error:
-        return str(error)
+    model.evaluate(data, verbose=0)
+
+
+def fit(validation_data):
+    return model.fit(
+        balancer.dataset(FEATURES, LABELS, seed=1),
+        steps_per_epoch=balancer.steps_per_epoch,
+        epochs=2,
+        callbacks=[balancer],
+        verbose=0,
+        validation_data=validation_data,
+    )
 
 
 class Rows(keras.utils.PyDataset):
@@ -270,19 +350,37 @@ for name in names:
     weights = None if case.weights is None else case.weights[:ROWS]
     compare(name, *models, lambda: x, y, sample_weight=weights, batch_size=X)  # noqa: B023
 
-result("different_lengths", answer_to_different_lengths())
+result("different_lengths", answer(evaluate_different_lengths))
 model, alone = both(CASES["dense"])
+own = np.random.default_rng(balancer.rank).permutation(30)  # as without a seed
+result("different_evaluated", answer(lambda: model.evaluate(FEATURES[own], LABELS[own], verbose=0)))
+result(
+    "different_predicted", answer(lambda: model.predict(FEATURES[balancer.rank :: 2], verbose=0))
+)
+result(
+    "different_batches", answer(lambda: model.predict(FEATURES[: 33 - balancer.rank], verbose=0))
+)
+result("different_validation", answer(lambda: fit((FEATURES[own], LABELS[own]))))
+shown = model.test_on_batch(FEATURES[:5], LABELS[:5], return_dict=True)
+predicted = model.predict_on_batch(FEATURES[:5])
+found = {"rows": len(predicted), "logs": shown}
+if alone is not None:
+    alone.set_weights(model.get_weights())
+    found["expected"] = alone.test_on_batch(FEATURES[:5], LABELS[:5], return_dict=True)
+    found["difference"] = close(predicted, alone.predict_on_batch(FEATURES[:5]))
+    found["alone"] = close(model.predict_on_batch(FEATURES[5:7]), alone(FEATURES[5:7]))
+result("on_batch", found)
+if kind == "workers":  # worker 1 waits as in a collective that the chief does not call
+    with current_activity().during(Activity.MEETING):
+        alone_error = (
+            answer(lambda: model.predict(FEATURES, verbose=0)) if not balancer.rank else ""
+        )
+        mirrored_collectives(strategy).all_gather([0])
+    result("evaluated_alone", alone_error)
 with_steps = model.evaluate(SOURCES["tf_data"]().repeat(), steps=5, verbose=0)
 
 # The loss and the metrics of validation inside `fit`, with fewer rows than workers.
-history = model.fit(
-    balancer.dataset(FEATURES, LABELS, seed=1),
-    steps_per_epoch=balancer.steps_per_epoch,
-    epochs=2,
-    callbacks=[balancer],
-    verbose=0,
-    validation_data=(FEATURES[:1], LABELS[:1]),
-).history
+history = fit((FEATURES[:1], LABELS[:1])).history
 weights = model.get_weights()
 if alone is not None:
     repeated = SOURCES["tf_data"]().repeat()
