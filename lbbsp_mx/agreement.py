@@ -308,7 +308,9 @@ def _send(store: Any, number: int, param: gluon.Parameter) -> None:
     """Replaces a parameter by that of worker 0: the sum of its values and of zeros elsewhere."""
 
     def exchange(values: mx.nd.NDArray, out: Sequence[mx.nd.NDArray]) -> None:
-        share = values.copy() if store.rank == 0 else mx.nd.zeros_like(values)
+        share = values.copy()
+        if store.rank > 0:
+            share[:] = 0
         store.pushpull(number, [share], out=list(out))
         # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
         for each in out:

@@ -289,7 +289,7 @@ class _Servers:
         """
         context = self._params[0].list_ctx()[0]
         self._keeps_pushes = keeps_pushes
-        values = {i: param.data(context) for i, param in enumerate(self._params)}
+        values = {i: param.data(context).as_nd_ndarray() for i, param in enumerate(self._params)}
         if keeps_pushes:
             sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
             values |= sums

@@ -76,13 +76,15 @@ class SyncBatchNorm(nn.BatchNorm):
                     f"{self.name} is not connected to the other workers: create the "
                     "lbbsp_mx.Trainer of its parameters before training"
                 )
-        vectors = (gamma, beta, running_mean, running_var)
+        inputs = (x, gamma, beta, running_mean, running_var)
+        x, *vectors = (each.as_nd_ndarray() for each in inputs)
         names = ("momentum", "eps", "fix_gamma", "use_global_stats")
         options = {name: repr(self._kwargs[name]) for name in names}
         y = F.Custom(
             _plain(F, x), *vectors, op_type=_OPERATOR, peers=peers.key, name="fwd", **options
         )
-        return _plain(F, y)
+        y = _plain(F, y)
+        return y.as_np_ndarray() if mx.util.is_np_array() else y
 
 
 class _Operator(mx.operator.CustomOp):

@@ -181,9 +181,10 @@ def restore_parameters(
     params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> None:
     """Gives the parameters the values of `parameter_arrays`, on all devices."""
+    create = mx.np.array if mx.util.is_np_array() else mx.nd.array
     for number, param in enumerate(params):
         array = arrays[f"parameter {number}"]
-        param._load_init(mx.nd.array(array, dtype=array.dtype), None)
+        param._load_init(create(array, dtype=array.dtype), None)
 
 
 def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
