@@ -330,7 +330,8 @@ class Trainer(LocalTrainer):
         Args:
             batch_size: Samples in *this worker's* batch, on all of its devices together. With
                 `accumulate`, those of one of its loader batches, or of all.
-            ignore_stale_grad: As for `mxnet.gluon.Trainer`.
+            ignore_stale_grad: Whether gradients that were not computed since the last step count as
+                zero; a parameter is skipped if no worker has one. If false, they are refused.
             weight: Number of valid tokens, or sum of the sample weights, in this worker's batch.
                 The update is then the sum of all workers' gradients divided by the sum of their
                 weights, instead of the number of samples: let the loss be a sum over tokens. All
