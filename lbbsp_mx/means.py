@@ -191,7 +191,7 @@ def checked_weight(weight: Weight) -> float | None:
     """
     if weight is None:
         return None
-    number = float(weight)
+    number = float(weight.asnumpy().item() if isinstance(weight, mx.nd.NDArray) else weight)
     if not 0 <= number < math.inf:
         raise ValueError(
             f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
