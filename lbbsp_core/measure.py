@@ -50,7 +50,8 @@ class BusyTimer:
 
     def resume(self) -> None:
         """Continues counting busy time: the collective inside the step has ended."""
-        self._waited_ns += self._clock() - self._paused_at_ns
+        # A barrier may have been left meanwhile, by an operation that runs beside the wait.
+        self._waited_ns += self._clock() - max(self._paused_at_ns, self._left_ns)
 
     def reach(self) -> float:
         """Returns busy seconds since the last barrier; call it on reaching the next one."""

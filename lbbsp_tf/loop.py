@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
+from lbbsp_core.runtime.settings import Settings
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import PlaceholderDataset
@@ -41,6 +43,7 @@ class BalancedLoop:
         self._training = training
         self._leader = training.sessions.leader
         self._run: Callable[..., Nest] | None = None
+        self._graph: tf.Graph | None = None
         self._active = self._leader.workers > 1
         if not self._active:
             if not isinstance(data, tf.data.Dataset):  # rows of an array would be single samples
@@ -49,7 +52,7 @@ class BalancedLoop:
         if not isinstance(data, PlaceholderDataset):
             raise _not_of_balancer()
         data.example()  # as Keras does, to announce the data set
-        training.begin({})
+        training.begin({}, self._weights, self._learning_rates)
         iter(data)
 
     def __enter__(self) -> BalancedLoop:
@@ -59,7 +62,14 @@ class BalancedLoop:
         self.close()
 
     def epoch(self) -> Iterator[Nest]:
-        """Trains an epoch, and yields what the train step of this worker returns in each step."""
+        """Trains an epoch, and yields what the train step returns in each step.
+
+        Fractional scalars are those of the global batch, the same on all workers: means or sums
+        over its samples. Other results are those of this worker's samples.
+
+        Raises:
+            DisagreementError: Learning rates or weights of workers differ.
+        """
         training = self._training
         if not self._active:
             yield from self._epoch_alone()
@@ -67,7 +77,12 @@ class BalancedLoop:
         if self._run is None:
             training.begin_first_epoch(0)
             step = training.prepare(self._train_step)
-            self._run = tf.function(lambda: self._strategy.run(step), autograph=False)
+
+            def run() -> Nest:
+                self._graph = compat.current_graph()
+                return self._strategy.run(step)
+
+            self._run = tf.function(run, autograph=False)
         else:
             training.begin_epoch()
         for _ in range(training.input.order.steps_per_epoch):
@@ -87,6 +102,23 @@ class BalancedLoop:
         """Ends the training; call it after the last epoch, or use the loop as a context."""
         if self._active:
             self._training.end()
+
+    def _weights(self) -> Iterator[np.ndarray]:
+        return (variable.numpy() for variable in self._shared() if variable.trainable)
+
+    def _learning_rates(self) -> Settings:
+        rates = (each for each in self._shared() if "learning_rate" in each.name)
+        values = (float(f"{float(each.numpy()):.7g}") for each in rates)
+        return {f"learning rate of optimizer {k}": value for k, value in enumerate(values)}
+
+    def _shared(self) -> list[tf.Variable]:
+        """Returns the variables of the step that are equal on all workers, once it is traced."""
+        if self._graph is None:
+            return []
+        variables = {id(each.handle): each for each in self._graph.variables}  # in any order
+        captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
+        of_workers = tf.VariableSynchronization.ON_READ
+        return [v for v in captured if v is not None and v.synchronization != of_workers]
 
     def _epoch_alone(self) -> Iterator[Nest]:
         if self._run is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -71,6 +72,10 @@ class StepPreparation:
         # Strategies broadcast what they create. A script may have seeded one worker only.
         if self._sessions.leader.any_worker(not compat.has_global_seed()):
             compat.forget_global_seed()
+        if train_step.in_loop or len(self._sessions) > 1:
+            # Callbacks and loops see the results of a process, and only once.
+            of_all = compat.with_results_of_all(train_step.function)
+            train_step = replace(train_step, function=of_all)
         self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
         self._train_step, self._known_traces = train_step, None
         self._step = BalancedStep(

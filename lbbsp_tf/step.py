@@ -56,7 +56,7 @@ class BalancedStep:
         self.traces = 0
 
     def __call__(self, placeholder: Nest = None) -> Nest:
-        """Trains a step on this replica's batch, and returns the logs of the train step."""
+        """Trains a step on this replica's batch, and returns the results of the train step."""
         number = self._replica()
         if not tf.executing_eagerly():
             self._sessions[number].exclude_step(retraced=True)  # takes longer than a step
@@ -65,15 +65,13 @@ class BalancedStep:
         data = self._next_batches[number]()
         share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self._share_of_sample
         step = ReplicaStep(self._sessions[number], self._weighting, share)
-        logs = step.run(self._train_step.function, data)
+        results = step.run(self._train_step.function, data)
         if not step.applied:
             raise ValueError(
                 f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
-        if len(self._sessions) > 1:  # Keras shows the logs of a process, not of its replicas
-            logs = compat.mean_over_replicas(logs, share)
-        return logs
+        return results
 
     def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:
         """Runs the train step on `data` without an exchange, and passes its gradients to `keep`.
@@ -116,7 +114,6 @@ class ReplicaStep:
         self._exchanged = keep is not None
         self.applied = 0
         self._has_sums = False
-        self._left: list[tf.Tensor] = []
         self._logged = 0
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
@@ -173,8 +170,6 @@ class ReplicaStep:
         present = [g for g in grads if g is not None]
         if not present:
             return grads
-        with tf.control_dependencies(self._left):  # of all workers in the same order
-            present = [_identity(g) for g in present]
         reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
         rest = iter(reduced)
         return [None if g is None else next(rest) for g in grads]
@@ -191,7 +186,6 @@ class ReplicaStep:
         again = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
         if session.uses_fresh_drivers:
             self._exchange_again(again)
-        self._left = [again]
         with tf.control_dependencies([again]):
             return [_identity(g) for g in grads]
 

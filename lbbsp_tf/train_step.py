@@ -22,6 +22,7 @@ class TrainStep:
         keeps_gradients: Whether it is Keras's own, and passes gradients on as they are to an
             optimizer of Keras.
         is_low_precision: Whether it computes in half precision.
+        in_loop: Whether the user's loop takes its results.
     """
 
     function: Callable[[Nest], Nest]
@@ -29,6 +30,7 @@ class TrainStep:
     loss_name: str
     keeps_gradients: bool
     is_low_precision: bool
+    in_loop: bool = False
 
     @classmethod
     def of_model(cls, model: keras.Model) -> TrainStep:
@@ -51,7 +53,7 @@ class TrainStep:
         name = getattr(function, "__qualname__", repr(function))
         _check_is_plain(function, name)
         low = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
-        return cls(function, name, name, keeps_gradients=False, is_low_precision=low)
+        return cls(function, name, name, False, low, in_loop=True)
 
     @property
     def is_inexact(self) -> bool:

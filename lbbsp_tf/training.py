@@ -9,11 +9,14 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.handshake import Facts
+from lbbsp_core.runtime.settings import Settings
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions
 from lbbsp_tf.step import BalancedStep
 from lbbsp_tf.train_step import TrainStep
+
+_REMEDY = "let it follow what loop.epoch() yields, which is the same on all workers"
 
 
 class Training:
@@ -39,7 +42,8 @@ class Training:
     ) -> None:
         self.sessions = sessions
         self.input = TrainingInput(sessions, strategy)
-        self._weights: Callable[[], Iterable[np.ndarray]] | None = None
+        self._weights: Callable[[], Iterable[np.ndarray]] = tuple
+        self._settings: Callable[[], Settings] | None = None
         self._preparation = StepPreparation(
             strategy, sessions, self.input, weight_by=weight_by, verify=verify
         )
@@ -50,15 +54,20 @@ class Training:
         return self._preparation.verified_error
 
     def begin(
-        self, facts: Facts, weights: Callable[[], Iterable[np.ndarray]] | None = None
+        self,
+        facts: Facts,
+        weights: Callable[[], Iterable[np.ndarray]],
+        settings: Callable[[], Settings] | None = None,
     ) -> None:
         """Starts the sessions for the announced data set; a collective.
 
         Args:
             facts: What all workers must agree on, in addition to what the sessions compare.
-            weights: Returns the weights, to be compared every some steps; None compares none.
+            weights: Returns the weights, to be compared every some steps.
+            settings: Returns settings to be compared in every step, in a loop whose end of an epoch
+                only the user's code sees.
         """
-        self._weights = weights
+        self._weights, self._settings = weights, settings
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
         self.sessions.start({"shapes and types of the data": self.input.spec, **facts})
@@ -89,8 +98,11 @@ class Training:
         """Sets the weight of a sample; restarts the timers if the step is excluded."""
         self.input.begin_step()
         self._preparation.set_samples(sum(self.sessions.leader.sizes))
-        if self._weights is not None:
-            self.sessions.leader.offer_weights(self._weights)
+        leader, is_last = self.sessions.leader, False
+        if self._settings:
+            leader.offer_settings(self._settings, _REMEDY)
+            is_last = (leader.step + 1) % self.input.order.steps_per_epoch == 0
+        leader.offer_weights(self._weights, now=is_last)
         self.sessions.begin_step()
 
     def end_step(self) -> None:
@@ -98,6 +110,7 @@ class Training:
         self.input.end_step()
         self._preparation.end_step()
         self.sessions.leader.check_weights()
+        self.sessions.leader.check_settings(_REMEDY)
         self.leave_steps()
 
     def leave_steps(self) -> None:

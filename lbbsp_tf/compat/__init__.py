@@ -23,7 +23,12 @@ from lbbsp_tf.compat.evaluation import (
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
 from lbbsp_tf.compat.logs import add_to_logs, stop_adding
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import intercepted_scalars, take_whole_batches, whole_batches
+from lbbsp_tf.compat.metrics import (
+    intercepted_scalars,
+    take_whole_batches,
+    whole_batches,
+    with_results_of_all,
+)
 from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_apply, sum_gradients
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
@@ -37,7 +42,7 @@ from lbbsp_tf.compat.random import (
     noise_of_replica,
     shared_global_seed,
 )
-from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.replicas import STRATEGIES, one_replica_view
 from lbbsp_tf.compat.state import (
     Callbacks,
     assign_total,
@@ -89,7 +94,6 @@ __all__ = [
     "let_sigterm_end",
     "local",
     "lost_worker",
-    "mean_over_replicas",
     "noise_alike_for_all_samples",
     "noise_of_replica",
     "one_replica_view",
@@ -114,6 +118,7 @@ __all__ = [
     "tell_of_failure",
     "token_means_scaled",
     "whole_batches",
+    "with_results_of_all",
     "without_metrics",
     "write_once_per_job",
 ]

@@ -17,7 +17,8 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.replicas import mean_over_replicas
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
 
 Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
 
@@ -44,6 +45,21 @@ def intercepted_scalars(handler: Handler) -> Iterator[None]:
         mean.update_state = patched(_replacing(mean.update_state))
     with _handler.set(handler):
         yield
+
+
+def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], Nest]:
+    """Wraps a step of a replica, so that fractional scalars in its results are those of all.
+
+    As a single process would compute them, if the handler of `intercepted_scalars` knows how.
+    """
+
+    def of_all(value: object) -> object:
+        if not (tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating):
+            return value
+        found, weight = _handler.value(value, None)
+        return found if weight is None else tf.cast(mean_over_replicas(found, weight), value.dtype)
+
+    return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
 
 
 def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:

@@ -43,6 +43,7 @@ REFUSED = {
 ON_ALL_WORKERS = ["own_step_clips", "mask_reaches_the_loss", "sum_and_mean"]
 """Those that suffice to show that all workers refuse; tests/tf/test_proof.py has the others."""
 ACCEPTED = ["contrastive_accepted", *campaign("dropout", "noise_in_step", "half_precision")]
+FOLLOWED = ["followed_average", *campaign("followed_mean", "followed_sum")]
 TOLERANCE = 2e-6
 
 
@@ -50,7 +51,7 @@ TOLERANCE = 2e-6
 def jobs(request, clusters):
     """Both jobs, by number of workers."""
     names = {workers: chosen(request, "exact", workers=workers) for workers in (2, 3)}
-    names[2] += [*chosen(request, "case"), "own_noise"]
+    names[2] += [*chosen(request, "case"), *chosen(request, "followed"), "own_noise"]
     found = {
         workers: clusters.run("losses", *cases, workers=workers)
         for workers, cases in names.items()
@@ -76,6 +77,14 @@ def test_a_loss_that_is_accepted_is_exact(jobs, workers, exact):
 def test_a_loss_that_cannot_be_exact_is_refused_on_all_workers(jobs, case):
     for rank in range(2):
         assert REFUSED[case] in jobs[2].results(rank)[case]
+
+
+@pytest.mark.parametrize("followed", FOLLOWED)
+def test_a_loop_yields_the_loss_of_the_global_batch_on_all_workers(jobs, followed):
+    for rank in range(2):
+        found = jobs[2].results(rank)[followed]
+        assert found["losses"] <= 1e-5
+        assert found["difference"] <= TOLERANCE
 
 
 @pytest.mark.parametrize("case", ACCEPTED)

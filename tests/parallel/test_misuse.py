@@ -45,6 +45,10 @@ EXPECTED = {
     "different_order": "disagree on the data: samples of worker 1 differ from those of worker 0",
     "different_labels": "disagree on the data: samples of worker 1 differ from those of worker 0",
     "different_types": "disagree on shapes and types of the data: worker 0 has",
+    "loop_rate": "disagree on the learning rate of optimizer 0 (0.01 on worker 0, 0.02 on worker "
+    "1); this is so since step 2, and makes their models different: let it follow what loop.epoch",
+    "loop_rate_at_the_end": "disagree on the learning rate of optimizer 0 (0.01 on worker 0, 0.02",
+    "loop_weights": "workers have different weights at step 3, where they are compared every 50",
     "different_weights": "workers have different weights at step 3, where they are compared every "
     "3 steps",
 }

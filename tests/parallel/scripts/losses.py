@@ -6,9 +6,11 @@ from typing import ClassVar
 import keras
 import numpy as np
 import tensorflow as tf
-from comparison import SAMPLES, Trained, X, balanced, compare
+from comparison import SAMPLES, Cycle, Trained, X, balanced, compare
 from keras import ops
-from report import result
+from report import largest_difference, result
+
+import lbbsp_tf
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -192,6 +194,24 @@ class Draws(OwnStep):
         return super().train_step(data)
 
 
+class Returns(OwnStep):
+    """Returns its loss itself, for a loop."""
+
+    def logs(self, loss):
+        return {"loss": loss, "rows": tf.constant(1)}
+
+
+class ReturnsSum(Returns):
+    def loss_of(self, errors):
+        return tf.reduce_sum(errors)
+
+
+class ReturnsAverage(Returns, ComputeAverage):
+    """Returns this worker's part of the loss."""
+
+    logs = Returns.logs
+
+
 class TwoOptimizers(keras.Model):
     """Two networks with an optimizer each in a dictionary, as GANs have."""
 
@@ -373,11 +393,57 @@ VERIFIED = {
 }
 
 
+FOLLOWED = {
+    "followed_mean": (Returns, 0.05),
+    "followed_sum": (ReturnsSum, 1e-3),
+    "followed_average": (ReturnsAverage, 0.05),
+}
+
+
+def following(strategy, model_class, rate):
+    """Compares a loop whose learning rate follows its loss with the same in one process."""
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = dense(model_class)
+        model.compile(sgd(rate))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def follow(model, steps):
+        losses = []
+        for results in steps:
+            losses.append(float(results["loss"]))
+            model.optimizer.learning_rate.assign(rate / (1 + losses[-1]))
+        return losses
+
+    balancer = lbbsp_tf.LoadBalancer(strategy, X, policy=Cycle.over(strategy.num_replicas_in_sync))
+    with strategy.scope():
+        model = build()
+    losses = []
+    with balancer.loop(model.train_step, balancer.dataset(FEATURES, TARGETS, seed=0)) as loop:
+        for _ in range(2):
+            losses += follow(model, loop.epoch())
+    other = build()
+    step = tf.function(other.train_step, reduce_retracing=True)
+    orders = [np.random.default_rng((0, epoch)).permutation(SAMPLES) for epoch in range(2)]
+    batches = [order[k : k + X] for order in orders for k in range(0, SAMPLES, X)]
+    batches = ((tf.constant(FEATURES[b]), tf.constant(TARGETS[b])) for b in batches)
+    expected = follow(other, map(step, batches))
+    return {
+        "losses": max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True)),
+        "difference": largest_difference(model, other),
+    }
+
+
 if __name__ == "__main__":
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:]:
         if name in EXACT:
             compare(name, strategy, EXACT[name])
+            continue
+        if name in FOLLOWED:
+            result(name, following(strategy, *FOLLOWED[name]))
             continue
         try:
             balancer, *_ = balanced(strategy, (REFUSED | ACCEPTED | VERIFIED)[name])

@@ -84,6 +84,25 @@ def different_weights():
     built.fit(it.dataset(x, y), steps_per_epoch=4, callbacks=[it, Diverging()], verbose=0)
 
 
+def loop(change, at=1):
+    """A loop that changes the model or its learning rate on one worker after a step."""
+    it, built = lbbsp_tf.LoadBalancer(strategy, 16), model()
+    with it.loop(built.train_step, it.dataset(x, y)) as steps:
+        for step, _ in enumerate(steps.epoch()):
+            if step == at:
+                change(built)
+        for _ in steps.epoch():
+            pass
+
+
+def other_rate(built):
+    built.optimizer.learning_rate.assign(0.01 * (1 + rank))
+
+
+def other_weights(built):
+    built.layers[0].kernel.assign_add(rank * keras.ops.ones((4, 2)))
+
+
 SAMPLES = np.random.default_rng(0).normal(size=(64, 4)).astype("f4")
 
 
@@ -151,6 +170,9 @@ CASES = {
     "different_types": lambda: different_data(SAMPLES.astype("f8" if rank else "f4"), y),
     "equal_but_rounded": lambda: different_data(SAMPLES * np.float32(1 + 1e-6 * rank), y),
     "different_weights": different_weights,
+    "loop_rate": lambda: loop(other_rate),
+    "loop_rate_at_the_end": lambda: loop(other_rate, at=3),
+    "loop_weights": lambda: loop(other_weights),
     "different_samples": lambda: different(samples=63),
 }
 
