@@ -46,6 +46,9 @@ def write_once_per_job(rank: int) -> None:
     if rank == 0:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
+    if not is_patched(keras.Model.export):
+        keras.Model.export = patched(_exporting(keras.Model.export, folder))
+        keras.callbacks.RemoteMonitor.on_epoch_end = keras.callbacks.Callback.on_epoch_end
     for callback, attributes in _PATHS.items():
         if not is_patched(callback.set_model):
             redirected = _redirected(callback.set_model, attributes, folder)
@@ -62,14 +65,29 @@ def _redirected(
     @wraps(set_model)
     def redirect(self: keras.callbacks.Callback, model: keras.Model) -> None:
         for attribute in attributes:
-            path = Path(vars(self)[attribute])
-            if not path.is_relative_to(folder()):
-                path = Path(folder(), *path.absolute().parts[1:])
-                path.parent.mkdir(parents=True, exist_ok=True)
-                setattr(self, attribute, str(path))
+            setattr(self, attribute, _elsewhere(vars(self)[attribute], folder()))
         set_model(self, model)
 
     return redirect
+
+
+def _exporting(export: Callable[..., None], folder: Callable[[], Path]) -> Callable[..., None]:
+    """Wraps the export of a model, in which all workers must take part."""
+
+    @wraps(export)
+    def redirect(self: keras.Model, filepath: str | Path, *args: object, **options: object) -> None:
+        export(self, _elsewhere(filepath, folder()), *args, **options)
+
+    return redirect
+
+
+def _elsewhere(path: str | Path, folder: Path) -> str:
+    """Returns a path in `folder`, whose own folder exists, for one that may be outside."""
+    if Path(path).is_relative_to(folder):
+        return str(path)
+    path = Path(folder, *Path(path).absolute().parts[1:])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)
 
 
 def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]:

@@ -11,7 +11,9 @@ def patches(monkeypatch):
     """Applies the patches of rank 1, and removes them after the test."""
     for callback in outputs._PATHS:
         monkeypatch.setattr(callback, "set_model", callback.set_model)
-    for name in ("save", "save_weights"):
+    monitor = keras.callbacks.RemoteMonitor
+    monkeypatch.setattr(monitor, "on_epoch_end", monitor.on_epoch_end)
+    for name in ("save", "save_weights", "export"):
         monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
     outputs.write_once_per_job(1)
 
@@ -63,3 +65,14 @@ def test_callbacks_write_elsewhere_than_on_the_chief(tmp_path):
     callbacks[2].on_epoch_end(0, {})
     assert callbacks[0].filepath.endswith("{epoch}.keras")
     assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.usefixtures("patches")
+def test_only_the_chief_exports_a_model_and_posts_its_logs(tmp_path, monkeypatch):
+    built = model()
+    built.export(tmp_path / "exported", verbose=False)
+    built.export(str(tmp_path / "named"), format="tf_saved_model", verbose=False)
+    assert list(tmp_path.rglob("*")) == []
+    posted = pytest.importorskip("requests")
+    monkeypatch.setattr(posted, "post", lambda *_, **__: pytest.fail("posted"))
+    keras.callbacks.RemoteMonitor().on_epoch_end(0, {"loss": 1.0})
