@@ -195,6 +195,12 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 "worker would count its own samples only: create the metrics and compile the model "
                 "inside `with strategy.scope():`"
             )
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
+                "of workers change from step to step: build it with stateful=False"
+            )
     for problem in _inexact(model):
         logger.warning("%s", problem)
 

@@ -58,6 +58,19 @@ lbbsp_tf.LoadBalancer(strategy, 8, policy="bsp")
 """
 
 
+@pytest.mark.parametrize("wrap", [lambda layer: layer, keras.layers.Bidirectional])
+@pytest.mark.parametrize("kind", [keras.layers.GRU, keras.layers.SimpleRNN])
+def test_layers_that_fix_the_size_of_a_batch_are_refused_by_name(wrap, kind):
+    layers = [wrap(kind(2, stateful=True, name="kept")), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input((3, 4), batch_size=8), *layers])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"layer '(kept|bidirectional.*)' is stateful, which fixes the size"):
+        check_model(model, tf.distribute.get_strategy())
+    model = keras.Sequential([keras.layers.Input((3,), batch_size=8), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    check_model(model, tf.distribute.get_strategy())  # a size that nothing depends on
+
+
 def test_compiling_each_batch_size_anew_is_warned_of_where_sizes_change():
     environment = {**os.environ, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"}
     environment.pop("TF_CONFIG", None)
