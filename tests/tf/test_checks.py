@@ -64,7 +64,8 @@ def test_layers_that_fix_the_size_of_a_batch_are_refused_by_name(wrap, kind):
     layers = [wrap(kind(2, stateful=True, name="kept")), keras.layers.Dense(1)]
     model = keras.Sequential([keras.layers.Input((3, 4), batch_size=8), *layers])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"layer '(kept|bidirectional.*)' is stateful, which fixes the size"):
+    words = r"layer '(kept|bidirectional.*)' is stateful, which fixes the size"
+    with pytest.raises(ValueError, match=words):
         check_model(model, tf.distribute.get_strategy())
     model = keras.Sequential([keras.layers.Input((3,), batch_size=8), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
