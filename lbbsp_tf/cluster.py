@@ -81,11 +81,19 @@ def rank_and_workers(
 
     Returns:
         ``(rank, workers)``; ``(0, 1)`` without a cluster.
+
+    Raises:
+        ValueError: The task is none of those that train.
     """
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
     if chiefs + workers < 2:
         return 0, 1
+    if resolver.task_type not in ("chief", "worker"):
+        raise ValueError(
+            f"the task of this process in TF_CONFIG is {resolver.task_type!r}, which does not "
+            "train: evaluate saved models there, without TF_CONFIG and LoadBalancer"
+        )
     offset = chiefs if resolver.task_type == "worker" else 0
     return offset + int(resolver.task_id), chiefs + workers
 

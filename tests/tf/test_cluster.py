@@ -99,6 +99,13 @@ def test_a_chief_does_not_serve(monkeypatch, capsys):
     assert "must have the task type worker or ps, got 'chief'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["evaluator", "ps"])
+def test_a_task_that_does_not_train_is_named(monkeypatch, kind):
+    set_config(monkeypatch, {**TWO, kind: ["localhost:3333"]}, kind)
+    with pytest.raises(ValueError, match=f"TF_CONFIG is '{kind}', which does not train: evaluate"):
+        rank_and_workers(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+
 def test_without_a_resolver_there_is_one_worker():
     assert rank_and_workers(None) == (0, 1)
 
