@@ -143,3 +143,13 @@ def test_options_out_of_range(options: dict[str, float]) -> None:
         ValueError, match=r"OutlierFilter\.(factor|patience).* must be finite and > 0"
     ):
         OutlierFilter(**options)  # type: ignore[arg-type]
+
+
+def test_a_wait_that_outlasts_a_barrier_counts_from_the_barrier_on():
+    ticks = iter([0, 1_000_000, 5_000_000, 7_000_000, 10_000_000])
+    timer = BusyTimer(clock=lambda: next(ticks))
+    timer.start()
+    timer.pause()
+    timer.leave()  # at 5 ms
+    timer.resume()  # at 7 ms
+    assert timer.reach() == pytest.approx(0.003)
