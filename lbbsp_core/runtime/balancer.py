@@ -182,7 +182,8 @@ class Balancer:
         )
         self._wanted_maximum = default_maximum
         known = BatchConstraints(global_batch_size, self.known_limits, granularity)
-        # What restored plans must satisfy: no default maximum before all memory limits are known.
+        # What restored plans must satisfy: not the default maximum, which a policy of the user need
+        # not keep, and which says nothing of what has run before. Noise of layers depends on plans.
         self._required = known
         self.constraints, self.default_maximum = with_cap(known, default_maximum)
         self.given_constraints = self.constraints
@@ -368,9 +369,9 @@ class Balancer:
         if self._wanted_maximum is not None:
             self._wanted_maximum = -(-self._wanted_maximum // known.granularity) * known.granularity
         self.constraints, self.default_maximum = with_cap(known, self._wanted_maximum)
-        if self.constraints == self._required:
+        if (known, self.constraints) == (self._required, old):
             return
-        self._required = self.constraints
+        self._required = known
         plans = [sizes for sizes, _ in self._plans.values()]
         if not (self._continues and self._may_continue(plans, self._policy_state)):
             drawn = self._plans
@@ -562,8 +563,8 @@ class Balancer:
         The position in the order is restored for any number of workers. The plans are restored if
         this run's constraints allow them, such as a maximum that was lowered after a worker had
         run out of memory; the state of the predictor if the rank and the predictor are the same;
-        and the time of steps for the same number of workers. `set_peers`, from which the default
-        maximum of each worker is known, checks the plans again.
+        and the time of steps for the same number of workers. `set_peers`, from which the memory of
+        each worker is known, checks the plans again.
 
         Args:
             state: State of a balancer of the same job, or of one that it continues.

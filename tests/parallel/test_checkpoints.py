@@ -74,20 +74,27 @@ BROKEN_OFTEN = [
 ]
 
 
-@pytest.mark.parametrize("chain", [PREEMPTED, *campaign(BROKEN_OFTEN)], ids=len)
-def test_killed_and_preempted_jobs_continue_with_fewer_workers(chain, tmp_path):
+KILLED = [(3, ("7", "2", "SIGKILL")), (3, ("19", "0", "SIGKILL")), (3, ())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain"),
+    [("dense", PREEMPTED), *campaign(("dense", BROKEN_OFTEN), ("noisy", KILLED))],
+    ids=lambda value: f"{len(value)} jobs" if isinstance(value, list) else value,
+)
+def test_killed_and_preempted_jobs_continue_with_fewer_workers(kind, chain, tmp_path):
     """Each job of the chain, but the last one, is ended after a step by a signal of a worker."""
     last = 0
     for workers, signal in chain:
-        job = run("restarting", str(tmp_path), *signal, workers=workers)
+        job = run("restarting", str(tmp_path), kind, *signal, workers=workers)
         assert ("continues after step" in job.text) == (last > 0)
         assert last == 0 or f"continues after step {last} " in job.text
         if "SIGTERM" in signal:
             # It arrives between two steps, and travels with the exchange of the next one.
             last = int(signal[0]) + 1
             assert f"leaves after step {last}, because a worker got SIGTERM" in job.text
-        else:
-            last = 8  # checkpoints are written after every fourth step
+        elif signal:
+            last = int(signal[0]) // 4 * 4  # checkpoints are written after every fourth step
             assert "leaves" not in job.text
         assert job.status == {"SIGTERM": 143, "SIGKILL": 137}.get(*signal[2:] or [""], 0)
     for rank in range(2):

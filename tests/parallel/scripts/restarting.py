@@ -1,6 +1,6 @@
 """One training over several jobs, which end at given steps by a signal of one worker.
 
-Usage: restarting.py FOLDER [STEP RANK SIGNAL]
+Usage: restarting.py FOLDER dense|noisy [STEP RANK SIGNAL]
 """
 
 import os
@@ -9,7 +9,8 @@ import sys
 
 import keras
 import tensorflow as tf
-from checkpoints import FEATURES, TARGETS, Watch, X, dense
+from checkpoints import FEATURES, TARGETS, Watch, X, dense, noisy
+from comparison import Cycle
 from report import largest_difference, result
 
 import lbbsp_tf
@@ -26,7 +27,7 @@ class End(keras.callbacks.Callback):
 def train(*callbacks):
     keras.utils.set_random_seed(5)
     with strategy.scope():
-        model = dense()
+        model = noisy() if kind == "noisy" else dense()
     data = balancer.dataset(FEATURES, TARGETS)
     watch = Watch()
     model.fit(data, epochs=3, steps_per_epoch=balancer.steps_per_epoch, verbose=0,
@@ -34,12 +35,14 @@ def train(*callbacks):
     return model, watch
 
 
-folder, at, rank, name = [*sys.argv[1:], "", "", ""][:4]
+folder, kind, at, rank, name = [*sys.argv[1:], "", "", ""][:5]
+# Beyond the default maximum of 44, in some of the steps at which a job continues.
+options = {"policy": Cycle(((40, 16, 8), (10, 50, 4), (50, 1, 13)))} if kind == "noisy" else {}
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-balancer = lbbsp_tf.LoadBalancer(strategy, X, checkpoint=folder, every=4)
+balancer = lbbsp_tf.LoadBalancer(strategy, X, checkpoint=folder, every=4, **options)
 model, watch = train(End())
 result("epochs", watch.epochs)
-balancer = lbbsp_tf.LoadBalancer(strategy, X)
+balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
 whole, expected = train()
 result("expected", expected.epochs)
 result("difference", largest_difference(model, whole))
