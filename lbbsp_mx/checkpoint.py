@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every, require_every
+from lbbsp_core.runtime.checkpoint_writer import (
+    CheckpointWriter,
+    Every,
+    claim_folder,
+    require_every,
+)
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.serialization import Arrays, Json
@@ -72,8 +77,9 @@ class Checkpoints:
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
         self._trainer._steps.check_single()
+        writer = self._writer_to(folder)
         self._begin_save(folder)
-        return self._writer_to(folder).flush()
+        return writer.flush()
 
     def _begin_save(self, folder: str | Path, *, may_skip: bool = False) -> None:
         """Starts to write a checkpoint in the background; a collective.
@@ -128,8 +134,9 @@ class Checkpoints:
         self._session.check_state()
         require_dense_weights(self._trainer._params)
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
+        writer = self._writer_to(folder)
         found = self.load(folder)
-        self._writer = self._writer_to(folder)
+        self._writer = writer
         self._step = self._session.step
         self._every = every
         self.begin_training()
@@ -296,7 +303,23 @@ class Checkpoints:
         self._unchecked = None
 
     def _writer_to(self, folder: str | Path) -> CheckpointWriter:
-        return self._writers.setdefault(Path(folder), CheckpointWriter(folder))
+        """Returns the writer to a folder, which worker 0 claims; a collective the first time.
+
+        Raises:
+            ValueError: Another job writes to the folder.
+        """
+        folder = Path(folder)
+        if folder not in self._writers:
+            writer, problem = CheckpointWriter(folder), ""
+            try:
+                if self._session.rank == 0:
+                    claim_folder(folder.resolve())
+            except ValueError as error:
+                problem = str(error)
+            if self._session.any_worker(bool(problem)):
+                raise ValueError(problem or f"another job writes to {folder}: see worker 0")
+            self._writers[folder] = writer
+        return self._writers[folder]
 
     def _facts(self) -> dict[str, Json]:
         return {**self._session.facts(), "mean_loss": self._trainer.mean_loss}

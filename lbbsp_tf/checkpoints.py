@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every, claim_folder
 from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
 from lbbsp_core.runtime.serialization import Arrays, Json, from_json, to_json
 from lbbsp_core.runtime.session_state import check_same_job
@@ -221,7 +221,8 @@ class Checkpoints:
         return self._session.workers == 1
 
     def _read(self) -> Checkpoint | None:
-        """Reads the newest checkpoint; one that was written in this fit must fit to it."""
+        """Claims the folder, and reads the newest checkpoint; one of this fit must fit to it."""
+        claim_folder(self._writer.folder.resolve())
         found = newest_checkpoint(self._writer.folder)
         if found is not None and not _is_of_fit(found):
             raise ValueError(

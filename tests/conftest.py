@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -68,3 +71,30 @@ def until():
         assert condition()
 
     return wait
+
+
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from lbbsp_core.runtime.checkpoint_writer import claim_folder
+claim_folder(Path(sys.argv[1]))
+child = os.fork()  # as loaders of data do, which outlive a process that is killed
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def owned_folder(tmp_path):
+    """Folder of checkpoints that a process on "the-host" has claimed, and that process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "owned")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LBBSP_HOST": "the-host"},
+    ) as owner:
+        child = int(owner.stdout.readline())
+        yield tmp_path / "owned", owner
+        owner.kill()
+        os.kill(child, signal.SIGKILL)

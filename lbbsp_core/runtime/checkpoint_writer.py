@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import threading
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 from lbbsp_core.runtime.checkpoint import Checkpoint, write_checkpoint
+from lbbsp_core.runtime.identity import Identity
 from lbbsp_core.validate import require_path
 
 logger = logging.getLogger("lbbsp.checkpoint")
@@ -37,6 +41,47 @@ def require_every(every: object, folder: object) -> None:
         raise ValueError(
             f"every = {every} has no effect without a folder of checkpoints: pass checkpoint=, too"
         )
+
+
+@functools.cache  # its file stays open
+def claim_folder(folder: Path) -> BinaryIO | None:
+    """Takes a folder of checkpoints for this process, until it ends in whatever way.
+
+    The system holds the lock, and a process that is forked does not get it. Where the file system
+    has no locks, or the folder cannot be written to, nothing is claimed.
+
+    Args:
+        folder: Resolved path of the folder, which is created.
+
+    Returns:
+        The locked file, which names this process; None if there is none.
+
+    Raises:
+        ValueError: Another process has claimed the folder; names it and its host.
+    """
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a+b", buffering=0)
+    except (ImportError, OSError):
+        return None  # the first write will tell
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        with file:
+            file.seek(0)
+            owner = file.read().decode(errors="replace") or "another process"
+        raise ValueError(
+            f"{owner} writes its checkpoints to {folder}: give each job a folder of its own, or "
+            f"wait until that one has ended (if its machine is gone, remove {folder / 'lock'})"
+        ) from None
+    except OSError as error:
+        logger.debug("%s cannot be locked: %s", folder, error)
+    with suppress(OSError):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {Identity.here().host}".encode())
+    return file
 
 
 class CheckpointWriter:

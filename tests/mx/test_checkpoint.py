@@ -156,7 +156,7 @@ def test_regular_checkpoints_stay_in_their_folder(tmp_path):
     it.save(tmp_path / "own")
     epoch(it, net, sampler)
     it._checkpoints._writer.flush()
-    assert [path.name for path in (tmp_path / "own").iterdir()] == ["step-000000001.npz"]
+    assert [path.name for path in (tmp_path / "own").glob("step*")] == ["step-000000001.npz"]
     assert (tmp_path / "regular" / "step-000000008.npz").exists()
 
 
@@ -186,7 +186,7 @@ def test_resume_writes_regularly_and_continues(tmp_path):
     epoch(first, broken, sampler)
     epoch(first, broken, sampler, 1)  # killed after 5 steps of 4 an epoch
     first._checkpoints._writer.flush()
-    assert [path.stem for path in sorted(tmp_path.iterdir())] == [
+    assert [path.stem for path in sorted(tmp_path.glob("step*"))] == [
         "step-000000002",
         "step-000000004",
     ]
@@ -439,3 +439,11 @@ def test_attributes_of_other_objects_are_refused():
             restore_optimizer(it, {**state, "objects": objects}, arrays)
     with pytest.raises(ValueError, match="cannot be read"):
         restore_optimizer(it, {**state, "states": 7}, arrays)
+
+
+def test_a_folder_of_another_job_is_refused_by_name(owned_folder):
+    folder, owner = owned_folder
+    it, _ = trainer(network())
+    for use in (it.resume, it.save):
+        with pytest.raises(ValueError, match=f"process {owner.pid} on the-host writes its checkp"):
+            use(folder)

@@ -121,6 +121,13 @@ def test_two_balancers_of_a_process_do_not_share_a_folder(tmp_path):
         fit(second, model())
 
 
+def test_a_folder_of_another_job_is_refused_by_name(owned_folder):
+    folder, owner = owned_folder
+    with pytest.raises(ValueError, match=f"process {owner.pid} on the-host writes its checkpoints"):
+        fit(balancer(folder), model())
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
 def test_a_skipped_fit_must_be_the_one_that_was_trained(tmp_path):
     def small():
         built = keras.Sequential([keras.layers.Dense(1)])

@@ -1,5 +1,7 @@
 """Checkpoints are written in the background, one at a time, and never end the training."""
 
+import errno
+import fcntl
 import logging
 import threading
 
@@ -8,7 +10,7 @@ import pytest
 
 from lbbsp_core.runtime import checkpoint_writer
 from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, require_every
+from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, claim_folder, require_every
 
 
 def checkpoint(step):
@@ -61,3 +63,25 @@ def test_a_folder_is_a_path_and_needed_for_checkpoints_every_few_steps():
     for wrong in (0, 1.5, "epochs"):
         with pytest.raises(ValueError, match="every must be 'epoch' or a number of steps >= 1"):
             require_every(wrong, "folder")
+
+
+def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path, owned_folder):
+    folder, owner = owned_folder
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"process {owner.pid} on the-host writes its checkp"):
+            claim_folder(folder)
+    claim_folder(tmp_path)
+    owner.kill()
+    owner.wait()
+    claim_folder(folder)
+
+
+def test_a_folder_whose_file_system_has_no_locks_is_used_by_all(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    claim_folder(tmp_path)
+    assert "process" in (tmp_path / "lock").read_text()
+    (tmp_path / "file").touch()
+    assert claim_folder(tmp_path / "file" / "folder") is None

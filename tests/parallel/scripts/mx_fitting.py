@@ -158,7 +158,7 @@ result("checkpoint_at_end", third.epoch)
 epoch(third, last, data)
 result("drawn_over_a_checkpoint", drawn)
 result("over_a_checkpoint", largest(weights(whole), weights(last)))
-result("generations", sorted(path.name for path in folder.iterdir()))
+result("generations", sorted(path.name for path in folder.glob("step*")))
 
 # Checkpoints and files of other jobs are refused.
 
