@@ -3,9 +3,10 @@
 The constructor of the strategy waits without a word, and no thread of Python can run meanwhile. But
 it first listens on the port of its worker. So the parent waits as long as its own port accepts
 connections and that of another worker does not. A line on the standard input ends the program: all
-have started, or the parent has ended in order. If it ends otherwise, the program listens on its
-port for a moment, to tell the programs of the other workers, which then end their parents. A
-launcher ends them itself, and is told by a mark who waits. It imports only the standard library.
+have started, and give signs of life of their own. If the parent ends before, or stays suspended,
+the program listens on its port, to tell the programs of the other workers, which then end their
+parents. A launcher ends them itself, and is told by a mark who waits. It imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from contextlib import suppress
 PROBE_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 0.2  # TensorFlow's servers speak first, too
-TELL_SECONDS = 12.0
+TELL_SECONDS = 600.0  # in which other workers may start
+SUSPENDED_LOOKS = 10  # after which a worker that is suspended counts as failed
 SAY_SECONDS = 5  # after which a full pipe ends this program
 FAILED = b"lbbsp: failed"
 
@@ -42,13 +44,17 @@ def main(arguments: list[str]) -> None:
         arguments[3],
     )
     own = f"localhost:{addresses[rank].rpartition(':')[2]}"
-    waits_since, reports, parent = None, 0, os.getppid()
+    waits_since, reports, parent, suspended = None, 0, os.getppid(), 0
     if not mark:
         probe(own, rank)  # the program of a failed attempt before this one then ends
     try:
         # A fork of the parent may hold the other end of the standard input open.
         while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
-            if probe(own, rank) is None:
+            suspended = suspended + 1 if is_suspended(parent) else 0
+            if suspended == SUSPENDED_LOOKS:
+                say(f"lbbsp: {named(addresses, [rank])} was suspended, and is ended")
+                os.kill(parent, signal.SIGKILL)
+            if suspended or probe(own, rank) is None:
                 continue  # the parent has not got so far
             answers = {
                 each: probe(address, rank) for each, address in enumerate(addresses) if each != rank
@@ -72,6 +78,13 @@ def main(arguments: list[str]) -> None:
     finally:
         if mark and os.path.exists(mark):
             os.remove(mark)
+
+
+def is_suspended(process: int) -> bool:
+    """Returns whether a process is stopped by a signal; False where the system does not tell."""
+    with suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"T"
+    return False
 
 
 def probe(address: str, rank: int) -> bytes | None:
@@ -102,7 +115,7 @@ def say(text: str) -> None:
 
 
 def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
-    """Tells the other workers that this one has failed, until they know, for a moment at most."""
+    """Tells the other workers that this one has failed, until they know or have failed, too."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # whoever reads the parent's output waits for its end
     untold, until = set(range(len(addresses))) - {rank}, time.monotonic() + TELL_SECONDS
@@ -117,6 +130,7 @@ def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
                 if told == rank:  # it has been started again
                     return
                 untold.discard(told)
+            untold -= {each for each in untold if probe(addresses[each], rank) == FAILED}
 
 
 def listening(port: int) -> socket.socket:

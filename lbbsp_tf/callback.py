@@ -11,9 +11,11 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.checkpoint_writer import Every, require_every
 from lbbsp_core.runtime.exit import fail_fast
 from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.preemption import end_with_peers
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
 from lbbsp_tf.checkpoints import Checkpoints
@@ -116,7 +118,10 @@ class LoadBalancer(keras.callbacks.Callback):
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
             leave_together(self.rank, self.workers, heartbeat)
             compat.let_sigterm_end()
-            check_devices(self.rank, self.workers, strategy.extended.worker_devices)
+            if heartbeat is not None:
+                end_with_peers(heartbeat.leave)
+            with current_activity().during(Activity.MEETING):
+                check_devices(self.rank, self.workers, strategy.extended.worker_devices)
         sessions = ReplicaSessions(
             mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
             local,

@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.exit import end_now, on_exit
 from lbbsp_core.runtime.heartbeat import Heartbeat
+from lbbsp_tf import compat
 from lbbsp_tf.liveness import current_activity
 
 EXIT_SECONDS = 120
@@ -38,11 +39,15 @@ def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None
         workers: Number of workers.
         heartbeat: Heartbeat of this process, which ends the wait if a worker is lost.
     """
-    on_exit(functools.partial(_leave, rank, workers, heartbeat))
+    on_exit(functools.partial(leave, rank, workers, heartbeat))
 
 
-def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
+@functools.cache
+def leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
+    """Waits until all workers have reached their end, once; see `leave_together`."""
     current_activity().enter(Activity.LEAVING)
+    if heartbeat is not None:
+        heartbeat.start()  # a script without a LoadBalancer has not
     if heartbeat is None:
         with contextlib.suppress(tf.errors.OpError, AttributeError):
             context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
@@ -50,7 +55,9 @@ def _leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
         try:
             _wait_for_all(rank, workers, heartbeat)
         except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
-            end_now(1, f"lbbsp: another worker has died before its end: {error}")
+            # The coordination service, which does not respond, is that of worker 0.
+            lost = compat.lost_worker(error, lambda *_: heartbeat.names[0])
+            end_now(1, f"lbbsp: {lost or f'another worker has died before its end: {error}'}")
     if rank == 0:
         time.sleep(_LEADER_SECONDS)
 

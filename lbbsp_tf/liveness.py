@@ -76,20 +76,19 @@ def start_heartbeat(
     Returns:
         The heartbeat; None before TensorFlow 2.19, whose reads have no time limit.
     """
-    from lbbsp_tf.board import CoordinationBoard
-
-    if not CoordinationBoard.is_available():
-        return None
     heartbeat = _heartbeat(rank, tuple(addresses))
-    heartbeat.use_times(options.silence_seconds, options.limit_seconds)
-    heartbeat.start()
+    if heartbeat is not None:
+        heartbeat.use_times(options.silence_seconds, options.limit_seconds)
+        heartbeat.start()
     return heartbeat
 
 
 @functools.cache
-def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat:
+def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
     from lbbsp_tf.board import CoordinationBoard
 
+    if not CoordinationBoard.is_available():
+        return None
     names = [_name(each, address) for each, address in enumerate(addresses)]
     activity = current_activity()
     return Heartbeat(CoordinationBoard(rank), rank, len(addresses), activity, names=names)
@@ -113,7 +112,7 @@ def _name(rank: int, address: str) -> str:
 
 
 def _watch_start(rank: int, addresses: Sequence[str]) -> None:
-    """Starts a process that names workers that have not started, until all of them have."""
+    """Starts a process that names workers that have not started, until all give signs of life."""
     mark = marks.waiting_mark()
     process = subprocess.Popen(
         [
@@ -130,12 +129,28 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
             process.communicate(b"\n")  # a fork may hold the pipe open
 
     def end_at_start() -> None:
-        while not _has_started():
+        while not _has_started() or (mark is None and not _all_beat(len(addresses))):
             time.sleep(_POLL_SECONDS)
         end()
 
+    def at_exit() -> None:
+        if _has_started():  # else the others may wait for this worker in vain
+            from lbbsp_tf.leaving import leave
+
+            leave(rank, len(addresses), _heartbeat(rank, tuple(addresses)))
+            end()
+
     daemon_thread(end_at_start, "lbbsp-start").start()
-    on_exit(end)  # a script that ends without a strategy, in order, has not failed
+    on_exit(at_exit)
+
+
+def _all_beat(workers: int) -> bool:
+    """Returns whether all workers give signs of life, by which they know of each other's end."""
+    from lbbsp_tf.board import CoordinationBoard
+
+    is_available = CoordinationBoard.is_available()
+    rows = (CoordinationBoard(rank).read(rank) for rank in range(workers))
+    return not is_available or all(row is not None for row in rows)
 
 
 def _has_started() -> bool:

@@ -23,24 +23,27 @@ LEFT: Final = 128 + signal.SIGTERM
 """Exit status of workers that have left on request: 143, as after SIGTERM itself."""
 
 _PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
+_SECOND_SECONDS = 30.0  # longer than any end takes
+_ending: list[int] = []  # statuses with which the process was to end
 _endings: list[Callable[[], None]] = []
 _messengers: list[Callable[[], None]] = []
 
 
 def fail_fast() -> None:
-    """Makes an uncaught exception end the process at once, after its traceback.
+    """Makes an uncaught exception end the process at once, after what `sys.excepthook` says.
 
     An ordinary exit waits in the framework's shutdown barrier for peers that in turn wait for
     this worker's gradients: over a minute in TensorFlow, indefinitely in MXNet (measured). The
     peers, or the launcher, detect a dead process within seconds.
     """
-    sys.excepthook = _print_and_exit
+    if not isinstance(sys.excepthook, _EndAfter):
+        sys.excepthook = _EndAfter(sys.excepthook)
 
 
 def on_exit(leave: Callable[[], None]) -> None:
     """Calls `leave` when the script has ended; a script that fails ends the process at once.
 
-    An exit by `sys.exit` with a failure counts as one, an uncaught exception after `fail_fast`.
+    An exit by `sys.exit` with a failure counts as one, and an uncaught exception.
 
     Args:
         leave: Waits for the other workers; an exception in it is a failure.
@@ -48,7 +51,7 @@ def on_exit(leave: Callable[[], None]) -> None:
     _note_exits()
 
     def at_exit() -> None:
-        status = _requested[0]
+        status = _requested[0] or _status_of(_uncaught())
         if status == LEFT:
             end_now(status)
         if status:
@@ -138,6 +141,10 @@ def _end_after(
     calls: Sequence[Callable[[], object]], status: int, linger_seconds: float = 0.0
 ) -> NoReturn:
     """Ends the process after calls, which do not delay it for long even if they block."""
+    _ending.append(status)
+    if len(_ending) > 1:  # another thread ends the process, for the reason of this one
+        time.sleep(_SECOND_SECONDS)
+        os._exit(_ending[0])
     patience = _PATIENCE_SECONDS + linger_seconds
     with suppress(OSError, ValueError, RuntimeError):
         # The status is 1 if a call keeps the interpreter's lock.
@@ -160,8 +167,28 @@ def _say(message: str) -> None:
             faulthandler.dump_traceback()
 
 
-def _print_and_exit(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    say = functools.partial(traceback.print_exception, kind, error, trace)
-    _fail(130 if issubclass(kind, KeyboardInterrupt) else 1, say)
+class _EndAfter:
+    """Hook of uncaught exceptions that ends the process after another one, such as the user's."""
+
+    def __init__(self, hook: Callable[..., object]) -> None:
+        self._hook = hook
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _fail(_status_of(kind), functools.partial(self._hook, kind, error, trace))
+
+
+def _status_of(kind: type[BaseException] | None) -> int:
+    if kind is None:
+        return 0
+    return 130 if issubclass(kind, KeyboardInterrupt) else 1
+
+
+def _uncaught() -> type[BaseException] | None:
+    """Returns the type of the exception with which the script has ended, also after its own hook.
+
+    The interpreter notes it before it calls the hook; where a user types commands, it may be one
+    of a command before.
+    """
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)

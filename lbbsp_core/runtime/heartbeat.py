@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
-from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.exit import LEFT, end_now
 from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread, daemon_thread
 from lbbsp_core.runtime.marks import note_lost
 
@@ -48,6 +48,7 @@ class Reason(IntEnum):
     SILENT = 1
     LEFT = 2
     LATE = 3
+    PREEMPTED = 4
 
 
 class Loss(NamedTuple):
@@ -74,7 +75,7 @@ class Beat(NamedTuple):
         activity: What the worker does.
         step: Global step that is running or comes next.
         seconds: Whole seconds for which it has been doing that.
-        loss: Worker that rank 0 has found to be lost.
+        loss: Worker that rank 0 has found to be lost, or this worker, if it was asked to leave.
     """
 
     number: int = 0
@@ -172,6 +173,9 @@ class Watch:
 
     def loss(self) -> Loss | None:
         """Returns a worker that is lost, or None."""
+        for beat in list(self.beats.values()):
+            if beat.loss.reason == Reason.PREEMPTED:
+                return beat.loss
         for rank, seconds in self._quiet.items():
             if seconds > self._silence_seconds and rank not in self._left:
                 return self.lost(rank, Reason.SILENT)
@@ -276,7 +280,8 @@ class Heartbeat:
         end: Callable[..., object] = end_now,
     ) -> None:
         self._board, self._rank, self._activity = board, rank, activity
-        self._names = names or [f"worker {each}" for each in range(workers)]
+        self.names = names or [f"worker {each}" for each in range(workers)]
+        """Names of the workers, by rank."""
         self._silence_seconds = silence_seconds
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._end = end
@@ -317,6 +322,11 @@ class Heartbeat:
         """Stops watching a worker that has left in order."""
         self._watch.forget(rank)
 
+    def leave(self) -> None:
+        """Makes all workers end with status 143, because this one was asked to by SIGTERM."""
+        activity, step, _ = self._activity.read()
+        self._loss = Loss(Reason.PREEMPTED, self._rank, activity, step)
+
     def post(self) -> None:
         """Posts a beat."""
         self._beat = Beat(self._beat.number + 1, *self._activity.read(), self._loss)
@@ -355,6 +365,8 @@ class Heartbeat:
         return None
 
     def _find_loss(self) -> Loss | None:
+        if self._loss.reason:
+            return self._loss
         holder = self._board.holder
         if self._unanswered > self._silence_seconds:
             return self._watch.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
@@ -374,7 +386,8 @@ class Heartbeat:
 
     def _tell_and_end(self, status: int, why: str) -> None:
         tells = self._rank in (0, self._loss.rank)
-        text = f"{why}; {self._names[self._rank]} ends"
+        status = LEFT if self._loss.reason == Reason.PREEMPTED else status
+        text = f"{why}; {self.names[self._rank]} ends"
         self._end(status, text, linger_seconds=_TELL_SECONDS if tells else 0.0)
 
     def _report(self) -> None:
@@ -384,14 +397,16 @@ class Heartbeat:
         if reports > self._reports:
             for rank in self._watch.late():
                 beat = self._watch.beats.get(rank, Beat())
-                doing = f"{self._names[rank]} is {describe(beat.activity, beat.step)}"
+                doing = f"{self.names[rank]} is {describe(beat.activity, beat.step)}"
                 with suppress(OSError, ValueError):
                     text = f"lbbsp: {doing}; others have waited for it for {waited} s"
                     print(text, file=sys.stderr)
         self._reports = reports
 
     def _describe(self, loss: Loss) -> str:
-        name, last = self._names[loss.rank], describe(loss.activity, loss.step)
+        name, last = self.names[loss.rank], describe(loss.activity, loss.step)
+        if loss.reason == Reason.PREEMPTED:
+            return f"{name} got SIGTERM ({last}), so that all workers leave"
         if loss.reason == Reason.LEFT:
             remedy = f": {self._left_remedy}" if self._left_remedy else ""
             return f"{name} has left ({last}), and others wait for it{remedy}"

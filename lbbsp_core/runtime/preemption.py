@@ -37,7 +37,8 @@ _LOOK_SECONDS: Final = 0.2
 class PreemptionHandler:
     """Handler of SIGTERM while a training can save its state; it is opened and closed.
 
-    A second signal, later, ends the process at once. Several trainings of a process each have one.
+    A second signal, later, ends the process at once, or all workers, see `end_with_peers`. Several
+    trainings of a process each have one.
 
     Where the end of a training is not known, a signal may arrive after its last step. A thread then
     ends the process if no step has followed for some time.
@@ -84,7 +85,7 @@ class PreemptionHandler:
             self.request()
 
     def close(self, *, leaves: bool = False) -> None:
-        """Restores the default: SIGTERM ends the process.
+        """Restores the default: SIGTERM ends the process, or all workers, see `end_with_peers`.
 
         Args:
             leaves: Whether the process ends now, because a signal has arrived after the last
@@ -93,10 +94,10 @@ class PreemptionHandler:
         if self in _open:
             _open.remove(self)
             _first_signal.clear()  # every training has got the request, and this one has left
-            if not _open and signal.getsignal(signal.SIGTERM) is _handle:
+            if not (_open or _peers) and signal.getsignal(signal.SIGTERM) is _handle:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if leaves:
-            end_now(STATUS)
+            _end()
 
     def request(self) -> None:
         """Passes the request on to the training."""
@@ -124,6 +125,20 @@ class PreemptionHandler:
             time.sleep(_LOOK_SECONDS)
 
 
+def end_with_peers(end: Callable[[], None]) -> None:
+    """Handles SIGTERM outside of trainings, too, unless the script has a handler of its own.
+
+    Args:
+        end: Makes all workers end at once, with `STATUS`. Called at a signal outside of trainings
+            that can save their state, and at a second signal.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _handle):
+        _peers[:] = [end]
+        signal.signal(signal.SIGTERM, _handle)
+
+
+_peers: list[Callable[[], None]] = []
 _open: list[PreemptionHandler] = []
 _first_signal: list[float] = []  # time of it, if it has arrived
 
@@ -135,5 +150,14 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
         note_preempted()
         for handler in _open:
             handler.request()
+        if not _open:
+            _end()
     elif now > _first_signal[0] + _REPEAT_SECONDS:
+        _end()
+
+
+def _end() -> None:
+    for end in _peers:
+        end()
+    if not _peers:
         end_now(STATUS)

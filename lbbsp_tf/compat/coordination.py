@@ -23,7 +23,7 @@ With its default of 10 s it does so 5 to 10 s after a worker was suspended. That
 heartbeats can, and without a word about what that worker did.
 """
 
-_FAILED = "has failed: see its output"
+FAILED = "has failed: see its output"
 
 
 def be_patient() -> None:
@@ -60,7 +60,7 @@ def tell_of_failure(who: str) -> None:
         who: Name of this worker, "worker 1 (address)".
     """
     with contextlib.suppress(tf.errors.OpError):
-        context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {_FAILED}")
+        context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {FAILED}")
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
@@ -72,7 +72,7 @@ def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) ->
     """
     if not isinstance(error, tf.errors.OpError):
         return None
-    if told := re.search(rf"worker \d+ \(\S+\) {_FAILED}", str(error)):
+    if told := re.search(rf"worker \d+ \(\S+\) {FAILED}", str(error)):
         return told[0]
     if "incompatible device type" in str(error):  # in the first variable of a strategy's scope
         return f"workers have devices of different types: {DEVICES_REMEDY}"

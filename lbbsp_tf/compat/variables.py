@@ -20,9 +20,12 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.eager import context
 
+from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.compat.coordination import FAILED
 from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.liveness import current_activity
 
 _BROADCAST = "_get_variable_creator_initial_value"
 
@@ -64,7 +67,7 @@ def compare_variables() -> None:
 
         @functools.wraps(create_value)
         def explained() -> Any:
-            with explained_by_variables(own=1):
+            with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
                 return create_value()
 
         return explained if replica_id == 0 else create_value
@@ -85,7 +88,7 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if not _job:
+        if not _job or FAILED in str(error):
             raise
         rank, workers = _job[0]
         number = len(_created) - own

@@ -55,7 +55,11 @@ def workers():
     [
         ("stop", None, "has given no sign of life for 4 s; with its last one it was"),
         ("exit_0_in_step", 1, r"has left \(at the end of its script, before step 1"),
-        *campaign(("exit_3_in_step", 3, "has failed: see its output")),
+        *campaign(
+            ("exit_3_in_step", 3, "has failed: see its output"),
+            ("raise_with_hook", 1, "has failed: see its output"),
+            ("exit_0_at_strategy", 1, r"has left \(at the end of its script, before step 0"),
+        ),
     ],
 )
 def test_the_others_end_and_name_the_worker(workers, fault, status, says):
@@ -79,7 +83,6 @@ def test_a_short_stop_is_survived():
     job = run("faults", "stop_for_5_s", "1", workers=2)
     assert job.status == 0
     assert "TRAINED" in job.lines[0]
-    assert "SIGTERM ENDS" in job.lines[0]
 
 
 @pytest.mark.campaign
@@ -116,7 +119,14 @@ def test_a_worker_that_leaves_before_the_start_is_named(capfd):
 
 
 @pytest.mark.parametrize(
-    ("fault", "victim"), [("raise_at_import", 0), *campaign(("_exit_0_at_import", 1))]
+    ("fault", "victim"),
+    [
+        ("stop_at_import", 1),
+        *campaign(
+            *(("raise_at_import", 0), ("_exit_0_at_import", 1), ("exit_0_at_import", 1)),
+            *(("kill_at_strategy", 1), ("stop_at_strategy", 0), ("kill_at_balancer", 0)),
+        ),
+    ],
 )
 def test_a_worker_that_ends_before_the_start_by_hand_ends_the_other(workers, fault, victim):
     workers += by_hand(fault, str(victim))
@@ -126,3 +136,24 @@ def test_a_worker_that_ends_before_the_start_by_hand_ends_the_other(workers, fau
     assert re.search(rf"worker {victim} \(.*\) ended before all workers had started", said)
     own, _ = workers[victim].communicate(timeout=60)
     print(f"{fault}: {time.time() - fault_time(own):.1f} s")
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim"),
+    [("sigterm_at_balancer", 1), *campaign(("sigterm_in_evaluation", 0), ("sigterm_twice", 1))],
+)
+def test_workers_leave_together_with_one_that_got_sigterm(workers, fault, victim):
+    workers += by_hand(fault, str(victim))
+    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [143, 143]
+    for text in said:
+        assert re.search(rf"worker {victim} \(.*\) got SIGTERM \(.*so that all workers leave", text)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("fault", ["kill_after_fit", "kill_after_training"])
+def test_a_chief_that_is_lost_after_its_fit_is_named(workers, fault):
+    workers += by_hand(fault, "0")
+    said = workers[1].communicate(timeout=120)[0]
+    assert workers[1].returncode == 1
+    assert re.search(r"worker 0 \(.*\) cannot be reached any more: see its output", said)

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -122,16 +123,42 @@ def test_a_worker_whose_errors_cannot_be_written_is_ended_too(listening, closed,
     assert waits.wait(timeout=30) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("end", "fails"), [("", False), ("; os._exit(0)", True)])
-def test_a_script_that_ends_in_order_without_a_strategy_has_not_failed(closed, end, fails):
+def test_a_worker_that_stays_suspended_is_ended_and_so_are_the_others(
+    listening, closed, program, until
+):
+    addresses = [listening(), closed]
+    waits, stops = program(0, addresses), program(1, addresses)
+    until(psutil.Process(stops.pid).children)
+    stops.send_signal(signal.SIGSTOP)
+    assert stops.wait(timeout=60) == -signal.SIGKILL
+    assert f"worker 1 ({closed}) was suspended, and is ended" in stops.stderr.readline()
+    assert waits.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_workers_that_all_fail_do_not_wait_for_each_other(listening, closed, program):
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        addresses = [closed, f"127.0.0.1:{bound.getsockname()[1]}"]
+    for rank in (0, 1):
+        program(rank, addresses).stdin.close()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if {_start_watch.probe(each, 7) for each in addresses} == {_start_watch.FAILED}:
+            break
+    while any(_start_watch.probe(each, 7) for each in addresses):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", ["", "; os._exit(0)"])
+def test_a_script_that_ends_without_a_strategy_has_failed(closed, end):
     task = {"cluster": {"worker": [closed, "127.0.0.1:9"]}, "task": {"type": "worker", "index": 0}}
     environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
     script = f"import os, lbbsp_tf{end}"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
-    deadline = time.monotonic() + (20 if fails else 3)
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline and not (told := _start_watch.probe(closed, 0)):
         time.sleep(0.1)
-    assert told == (_start_watch.FAILED if fails else None)
+    assert told == _start_watch.FAILED
 
 
 def test_a_failure_is_forgotten_when_the_worker_is_started_again(closed, program):

@@ -42,6 +42,9 @@ def test_a_script_that_ends_well_leaves(end):
         ("try: sys.exit(0)\nexcept SystemExit as error: error.code = 4; raise", 4, ""),
         ("raise KeyError('no data')", 1, "KeyError: 'no data'"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("sys.excepthook = lambda *_: sys.stderr.write('own hook')\n1 / 0", 1, "own hook"),
+        ("sys.excepthook = lambda *_: None\nraise KeyboardInterrupt", 130, ""),
+        ("sys.excepthook = lambda *_: 1 / 0\nfail_fast()\nraise KeyError", 1, ""),
     ],
 )
 def test_a_script_that_fails_ends_at_once(end, status, said):

@@ -100,6 +100,23 @@ def test_a_silent_worker_is_named_by_all_others_with_what_it_did_last(job, lost)
         assert why == f"{silent}; with its last one it was in step 41"
 
 
+@pytest.mark.parametrize("asked", [0, 2])
+def test_all_workers_leave_with_one_that_got_sigterm(job, asked):
+    ends = []
+    for worker in job.workers:
+        worker._end = lambda status, why, **_: ends.append(status)
+    job.activities[asked].enter(Activity.OUTSIDE, 8)
+    assert job.run(2) == {}
+    job.workers[asked].leave()
+    said = job.run(3)
+    assert set(said) == {0, 1, 2}
+    why = f"worker {asked} got SIGTERM (between steps, before step 8), so that all workers leave"
+    assert set(said.values()) == {why}
+    for worker in job.workers:
+        worker._tell_and_end(1, why)
+    assert ends == [143] * 3
+
+
 def test_a_worker_that_has_left_in_order_may_be_silent(job):
     job.run(5)
     job.workers[0].forget(1)

@@ -41,6 +41,25 @@ def test_every_training_of_the_process_gets_the_request_once(ends, monkeypatch):
     assert ends == [STATUS] == [143]
 
 
+def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, monkeypatch):
+    peers, requests = [], []
+    monkeypatch.setattr(preemption, "_first_signal", [])
+    monkeypatch.setattr(preemption, "_peers", [])
+    preemption.end_with_peers(lambda: peers.append("end"))
+    handler = PreemptionHandler(lambda: requests.append("request"))
+    handler.open()
+    terminate()
+    assert (requests, peers) == (["request"], [])
+    monkeypatch.setattr(preemption, "_REPEAT_SECONDS", 0.0)
+    terminate()
+    assert (requests, peers) == (["request"], ["end"])
+    handler.close()
+    terminate()
+    assert peers == ["end"] * 2
+    assert not ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_a_closed_handler_is_not_asked_and_the_scripts_own_one_stays(ends):
     requests = []
     first, second = (PreemptionHandler(lambda i=i: requests.append(i)) for i in range(2))

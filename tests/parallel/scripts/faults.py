@@ -3,15 +3,16 @@
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 fault, victim = sys.argv[1], int(sys.argv[2])
 options = {name: float(value) for name, value in (each.split("=") for each in sys.argv[3:])}
+PHASES = ("at_import", "at_strategy", "at_balancer", "in_evaluation", "after_training", "after_fit")
+where = next((phase for phase in PHASES if fault.endswith(phase)), "in_step")
+what = fault.removesuffix(f"_{where}")
 
 
 def own_rank():
@@ -19,9 +20,9 @@ def own_rank():
 
 
 def meet(phase):
-    if own_rank() == victim and phase == PHASES.get(fault, "step"):
+    if own_rank() == victim and phase == where:
         print(f"FAULT {time.time():.3f}", flush=True)
-        FAULTS[fault]()
+        FAULTS[what]()
 
 
 def stop(seconds=None):
@@ -39,31 +40,33 @@ def hold_the_interpreter():
     ctypes.PyDLL(None).sleep(10_000)  # unlike CDLL, keeps other threads of Python from running
 
 
+def fail_with_own_hook():
+    sys.excepthook = lambda *_: print("SORRY", flush=True)
+    fail()
+
+
+def terminate(times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.2)  # a signal at once would be the same one
+
+
 FAULTS = {
-    "raise_at_import": fail,
-    "exit_0_at_import": lambda: sys.exit(0),
-    "_exit_0_at_import": lambda: os._exit(0),
-    "raise_in_step": fail,
-    "exit_3_in_step": lambda: sys.exit(3),
-    "exit_0_in_step": lambda: sys.exit(0),
-    "_exit_0_in_step": lambda: os._exit(0),
-    "kill_in_step": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": fail,
+    "raise_with_hook": fail_with_own_hook,
+    "exit_0": lambda: sys.exit(0),
+    "_exit_0": lambda: os._exit(0),
+    "exit_3": lambda: sys.exit(3),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
     "stop_for_5_s": lambda: stop(5),
+    "sigterm": terminate,
+    "sigterm_twice": lambda: terminate(2),
     "endless_wait_in_c": hold_the_interpreter,
     "endless_wait_in_c_checkpoint": hold_the_interpreter,
     "cut": lambda: subprocess.run(["ip", "link", "set", "lbbsp0", "down"], check=True),
     "endless_wait": lambda: time.sleep(10_000),
-    "exit_0_after_training": lambda: sys.exit(0),
-    "_exit_0_after_training": lambda: os._exit(0),
     "none": lambda: None,
-}
-PHASES = {
-    "raise_at_import": "import",
-    "exit_0_at_import": "import",
-    "_exit_0_at_import": "import",
-    "exit_0_after_training": "end",
-    "_exit_0_after_training": "end",
 }
 
 import keras  # noqa: E402
@@ -72,12 +75,12 @@ import tensorflow as tf  # noqa: E402
 
 import lbbsp_tf  # noqa: E402
 
-meet("import")
+meet("at_import")
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
+meet("at_strategy")
 balancer = lbbsp_tf.LoadBalancer(strategy, 16, **options)
-(caught,) = re.findall(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
-print("SIGTERM IS CAUGHT" if int(caught, 16) >> signal.SIGTERM - 1 & 1 else "SIGTERM ENDS")
+meet("at_balancer")
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
@@ -87,7 +90,16 @@ class Fault(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.02)
         if batch == 10:
-            meet("step")
+            meet("in_step")
+
+    def on_train_end(self, logs=None):
+        if where == "after_fit" and own_rank() != victim:
+            time.sleep(5)
+
+
+class Evaluated(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        meet("in_evaluation")
 
 
 x = np.random.default_rng(0).normal(size=(16 * 20, 6)).astype("f4")
@@ -101,8 +113,11 @@ model.fit(
     verbose=0,
 )
 print("TRAINED", flush=True)
-meet("end")
-if fault.endswith("after_training"):
+meet("after_training")
+meet("after_fit")
+if where == "in_evaluation":
+    model.evaluate(x[:, :4], x[:, 4:], callbacks=[Evaluated()], verbose=0)
+if where == "after_training":
     model.fit(
         balancer.dataset(x[:, :4], x[:, 4:]),
         steps_per_epoch=balancer.steps_per_epoch,
