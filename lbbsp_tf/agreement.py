@@ -7,7 +7,6 @@ rate, a choice of the best epoch) leaves different models, and no later step wou
 from __future__ import annotations
 
 import codecs
-import functools
 import marshal
 import warnings
 import zlib
@@ -16,7 +15,6 @@ from types import CodeType
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.activity import Activity
@@ -27,9 +25,9 @@ from lbbsp_core.runtime.protocol import (
     pack_float,
     unpack_float,
 )
+from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.board import CoordinationBoard, Meetings
-from lbbsp_tf.cluster import rank_and_workers
+from lbbsp_tf.board import Meetings
 from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.liveness import current_activity
@@ -39,6 +37,7 @@ Logs = Mapping[str, object]
 
 _WEIGHTS = "trainable weights"
 _EVALUATED = "the data of evaluate, predict or validation"
+_BATCHES = "number of batches of evaluate, predict or validation"
 _COMPARED = 256
 
 _CAUSE = (
@@ -77,49 +76,25 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     }
 
 
-@functools.cache
-def _meetings() -> Meetings:
-    return Meetings()
-
-
-def check_all_call(strategy: tf.distribute.Strategy, batches: int | None) -> None:
-    """Waits until all workers evaluate or predict.
-
-    Args:
-        strategy: Strategy of the model.
-        batches: Number of batches, if it is known.
-
-    Raises:
-        RuntimeError: A worker does not come, because it waits elsewhere or has reached its end.
-        DisagreementError: The workers have different numbers of batches.
-    """
-    rank, workers = rank_and_workers(strategy.cluster_resolver)
-    if workers == 1 or not CoordinationBoard.is_available():
-        return
+def check_all_call(meetings: Meetings, batches: int | None) -> None:
+    """Waits until all workers evaluate, or predict, as many batches; see `Meetings.meet`."""
     with current_activity().during(Activity.MEETING):
-        texts = _meetings().meet(rank, workers, str(batches), call="evaluate or predict")
-    for other, text in enumerate(texts):
-        if text != texts[0]:
-            raise DisagreementError(
-                f"workers disagree on {_EVALUATED}: worker 0 has {texts[0]} batches, worker "
-                f"{other} has {text}; pass the same data to all workers"
-            )
+        meetings.meet("evaluate or predict", _BATCHES, batches or 0)
 
 
-def check_evaluated(strategy: tf.distribute.Strategy, samples: Iterable[Nest]) -> None:
+def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
     """Raises unless all workers have evaluated, or predicted, the same samples; a collective.
 
     Args:
-        strategy: Strategy of the model.
+        session: Any session of this process.
         samples: Some samples that this worker has read.
 
     Raises:
         DisagreementError: Samples differ; names the worker and the remedy.
     """
-    if rank_and_workers(strategy.cluster_resolver)[1] > 1:
-        digests = [digest for each in samples for digest in digests_of(each)]
-        digests = [*digests, *[Digest(0.0, 0.0)] * _COMPARED][:_COMPARED]  # if lengths differ
-        handshake.compare_samples(mirrored_collectives(strategy), digests, _EVALUATED)
+    digests = [digest for each in samples for digest in digests_of(each)]
+    digests += [Digest(0.0, 0.0)] * _COMPARED  # their numbers may differ, too
+    session.check_samples(digests[:_COMPARED], _EVALUATED)
 
 
 def weighted_means(values: Sequence[float], weight: int, collectives: Collectives) -> list[float]:

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.activity import Activity, describe
-from lbbsp_core.runtime.heartbeat import Beat
+from lbbsp_core.runtime.heartbeat import WAITS, Beat
+from lbbsp_core.runtime.protocol import compare_facts
 
 _READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker replaces it
 _FIRST_READ_MILLISECONDS = 20  # many workers may have no row yet
@@ -49,58 +50,70 @@ class CoordinationBoard:
     def read(self, rank: int) -> Sequence[int] | None:
         """Returns the row of a worker, or None if there is none, or the service is gone."""
         patience = _READ_MILLISECONDS if rank in self._seen else _FIRST_READ_MILLISECONDS
-        try:
-            text = context.context().get_config_key_value(_key(rank), patience)
-        except tf.errors.OpError:
+        text = _value(_key(rank), patience)
+        if text is None:
             return None
         self._seen.add(rank)
         return [int(value) for value in text.split()]
 
 
 class Meetings:
-    """Points of a script at which all workers wait for each other, outside of collectives.
+    """Points at which all workers wait for each other, outside of collectives.
 
-    A collective would be taken for the one that another worker calls instead.
+    A collective that only some call would be taken for the one that the others call.
+
+    Args:
+        rank: Number of this worker.
+        workers: Number of workers.
     """
 
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, rank: int, workers: int) -> None:
+        self._rank, self._workers, self._number = rank, workers, 0
 
-    def meet(self, rank: int, workers: int, text: str, *, call: str) -> list[str]:
-        """Waits until all workers have called this as often; returns their texts by rank.
+    def meet(self, call: str, fact: str, value: int) -> None:
+        """Waits until all workers have called this as often.
 
         Args:
-            rank: Number of this worker.
-            workers: Number of workers.
-            text: What this worker tells the others.
             call: What all workers have to call, for the error.
+            fact: Name of an integer.
+            value: Its value on this worker.
 
         Raises:
             RuntimeError: A worker waits for the others elsewhere, or has reached its end.
+            DisagreementError: The workers have other values.
         """
-        service, board, begun = context.context(), CoordinationBoard(rank), time.monotonic()
+        if self._workers == 1 or not CoordinationBoard.is_available():
+            return
+        service, board, begun = context.context(), CoordinationBoard(self._rank), time.monotonic()
         key = f"lbbsp/meet/{self._number}"
-        service.set_config_key_value(f"{key}/{rank}", text)
-        texts: list[str] = []
-        while len(texts) < workers:
-            other = len(texts)
-            try:
-                texts.append(service.get_config_key_value(f"{key}/{other}", _READ_MILLISECONDS))
-            except tf.errors.DeadlineExceededError:
-                beat = Beat.of(board.read(other) or Beat().row())
-                waited = min(beat.seconds, time.monotonic() - begun) >= _ELSEWHERE_SECONDS
-                waits = beat.activity in (Activity.WAITING, Activity.MEETING)
-                if beat.activity == Activity.LEAVING or (waits and waited):
-                    service.delete_config_key_value(f"{key}/{rank}")
-                    raise RuntimeError(
-                        f"worker {rank} has called {call}, and worker {other} is "
-                        f"{describe(beat.activity, beat.step)}: call it on all workers, also in "
-                        "callbacks and after fit"
-                    ) from None
-        if self._number:  # all have read the last texts
-            service.delete_config_key_value(f"lbbsp/meet/{self._number - 1}/{rank}")
+        service.set_config_key_value(f"{key}/{self._rank}", str(value))
+        values: list[int] = []
+        while (other := len(values)) < self._workers:
+            text = _value(f"{key}/{other}", _READ_MILLISECONDS)
+            if text is not None:
+                values.append(int(text))
+                continue
+            beat = Beat.of(board.read(other) or Beat().row())
+            waits = beat.activity in WAITS and beat.seconds >= _ELSEWHERE_SECONDS
+            late = time.monotonic() - begun >= _ELSEWHERE_SECONDS
+            if (waits and late) or beat.activity == Activity.LEAVING:
+                service.delete_config_key_value(f"{key}/{self._rank}")
+                raise RuntimeError(
+                    f"worker {self._rank} has called {call}, and worker {other} is "
+                    f"{describe(beat.activity, beat.step)}: call it on all workers, also in "
+                    "callbacks and after fit"
+                )
+        if self._number:  # which all have read
+            service.delete_config_key_value(f"lbbsp/meet/{self._number - 1}/{self._rank}")
         self._number += 1
-        return texts
+        compare_facts([fact], [[value] for value in values])
+
+
+def _value(key: str, milliseconds: int) -> str | None:
+    try:
+        return context.context().get_config_key_value(key, milliseconds)
+    except tf.errors.OpError:
+        return None
 
 
 def _key(rank: int) -> str:

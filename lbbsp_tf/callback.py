@@ -18,6 +18,7 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.preemption import end_with_peers
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
+from lbbsp_tf.board import Meetings
 from lbbsp_tf.checkpoints import Checkpoints
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.collectives import mirrored_collectives
@@ -158,8 +159,8 @@ class LoadBalancer(keras.callbacks.Callback):
         compat.synchronize_moments()
         compat.patch_evaluation(
             agreement.global_logs,
-            agreement.check_all_call,
-            agreement.check_evaluated,
+            partial(agreement.check_all_call, Meetings(self.rank, self.workers)),
+            partial(agreement.check_evaluated, self._session),
             kinds_of_evaluated,
         )
         if self.workers > 1:

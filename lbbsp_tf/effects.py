@@ -107,7 +107,7 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
         model: Compiled model.
         batch: This worker's rows of a batch, at least one.
     """
-    if compat.has_mean_loss(model):
+    if compat.has_mean_loss(model) or not all(map(compat.has_rows, tf.nest.flatten(batch))):
         return ()
     few = tf.nest.map_structure(lambda leaf: slice_rows(leaf, 0, 4), batch)
     few = tf.nest.map_structure(lambda leaf: concatenate_rows(leaf, leaf), few)  # at least two

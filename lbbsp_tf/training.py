@@ -122,3 +122,4 @@ class Training:
         """Releases the data, and ends the sessions."""
         self.input.end_fit()
         self.sessions.close()
+        self.sessions.leader.activity.enter(Activity.TRAINED)

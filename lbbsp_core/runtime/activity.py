@@ -18,6 +18,7 @@ class Activity(IntEnum):
     OUTSIDE = 3
     MEETING = 4
     LEAVING = 5
+    TRAINED = 6
 
 
 _WORDS: Final = {
@@ -26,6 +27,7 @@ _WORDS: Final = {
     Activity.WAITING: "at the end of step {step}, waiting for the others",
     Activity.OUTSIDE: "between steps, before step {step}",
     Activity.MEETING: "between steps, before step {step}, waiting for the others",
+    Activity.TRAINED: "after its training, before the end of its script",
     Activity.LEAVING: "at the end of its script, before step {step}",
 }
 

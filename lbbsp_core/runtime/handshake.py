@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from lbbsp_core.order import Order
 from lbbsp_core.runtime.balancer import Balancer
 from lbbsp_core.runtime.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.digest import Digest, different_row
 from lbbsp_core.runtime.naming import described
-from lbbsp_core.runtime.protocol import (
-    DisagreementError,
-    compare_facts,
-    fingerprint,
-    pack_float,
-    unpack_float,
-)
+from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.record import lbbsp_version
 from lbbsp_core.work import require_work
 
@@ -111,32 +104,6 @@ def compare(collectives: Collectives, facts: Facts) -> None:
                 f"workers disagree on {name}: worker 0 has {first}, worker {rank} has {other}; "
                 f"start all workers with the same {name}"
             )
-
-
-def compare_samples(collectives: Collectives, digests: Sequence[Digest], what: str) -> None:
-    """Raises unless all workers have the same samples; a collective.
-
-    Args:
-        collectives: Collectives of the framework.
-        digests: Digests of samples, as many on all workers.
-        what: What the samples are called in the error.
-
-    Raises:
-        DisagreementError: Samples differ; names the rank, and the remedy.
-    """
-    values = [half for each in digests for number in each for half in pack_float(number)]
-    rows = [
-        [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
-         for i in range(0, len(values), 4)]
-        for row in collectives.all_gather(values)
-    ]  # fmt: skip
-    if (found := different_row(rows)) is not None:
-        rank, _ = found
-        raise DisagreementError(
-            f"workers disagree on {what}: samples of worker {rank} differ from those of "
-            "worker 0 with the same numbers; pass the whole data set in the same order to all "
-            "workers (give every shuffle a seed, sort lists of files)"
-        )
 
 
 def gather_texts(collectives: Collectives, text: str) -> list[bytes]:

@@ -37,7 +37,7 @@ REPORT_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 2.0  # in which the others read which worker is lost
 _LEFT_SECONDS: Final = 5.0  # time in which a message may still arrive from a worker that leaves
 _LEFT_BEATS: Final = 2  # of an unchanged wait, after which it is not that of an old row
-_WAITS: Final = (Activity.WAITING, Activity.MEETING)
+WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
 
 
@@ -180,11 +180,11 @@ class Watch:
             if seconds > self._silence_seconds and rank not in self._left:
                 return self.lost(rank, Reason.SILENT)
         for rank in self._doing(Activity.LEAVING):
-            if any(self._waits_in_vain(each, rank) for each in self._doing(*_WAITS)):
+            if any(self._waits_in_vain(each, rank) for each in self._doing(*WAITS)):
                 return self.lost(rank, Reason.LEFT)
         for rank in self._apart():
             return self.lost(rank, Reason.LEFT)
-        waited = self.waited_seconds(*_WAITS)
+        waited = self.waited_seconds(*WAITS)
         if self._limit_seconds is not None and waited >= self._limit_seconds:
             for rank in self.late():
                 return self.lost(rank, Reason.LATE)
@@ -201,7 +201,10 @@ class Watch:
     def late(self) -> list[int]:
         """Returns the workers that do not wait for others, so that others may wait for them."""
         unseen = [rank for rank in self.ranks if rank not in self.beats]
-        return [*self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE), *unseen]
+        return [
+            *self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE, Activity.TRAINED),
+            *unseen,
+        ]
 
     def _waits_in_vain(self, waiting: int, leaving: int) -> bool:
         """Returns whether a worker can only be waiting for one that leaves.
@@ -392,7 +395,7 @@ class Heartbeat:
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
-        waited = self._watch.waited_seconds(*_WAITS, Activity.LEAVING)
+        waited = self._watch.waited_seconds(*WAITS, Activity.LEAVING)
         reports = int(waited // self._report_seconds)
         if reports > self._reports:
             for rank in self._watch.late():

@@ -43,7 +43,7 @@ from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.default_cap import default_cap
-from lbbsp_core.runtime.digest import Array, Digest
+from lbbsp_core.runtime.digest import Array, Digest, different_row
 from lbbsp_core.runtime.granularity import default_granularity
 from lbbsp_core.runtime.handshake import Facts
 from lbbsp_core.runtime.identity import Devices, Identity, hosts_and_devices
@@ -57,6 +57,8 @@ from lbbsp_core.runtime.protocol import (
     compare_facts,
     decode,
     encode,
+    pack_float,
+    unpack_float,
 )
 from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
 from lbbsp_core.runtime.serialization import Arrays, Json
@@ -321,15 +323,27 @@ class WorkerSession:
         """
         compare_facts([name], self.collectives.all_gather([value]))
 
-    def check_samples(self, digests: Sequence[Digest]) -> None:
+    def check_samples(self, digests: Sequence[Digest], what: str = "the data") -> None:
         """Checks that all workers have the same samples, of which they give as many digests.
 
-        Every worker must call it at the same time.
+        Every worker must call it at the same time. The error names `what`.
 
         Raises:
             DisagreementError: Samples differ; names the rank, and the remedy.
         """
-        handshake.compare_samples(self.collectives, digests, "the data")
+        values = [half for each in digests for number in each for half in pack_float(number)]
+        rows = [
+            [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
+             for i in range(0, len(values), 4)]
+            for row in self.collectives.all_gather(values)
+        ]  # fmt: skip
+        if (found := different_row(rows)) is not None:
+            rank, _ = found
+            raise DisagreementError(
+                f"workers disagree on {what}: samples of worker {rank} differ from those of "
+                "worker 0 with the same numbers; pass the whole data set in the same order to all "
+                "workers (give every shuffle a seed, sort lists of files)"
+            )
 
     def any_worker(self, flag: bool) -> bool:
         """Returns whether `flag` is true on any worker; a collective."""

@@ -15,6 +15,7 @@ from lbbsp_tf.compat.coordination import (
 from lbbsp_tf.compat.evaluation import (
     Kind,
     has_mean_loss,
+    has_rows,
     last_rows,
     patch_evaluation,
     regularisation,
@@ -86,6 +87,7 @@ __all__ = [
     "global_random_state",
     "has_global_seed",
     "has_mean_loss",
+    "has_rows",
     "intercepted_apply",
     "intercepted_scalars",
     "is_mirrored",

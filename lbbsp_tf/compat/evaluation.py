@@ -77,8 +77,8 @@ class ReplicaRows(NamedTuple):
 
 def patch_evaluation(
     global_logs: Callable[[keras.Model, Logs], Logs],
-    check_all_call: Callable[[tf.distribute.Strategy, int | None], None],
-    check_samples: Callable[[tf.distribute.Strategy, list[Nest]], None],
+    check_all_call: Callable[[int | None], None],
+    check_samples: Callable[[list[Nest]], None],
     kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
 ) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
@@ -145,13 +145,14 @@ class Rows:
         for batch, *parts in self._dataset:
             if len(self.samples) < SAMPLES:  # many of the first batch, and one of each other
                 count = 1 if self.samples else SAMPLES
-                leaves = filter(_has_rows, tf.nest.flatten(batch))
+                leaves = filter(has_rows, tf.nest.flatten(batch))
                 self.samples.append([slice_rows(leaf, 0, count) for leaf in leaves])
             if len(parts) == 1:
                 yield parts[0]
             else:
-                take = lambda context, parts=parts: parts[context.replica_id_in_sync_group]  # noqa: E731
-                yield self._strategy.experimental_distribute_values_from_function(take)
+                yield self._strategy.experimental_distribute_values_from_function(
+                    lambda context: parts[context.replica_id_in_sync_group % len(parts)]  # noqa: B023
+                )
 
 
 def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -> tf.data.Dataset:
@@ -179,13 +180,13 @@ def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -
 def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
     """Returns the rows of replica `place`, in [0, replicas), of a batch."""
     leaves = tf.nest.flatten(batch)
-    total, *others = [count_rows(leaf) for leaf in leaves if _has_rows(leaf)]
+    total, *others = [count_rows(leaf) for leaf in leaves if has_rows(leaf)]
     for other in others:
         tf.debugging.assert_equal(other, total, "all arrays of a batch must have the same length")
     place = tf.cast(place, tf.int64)
     start, stop = total * place // replicas, total * (place + 1) // replicas
     length = tf.maximum(stop - start, 1)  # if there are none, a row that will be discarded
-    cut = [slice_rows(leaf, start, start + length) if _has_rows(leaf) else leaf for leaf in leaves]
+    cut = [slice_rows(leaf, start, start + length) if has_rows(leaf) else leaf for leaf in leaves]
     return ReplicaRows(tf.nest.pack_sequence_as(batch, cut), stop - start, total)
 
 
@@ -258,7 +259,7 @@ class RowsStep:
         kept = tf.cast(data.rows > 0, tf.int64)
         return keras.tree.map_structure(
             lambda output: (
-                slice_rows(output, 0, kept * count_rows(output)) if _has_rows(output) else output
+                slice_rows(output, 0, kept * count_rows(output)) if has_rows(output) else output
             ),
             outputs,
         )
@@ -270,11 +271,11 @@ def has_mean_loss(model: keras.Model) -> bool:
         getattr(type(model), name) is getattr(keras.Model, name)
         for name in ("test_step", "compute_loss")
     )
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
     return is_stock and all(
-        isinstance(loss, str)
+        loss is None
+        or isinstance(loss, str)
         or (is_of_keras(loss) and getattr(loss, "reduction", "mean") not in ("sum", None))
-        for loss in losses
+        for loss in keras.tree.flatten(model.loss)
     )
 
 
@@ -302,7 +303,7 @@ def _iterate_over_rows(
             return
         EpochIterator.__init__(self, *args, **options)
         self._distribute_strategy = distribute_strategy
-        check_all_call(distribute_strategy, self.num_batches)
+        check_all_call(self.num_batches)
         self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
 
     return initialise
@@ -318,7 +319,7 @@ def _checked(
         with original(self):
             yield
         if isinstance(self._distributed_dataset, Rows):
-            check_samples(self._distribute_strategy, self._distributed_dataset.samples)
+            check_samples(self._distributed_dataset.samples)
 
     return catch_stop_iteration
 
@@ -431,7 +432,8 @@ def _is_current(function: Callable[..., Nest] | None) -> bool:
     return function is not None and is_patched(function)
 
 
-def _has_rows(leaf: object) -> bool:
+def has_rows(leaf: object) -> bool:
+    """Returns whether a leaf of a batch is a tensor with an axis of samples."""
     return isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank != 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
 
 Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
 
-Run: TypeAlias = "Callable[[list[tf.Tensor], Callable[[list[tf.Tensor]], list[tf.Tensor]]], object]"
+Run: TypeAlias = "Callable[..., list[tf.Tensor]]"
 
 LARGEST_BYTES = 1 << 16
 """Of a sample, which each worker sends to all others for a metric written by hand."""
@@ -79,23 +79,15 @@ def _is_scalar(values: object) -> bool:
     return not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
 
 
-def is_of_keras(code: object) -> bool:
-    """Returns whether a function, or an object and what it wraps, are of Keras."""
-    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
-    own = code if callable(code) and hasattr(code, "__code__") else type(code)
-    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))
-
-
 @contextmanager
 def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
     """Updates metrics written by hand with the rows of all replicas, in this thread.
 
     Args:
-        share: Share of this replica's samples in those of all; rows of one without any are left
-            out.
+        share: Share of this replica's samples in those of all; without any, its rows do not count.
         run: Runs a collective on tensors.
     """
-    with _whole.set((share, run, {})):
+    with _whole.set((share, run)):
         yield
 
 
@@ -105,7 +97,7 @@ def take_whole_batches(model: keras.Model) -> None:
         for each in metric.metrics if isinstance(metric, CompileMetrics) else [metric]:
             if not (is_of_keras(each) or is_patched(each.update_state)):
                 object.__setattr__(each, "update_state", patched(_updating(each)))
-                _count_once(each, not isinstance(each, keras.metrics.MeanMetricWrapper))
+                _count_once(each, True)
 
 
 def is_whole(variable: keras.Variable) -> bool:
@@ -122,66 +114,64 @@ def _count_once(metric: keras.metrics.Metric, once: bool) -> None:
 
 def _updating(metric: keras.metrics.Metric) -> Callable[..., None]:
     """Wraps `update_state` of a metric written by hand."""
-    update, is_function = metric.update_state, isinstance(metric, keras.metrics.MeanMetricWrapper)
+    update = metric.update_state
 
     @wraps(update)
     def update_state(*args: object, **options: object) -> None:
-        whole, given = _whole.value, (args, options)
-        with _whole.set(None), ExitStack() as stack:  # metrics inside of it see the same
-            stack.enter_context(_handler.set(None))
-            if whole is not None:
-                share = whole[0]
-                is_mean = is_function and not _is_scalar(metric._fn(*args[:2], **metric._fn_kwargs))
-                once = not is_mean and all(map(_is_small, keras.tree.flatten(given)))
+        given, handler = (args, options), None
+        share, run = _whole.value or (None, None)
+        with _whole.set(None):  # metrics inside of it get the same
+            if run is not None:
+                once = all(map(_is_small, keras.tree.flatten(given)))
                 _count_once(metric, once)
                 if once:
-                    given = keras.tree.map_structure(partial(_of_all, *whole), given)
-                elif not is_mean:
-                    _warn_of(metric)
-                    weigh = lambda value, own: (value, share if own is None else own)  # noqa: E731
-                    stack.enter_context(_handler.set(weigh))
-            update(*given[0], **given[1])
+                    given = keras.tree.map_structure(partial(_of_all, share, run), given)
+                else:
+                    _warn_of(metric.name)
+                    handler = lambda value, own: (value, share if own is None else own)  # noqa: E731
+            with _handler.set(handler):
+                update(*given[0], **given[1])
 
     return update_state
 
 
-def _of_all(share: tf.Tensor, run: Run, known: dict[int, object], leaf: object) -> object:
-    """Returns the rows of all replicas, or the mean of a scalar over them."""
-    if not tf.is_tensor(leaf) or (leaf.shape.rank == 0 and not leaf.dtype.is_floating):
-        return leaf
-    context = tf.distribute.get_replica_context()
-    if leaf.shape.rank == 0:
-        part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
-        add = lambda parts: [context.all_reduce("SUM", part) for part in parts]  # noqa: E731
-        return run([part], add)[0]
-    if id(leaf) not in known:
-        number = tf.cast(leaf, tf.int32) if leaf.dtype == tf.bool else leaf
-        rows = number[: tf.where(share > 0, tf.shape(leaf)[0], 0)]
-        gather = lambda parts: [context.all_gather(part, 0) for part in parts]  # noqa: E731
-        found = tf.cast(run([rows], gather)[0], leaf.dtype)
-        mask = get_keras_mask(leaf)
-        if mask is not None:
-            set_keras_mask(found, _of_all(share, run, known, mask))
-        known[id(leaf)] = leaf, found  # the key is that of a tensor that exists
-    return known[id(leaf)][1]
-
-
 def _is_small(leaf: object) -> bool:
     """Returns whether a leaf is no tensor, or one of which all workers can get all rows."""
-    if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
-        return True
-    dense = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string and leaf.shape.rank is not None
-    row = leaf.shape[1:] if dense else tf.TensorShape(None)
+    if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.bool):
+        return not tf.is_tensor(leaf)
+    row = leaf.shape[1:]
     return row.is_fully_defined() and row.num_elements() * leaf.dtype.size <= LARGEST_BYTES
 
 
-def _warn_of(metric: keras.metrics.Metric) -> None:
+def _of_all(share: tf.Tensor, run: Run, leaf: object) -> object:
+    """Returns the rows of all replicas, or the mean of a scalar over them."""
+    context = tf.distribute.get_replica_context()
+    if not tf.is_tensor(leaf) or (leaf.shape.rank == 0 and not leaf.dtype.is_floating):
+        return leaf
+    if leaf.shape.rank == 0:
+        part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
+        return run([part], lambda parts: [context.all_reduce("SUM", parts[0])])[0]
+    rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]
+    (found,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
+    mask = get_keras_mask(leaf)
+    if mask is not None:
+        set_keras_mask(found, tf.cast(_of_all(share, run, tf.cast(mask, tf.int32)), tf.bool))
+    return found
+
+
+def _warn_of(name: str) -> None:
     if tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group) == 0:
         logger.warning(
-            "the metric %r takes tensors of more than %d KiB a sample, or of unknown shape, so "
-            "that each worker updates it with its own rows: what is shown is the result of the "
-            "sum of its states over workers, or the mean if it is a function, and depends on their "
-            "number unless the state is a sum over samples",
-            metric.name,
+            "the metric %r gets more than %d KiB of a sample, so that each worker updates it with "
+            "its own rows: what is shown is computed from the sum of its variables over workers "
+            "(of a function, the mean), and right only if they are sums over samples",
+            name,
             LARGEST_BYTES >> 10,
         )
+
+
+def is_of_keras(code: object) -> bool:
+    """Returns whether a function, or an object and what it wraps, are of Keras."""
+    wrapped = getattr(code, "_fn", None) or getattr(code, "fn", None)
+    own = code if hasattr(code, "__code__") else type(code)
+    return own.__module__.startswith("keras.") and (wrapped is None or is_of_keras(wrapped))

@@ -96,12 +96,19 @@ OTHER_SAMPLES = "samples of worker 1 differ from those of worker 0"
         ("different_evaluated", OTHER_SAMPLES),
         ("different_predicted", OTHER_SAMPLES),
         ("different_validation", OTHER_SAMPLES),
-        ("different_batches", "worker 0 has 2 batches, worker 1 has 1"),
     ],
 )
 def test_data_that_differ_between_workers_are_refused(seen, case_of_data, message):
     for each in seen:
         assert DIFFERENT + message in each[case_of_data]
+
+
+def test_numbers_of_batches_that_differ_are_refused(seen):
+    for each in seen:
+        assert (
+            "number of batches of evaluate, predict or validation: worker 0 has 2, worker 1"
+            in (each["different_batches"])
+        )
 
 
 def test_each_worker_gets_the_rows_of_its_own_batch(seen):

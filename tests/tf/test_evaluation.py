@@ -6,14 +6,19 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.compat.evaluation import ReplicaRows, rows_of, split_rows
+from lbbsp_tf.compat.evaluation import Kind, ReplicaRows, Rows, rows_of, split_rows
+from lbbsp_tf.compat.metrics import is_of_keras, is_whole
+from lbbsp_tf.effects import kinds_of_evaluated
 
 
 def split(dataset, workers, replicas_per_worker=1):
-    """Returns what each worker's data set yields, by worker."""
+    """Returns the rows of each worker's replicas, by worker."""
     replicas = workers * replicas_per_worker
-    contexts = [tf.distribute.InputContext(workers, rank, replicas) for rank in range(workers)]
-    return [list(split_rows(dataset, context)) for context in contexts]
+    places = [range(rank, replicas, workers) for rank in range(workers)]
+    return [
+        [rows for _, *parts in split_rows(dataset, own, replicas) for rows in parts]
+        for own in places
+    ]
 
 
 def kept(rows):
@@ -60,8 +65,114 @@ def test_structures_ragged_and_sparse_tensors_and_scalars_are_kept():
     assert first.batch[0]["ragged"].to_list() == [[1]]
 
 
+def test_evaluation_has_no_thread_that_can_hold_up_its_end():
+    rows = Rows(tf.data.Dataset.range(9).batch(4), tf.distribute.MirroredStrategy(["CPU:0"]))
+    assert rows._dataset.options().autotune.enabled is False  # by default it is None
+    assert [kept(each) for each in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [each[0].numpy().tolist() for each in rows.samples] == [[0, 1, 2, 3], [4], [8]]
+
+
+class Peers(keras.Model):
+    """A model whose test step logs numbers of several kinds."""
+
+    def __init__(self, numbers):
+        x = keras.Input((2,))
+        super().__init__(x, keras.layers.Dense(1, kernel_regularizer="l2")(x))
+        self.numbers, self.tracker = numbers, keras.metrics.Mean(name="tracked")
+
+    def test_step(self, data):
+        y_pred = self(data[0], training=False)
+        for number in self.numbers:
+            self.tracker.update_state(number(y_pred, self.losses[0]))
+        return {}
+
+
+KINDS = {
+    Kind.MEAN: lambda y, c: tf.reduce_mean(y**2) + c,
+    Kind.SUM: lambda y, c: tf.reduce_sum(y**2),
+    Kind.SUM_AND_REGULARISERS: lambda y, c: tf.reduce_sum(y**2) / 7 + c,
+    Kind.OTHER: lambda y, c: tf.math.reduce_variance(y),
+}
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_numbers_of_a_test_step_are_means_or_sums(rows, caplog):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        keras.utils.set_random_seed(0)
+        model = Peers(list(KINDS.values()))
+        model.compile("sgd", "mse")
+    x = tf.constant(np.random.default_rng(0).normal(size=(rows, 2)), tf.float32)
+    assert kinds_of_evaluated(model, (x, x)) == list(KINDS)
+    assert "Peers.test_step logs a number that is neither a mean nor a sum" in caplog.text
+    (tracked,) = model.tracker.variables[:1]
+    assert not float(tracked.value.values[0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_mean"),
+    [
+        ("mse", True),
+        (keras.losses.MeanSquaredError(), True),
+        (keras.losses.Huber(reduction="sum"), False),
+        ([keras.losses.mean_squared_error, None], True),
+        ({"a": "mse", "b": lambda y, p: tf.reduce_sum(y - p)}, False),
+    ],
+)
+def test_losses_of_keras_are_known(loss, is_mean):
+    x = keras.Input((2,))
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    model.loss = loss
+    assert compat.has_mean_loss(model) is is_mean
+
+
+def largest(y_true, y_pred):
+    return tf.reduce_max(y_pred)
+
+
+class ByHand(keras.metrics.Mean):
+    """A subclass of a metric of Keras."""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (largest, False),
+        (keras.metrics.MeanMetricWrapper(largest), False),
+        (ByHand(), False),
+        (keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error), True),
+        (keras.metrics.AUC(), True),
+        (keras.losses.Huber(), True),
+    ],
+)
+def test_what_users_write_is_told_from_keras(code, expected):
+    assert is_of_keras(code) is expected
+
+
+def test_large_inputs_of_a_metric_stay_on_their_workers_and_are_named(caplog):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        x = keras.Input((None, 300))
+        model = keras.Model(x, x)
+        model.compile("sgd", "mse", metrics=[largest])
+    x = np.random.default_rng(0).normal(size=(4, 60, 300)).astype("f4")
+    model.evaluate(x, x, verbose=0)
+    compat.take_whole_batches(model)
+    (metric,) = model.metrics[1].metrics
+
+    def update(values):
+        with compat.whole_batches(tf.constant(1.0), lambda tensors, run: run(tensors)):
+            metric.update_state(values, values)
+
+    strategy.run(update, (tf.constant(x[:, 0]),))
+    assert "KiB" not in caplog.text
+    assert is_whole(metric.variables[0])
+    strategy.run(update, (tf.constant(x),))
+    assert "the metric 'largest' gets more than 64 KiB of a sample" in caplog.text
+    assert not is_whole(metric.variables[0])
+
+
 def test_other_strategies_evaluate_and_predict_as_stock_keras_does():
-    compat.patch_evaluation(lambda model, logs: pytest.fail("no logs to agree on"))
+    compat.patch_evaluation(*[lambda *_: pytest.fail("nothing to agree on")] * 4)
     x, y = np.random.default_rng(0).normal(size=(7, 3)).astype("f4"), np.zeros((7, 1), "f4")
 
     def outcome(strategy):

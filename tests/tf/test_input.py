@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import UserDict, namedtuple
 from contextlib import nullcontext
@@ -751,5 +752,5 @@ def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     pipeline = PlannedPipeline(session, session.make_order(24, seed=0), source)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     placeholders = PlaceholderDataset(pipeline, strategy, on_build=Mock(), on_iterate=Mock())
-    for data in placeholders._datasets:
-        assert data.options().autotune.enabled is False  # by default it is None
+    assert isinstance(iter(placeholders), itertools.repeat)
+    assert [leaf.shape for leaf in next(iter(placeholders))] == [(1, 2), (1,)]

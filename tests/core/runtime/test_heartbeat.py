@@ -277,6 +277,17 @@ def test_a_late_worker_is_reported_and_ends_nothing(job, capsys):
     ]
 
 
+def test_a_worker_that_has_trained_is_said_to_have(job, capsys):
+    job.activities[0].enter(Activity.LEAVING, 41)
+    job.activities[1].enter(Activity.TRAINED, 41)
+    job.activities[2].enter(Activity.LEAVING, 41)
+    assert job.run(70) == {}
+    assert capsys.readouterr().err.splitlines() == [
+        "lbbsp: worker 1 is after its training, before the end of its script; others have waited "
+        "for it for 60 s",
+    ]
+
+
 def test_a_limit_ends_the_wait_for_a_late_worker(job):
     job.workers = [job.worker(rank, limit_seconds=20) for rank in range(3)]
     job.activities[0].enter(Activity.WAITING, 41)
