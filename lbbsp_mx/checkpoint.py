@@ -77,6 +77,7 @@ class Checkpoints:
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
         self._trainer._steps.check_single()
+        self._session.check_state()
         writer = self._writer_to(folder)
         self._begin_save(folder)
         return writer.flush()

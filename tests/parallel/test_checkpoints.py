@@ -78,15 +78,15 @@ KILLED = [(3, ("7", "2", "SIGKILL")), (3, ("19", "0", "SIGKILL")), (3, ())]
 
 
 @pytest.mark.parametrize(
-    ("kind", "chain"),
+    ("model", "chain"),
     [("dense", PREEMPTED), *campaign(("dense", BROKEN_OFTEN), ("noisy", KILLED))],
     ids=lambda value: f"{len(value)} jobs" if isinstance(value, list) else value,
 )
-def test_killed_and_preempted_jobs_continue_with_fewer_workers(kind, chain, tmp_path):
+def test_killed_and_preempted_jobs_continue_with_fewer_workers(model, chain, tmp_path):
     """Each job of the chain, but the last one, is ended after a step by a signal of a worker."""
     last = 0
     for workers, signal in chain:
-        job = run("restarting", str(tmp_path), kind, *signal, workers=workers)
+        job = run("restarting", str(tmp_path), model, *signal, workers=workers)
         assert ("continues after step" in job.text) == (last > 0)
         assert last == 0 or f"continues after step {last} " in job.text
         if "SIGTERM" in signal:
