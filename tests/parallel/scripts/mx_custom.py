@@ -35,7 +35,7 @@ def asynchronous(folder):
         drawn += samples
         backward(net, samples)
         slow_down(trainer.rank, len(samples))
-        trainer.step(len(samples))
+        trainer.step(len(samples), ignore_stale_grad=True)
     trainer.finish()
     result("drawn", drawn)
 
@@ -57,7 +57,7 @@ def in_step(folder):
             sizes.append(len(samples))
             backward(net, samples)
             slow_down(trainer.kvstore.rank, len(samples))
-            trainer.step(len(samples))
+            trainer.step(len(samples), ignore_stale_grad=True)
     mx.nd.waitall()
     result("drawn", drawn)
     result("sizes", sizes)
