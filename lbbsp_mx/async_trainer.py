@@ -17,7 +17,7 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.devices import devices_of
-from lbbsp_mx.means import clear_stale, is_fresh, mark_gradients
+from lbbsp_mx.means import clear_stale, mark_gradients
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, require_dense
 from lbbsp_mx.server_optimizer import Keys, ServerOptimizer
@@ -325,10 +325,10 @@ class _Servers:
 
     def push_gradients(self, *, to_sum: bool) -> None:
         """Pushes this worker's new gradients, and waits until the servers have received them."""
-        clear_stale(self._params[i] for i in self.learning)
+        fresh = clear_stale(self._params[i] for i in self.learning)
         first, numbers = self.keys.sums if to_sum else 0, self.learning
         if to_sum or not self._keeps_pushes:  # else it may be the signal to update by the sums
-            numbers = [i for i in numbers if is_fresh(self._params[i])]
+            numbers = [i for i, is_new in zip(numbers, fresh, strict=True) if is_new]
         with self.waiting("for the servers to receive its gradients"):
             if numbers:
                 gradients = [self._params[i].list_grad() for i in numbers]

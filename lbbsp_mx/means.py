@@ -100,14 +100,23 @@ def clear_idle_devices(params: Iterable[gluon.Parameter], sizes: StepSizes) -> N
     clear_stale(param for param in params if largest < len(param._data))
 
 
-def clear_stale(params: Iterable[gluon.Parameter]) -> None:
-    """Zeroes gradients of earlier steps; they count as new if another device has a new one."""
-    for param in params:
-        is_new = is_fresh(param)
-        for data, gradient in zip(param._data, param.list_grad(), strict=True):
-            if not data._fresh_grad:
+def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
+    """Zeroes gradients of earlier steps; they count as new if another device has a new one.
+
+    Returns:
+        Whether each parameter has a new gradient, on any device.
+    """
+    return [any(_without_stale(param)) for param in params]
+
+
+def _without_stale(param: gluon.Parameter) -> list[bool]:
+    fresh = [data._fresh_grad for data in param._data]
+    if not all(fresh):
+        for data, gradient, is_new in zip(param._data, param.list_grad(), fresh, strict=True):
+            if not is_new:
                 clear(gradient)
-                data._fresh_grad = is_new
+                data._fresh_grad = any(fresh)
+    return fresh
 
 
 def clear(array: mx.nd.NDArray) -> None:
@@ -161,10 +170,9 @@ class Freshness:
     def tell(self) -> None:
         """Zeroes stale gradients, and tells the other workers; call it before the sums."""
         learning = self._learning()
-        clear_stale(self._params[number] for number in learning)
         row = np.zeros((2, len(self._params)), np.float32)
         row[0, learning] = 1
-        row[1, learning] = [is_fresh(self._params[number]) for number in learning]
+        row[1, learning] = clear_stale(self._params[number] for number in learning)
         mx.nd.from_numpy(row).copyto(self._counts)
         self._store.pushpull(_FRESHNESS, self._counts, priority=1)
         if learning != self.summed:
