@@ -44,6 +44,7 @@ class BalancedLoop:
         self._leader = training.sessions.leader
         self._run: Callable[..., Nest] | None = None
         self._graph: tf.Graph | None = None
+        self._found: list[tf.Variable] | None = None
         self._active = self._leader.workers > 1
         if not self._active:
             if not isinstance(data, tf.data.Dataset):  # rows of an array would be single samples
@@ -79,7 +80,7 @@ class BalancedLoop:
             step = training.prepare(self._train_step)
 
             def run() -> Nest:
-                self._graph = compat.current_graph()
+                self._graph, self._found = compat.current_graph(), None
                 return self._strategy.run(step)
 
             self._run = tf.function(run, autograph=False)
@@ -115,10 +116,13 @@ class BalancedLoop:
         """Returns the variables of the step that are equal on all workers, once it is traced."""
         if self._graph is None:
             return []
-        variables = {id(each.handle): each for each in self._graph.variables}  # in any order
-        captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
-        of_workers = tf.VariableSynchronization.ON_READ
-        return [v for v in captured if v is not None and v.synchronization != of_workers]
+        if self._found is None:
+            variables = {id(each.handle): each for each in self._graph.variables}  # in any order
+            captured = [variables.get(id(outer)) for outer, _ in self._graph.captures]
+            of_workers = tf.VariableSynchronization.ON_READ
+            found = [v for v in captured if v is not None and v.synchronization != of_workers]
+            self._found = found
+        return self._found
 
     def _epoch_alone(self) -> Iterator[Nest]:
         if self._run is None:
