@@ -50,7 +50,7 @@ class CoordinationBoard:
     def read(self, rank: int) -> Sequence[int] | None:
         """Returns the row of a worker, or None if there is none, or the service is gone."""
         patience = _READ_MILLISECONDS if rank in self._seen else _FIRST_READ_MILLISECONDS
-        text = _value(_key(rank), patience)
+        text = read_value(_key(rank), patience)
         if text is None:
             return None
         self._seen.add(rank)
@@ -89,7 +89,7 @@ class Meetings:
         service.set_config_key_value(f"{key}/{self._rank}", str(value))
         values: list[int] = []
         while (other := len(values)) < self._workers:
-            text = _value(f"{key}/{other}", _READ_MILLISECONDS)
+            text = read_value(f"{key}/{other}", _READ_MILLISECONDS)
             if text is not None:
                 values.append(int(text))
                 continue
@@ -109,11 +109,13 @@ class Meetings:
         compare_facts([fact], [[value] for value in values])
 
 
-def _value(key: str, milliseconds: int) -> str | None:
+def read_value(key: str, milliseconds: int) -> str | None:
+    """Returns what the coordination service has under a key, or None if nothing comes in time."""
     try:
-        return context.context().get_config_key_value(key, milliseconds)
+        value = context.context().get_config_key_value(key, milliseconds)
     except tf.errors.OpError:
         return None
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _key(rank: int) -> str:

@@ -148,9 +148,10 @@ def _all_beat(workers: int) -> bool:
     """Returns whether all workers give signs of life, by which they know of each other's end."""
     from lbbsp_tf.board import CoordinationBoard
 
-    is_available = CoordinationBoard.is_available()
-    rows = (CoordinationBoard(rank).read(rank) for rank in range(workers))
-    return not is_available or all(row is not None for row in rows)
+    if not CoordinationBoard.is_available():
+        return True
+    board = CoordinationBoard(0)
+    return all(board.read(rank) is not None for rank in range(workers))
 
 
 def _has_started() -> bool:

@@ -22,6 +22,7 @@ from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_tf.board import read_value
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
 from lbbsp_tf.compat.values import is_patched, patched
@@ -95,7 +96,7 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:
         number = len(_created) - own
         mine = _created[number] if own and _created else None
         for other in range(workers):
-            theirs = None if other == rank else _read(other, number, 500)
+            theirs = None if other == rank else read_value(_key(other, number), 500)
             if theirs not in (None, mine) and not (failed and mine is None):
                 raise _difference(number, {other: theirs, rank: mine}) from error
             if theirs is None and mine is not None and other == 0 < rank and not failed:
@@ -119,17 +120,9 @@ def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
     with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed
         context.context().set_config_key_value(_key(rank, number), text)
     if rank:
-        expected = _read(0, number, _PATIENCE_MILLISECONDS)
+        expected = read_value(_key(0, number), _PATIENCE_MILLISECONDS)
         if expected is not None and expected != text:
             raise _difference(number, {0: expected, rank: text})
-
-
-def _read(rank: int, number: int, milliseconds: int) -> str | None:
-    try:
-        value = context.context().get_config_key_value(_key(rank, number), milliseconds)
-    except tf.errors.OpError:
-        return None
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _difference(number: int, texts: dict[int, str | None]) -> DisagreementError:
