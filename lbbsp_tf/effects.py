@@ -79,10 +79,9 @@ def factors_of_logged(
     def agrees(number: int, factor: float | None) -> bool:
         for one, split in zip(alone, seen, strict=True):
             expected = one.whole.scalars[number]
-            trials = (split.whole, split.first, split.second)
-            value, first, second = (trial.scalars[number] for trial in trials)
+            value, first, second = split.scalars(number)
             if factor is None:
-                found = (split.cut * first + (split.rows - split.cut) * second) / split.rows
+                found = split.mean_of(first, second)
             else:
                 constant = first + second - value
                 found = factor * (value - constant + workers * constant)
@@ -119,12 +118,11 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     def kind(number: int) -> Kind:
         errors = []
         for split in splits:
-            trials = (split.whole, split.first, split.second)
-            whole, first, second = (trial.scalars[number] for trial in trials)
-            mean = (split.cut * first + (split.rows - split.cut) * second) / split.rows
+            whole, first, second = split.scalars(number)
             scale = max(map(abs, (whole, first, second))) or 1.0
-            sums = (first + second, first + second - constant)
-            errors.append([abs(each - whole) / scale for each in (mean, *sums)])
+            both = first + second
+            found = (split.mean_of(first, second), both, both - constant)
+            errors.append([abs(each - whole) / scale for each in found])
         best = int(np.argmin(worst := np.max(errors, axis=0)))
         return Kind(best) if worst[best] <= tolerance else Kind.OTHER
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,8 @@ from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.probe import Probe, Sketch, Written, same_for_all_samples, sketches_as_one_process
 from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
+
+Value = TypeVar("Value", float, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,16 @@ class Split:
 
     def mean(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the mean of those of parts."""
-        first, second = self.first.sketches[call], self.second.sketches[call]
+        return self.mean_of(self.first.sketches[call], self.second.sketches[call])
+
+    def mean_of(self, first: Value, second: Value) -> Value:
+        """Returns the mean of values of the parts, by their samples."""
         return (self.cut * first + (self.rows - self.cut) * second) / self.rows
+
+    def scalars(self, number: int) -> tuple[float, float, float]:
+        """Returns a scalar of the whole, and of both parts."""
+        whole, first, second = self.whole, self.first, self.second
+        return whole.scalars[number], first.scalars[number], second.scalars[number]
 
     def sum(self, call: int) -> Sketch:
         """Returns the sketch of an `apply` of the whole, if it is the sum of those of parts."""
