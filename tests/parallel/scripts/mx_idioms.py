@@ -81,11 +81,14 @@ class Case:
         self.data = gluon.data.ArrayDataset(IDS, LABELS, self.mask)
         self.stale = {}
 
+    def layers(self):
+        return [Table() if self.table else gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
+                gluon.nn.Dense(3, in_units=6, flatten=False)]  # fmt: skip
+
     def network(self, seed, contexts):
         mx.random.seed(seed)
         net = gluon.nn.Sequential()
-        net.add(Table() if self.table else gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
-                gluon.nn.Dense(3, in_units=6, flatten=False))  # fmt: skip
+        net.add(*self.layers())
         net.initialize(mx.init.Uniform(0.7), ctx=contexts)
         if self.parts > 1:
             net.collect_params().setattr("grad_req", "add")
@@ -113,16 +116,8 @@ class Heads(Case):
         super().__init__(**options)
         self.stale = {"ignore_stale_grad": True}
 
-    def network(self, seed, contexts):
-        mx.random.seed(seed)
-        net = gluon.nn.Sequential()
-        for _ in range(2):
-            net.add(gluon.nn.Embedding(WORDS, 6, sparse_grad=self.sparse),
-                    gluon.nn.Dense(3, in_units=6, flatten=False))  # fmt: skip
-        net.initialize(mx.init.Uniform(0.7), ctx=contexts)
-        if self.parts > 1:
-            net.collect_params().setattr("grad_req", "add")
-        return net
+    def layers(self):
+        return [*super().layers(), *super().layers()]
 
     def loss(self, net, ids, labels, mask, mean):
         first, losses = ids.asnumpy(), []
