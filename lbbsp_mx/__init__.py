@@ -7,6 +7,7 @@ the process a server or the scheduler, it serves within the import, and exits wh
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.exit import fail_fast
+from lbbsp_core.runtime.preemption import keep_forks
 from lbbsp_mx import env
 from lbbsp_mx.cluster import check_cluster, in_cluster
 from lbbsp_mx.compat import import_mxnet
@@ -23,6 +24,7 @@ if env.role() != "worker":
 if in_cluster():
     fail_fast()
     marks.begin()
+    keep_forks()
 
 from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
 from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402

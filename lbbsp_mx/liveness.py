@@ -98,7 +98,7 @@ class SchedulerWatch:
                 if answers
                 else "it does not answer"
             )
-            _say(
+            say(
                 f"waiting for {cluster.describe()} for {self._waited:.0f} s; the scheduler is to "
                 f"listen at {cluster.root()}: {state}"
             )
@@ -117,6 +117,8 @@ class NodesWatch:
         peers: Returns the other ends of the open connections to the scheduler.
         names: Names of the workers and servers by their numbers in the transport.
         silence_seconds: Time without a sign of life after which a process is lost.
+
+    With `leaving`, workers that end are not lost: all were asked to leave with a checkpoint.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class NodesWatch:
         self._workers_beat = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
+        self.leaving = False
         self._since_ready = self._waited = self._short = 0.0
 
     def look(self, seconds: float) -> str | None:
@@ -164,6 +167,8 @@ class NodesWatch:
         a closed connection counts.
         """
         peers = self._peers()
+        if self.leaving and len(peers) + len(silent) <= len(self._names):
+            return None  # their connections are closed: they have left, as all are asked to
         closed = self._longer(silent, _RECENT_SECONDS + _CLOSED_SECONDS)
         all_silent = len(silent) == len(self._names)  # they may have left together, in order
         if closed and len(peers) < len(self._names) and not all_silent:
@@ -197,7 +202,7 @@ class NodesWatch:
         before, self._waited = self._waited, self._waited + seconds
         if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
             count, hosts = len(lasting), _hosts(lasting)
-            _say(
+            say(
                 f"the scheduler has waited {self._waited:.0f} s for {cluster.describe()}: {count} "
                 f"of {len(self._names)} processes have connected" + (f" ({hosts})" if count else "")
             )
@@ -228,6 +233,7 @@ def looking_thread(
     return PeriodicThread(look_and_name, LOOK_SECONDS, "lbbsp-liveness", end)
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """Prints a message of this library."""
     with suppress(OSError, ValueError):  # without a usable standard error
         print(f"lbbsp: {message}", file=sys.stderr, flush=True)

@@ -84,11 +84,12 @@ def is_listening() -> bool:
 
 
 def peers() -> set[Address]:
-    """Returns the other ends of the open connections to this process, the scheduler."""
-    _, port = env.scheduler_address()
-    opened = [each for each in _connections() if each.status == psutil.CONN_ESTABLISHED]
-    own = {each.laddr for each in opened if each.raddr.port == port}  # it calls itself too
-    return {each.raddr for each in opened if each.laddr.port == port} - own
+    """Returns the other ends of the open connections to this process."""
+    found = _connections()
+    ports = {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+    opened = [each for each in found if each.status == psutil.CONN_ESTABLISHED]
+    own = {each.laddr for each in opened if each.raddr.port in ports}  # it calls itself too
+    return {each.raddr for each in opened if each.laddr.port in ports} - own
 
 
 def scheduler_answers() -> bool | None:

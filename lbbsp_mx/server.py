@@ -2,32 +2,37 @@
 
 Use it on clusters without ``lbbsp launch``. ``DMLC_ROLE`` selects the role. The process serves
 within the import of `lbbsp_mx`, and exits when the job ends: with status 0 if all processes have
-left it in order, else with 1.
+left it in order, else with 1. After a SIGTERM, which schedulers send to all processes at once, it
+serves on until the workers have written their checkpoint and left, and exits with status 143.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.exit import LEFT, end_now
 from lbbsp_mx import cluster, env, nodes
-from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread
+from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread, say
 
 _OPTIMIZER = 0  # the only command that workers send
+_REPEAT_SECONDS = 1.0  # within which several signals are one, as for workers
 
 
 def serve() -> NoReturn:
     """Runs the server or scheduler until the job ends, and exits."""
     store = mx.kv.create("dist")
     process = _Process(store)
-    watching = looking_thread(process.name, process.watch().look)
+    watching = looking_thread(process.name, process.look, process.end)
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -51,8 +56,41 @@ class _Process:
         self._store = store
         self._transport = nodes.Nodes(store.handle)
         self._runs = False
+        self._watch = self._create_watch()
+        self._asked_seconds: float | None = None  # since a SIGTERM
+        # Python's own handlers would run on the main thread, which is in MXNet's library.
+        self._signals, writer = os.pipe()
+        for end in (self._signals, writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writer)
+        signal.signal(signal.SIGTERM, lambda *_: None)
 
-    def watch(self) -> NodesWatch | SchedulerWatch:
+    def look(self, seconds: float) -> str | None:
+        """Returns why this process must end, or None; see `NodesWatch` and `SchedulerWatch`."""
+        if self._asked_seconds is not None:
+            self._asked_seconds += seconds
+        if self._is_signalled():
+            if self._asked_seconds is None:
+                self._asked_seconds = 0.0
+                say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
+            elif self._asked_seconds > _REPEAT_SECONDS:
+                end_now(LEFT)
+        if self._asked_seconds is not None:
+            self._watch.leaving = True
+            others = cluster.counts()[1] if env.role() == "scheduler" else 1  # than workers
+            if len(nodes.peers()) <= others:
+                end_now(LEFT)
+        return self._watch.look(seconds)
+
+    def end(self, status: int, why: str) -> NoReturn:
+        end_now(status if self._asked_seconds is None else LEFT, why)
+
+    def _is_signalled(self) -> bool:
+        with suppress(BlockingIOError):
+            return signal.SIGTERM in os.read(self._signals, 64)
+        return False
+
+    def _create_watch(self) -> NodesWatch | SchedulerWatch:
         silence_seconds = env.silence_seconds()
         if env.role() == "scheduler":
             names = nodes.node_names(*cluster.counts())

@@ -284,9 +284,13 @@ class Supervisor:
                 self._throttle.release(worker.index)
 
     def _ask_scripts_to_leave(self) -> None:
-        """Signals the scripts alone: processes that load their data must not end before them."""
+        """Signals the scripts alone: processes that load their data must not end before them.
+
+        Those that have got a signal themselves would take ours for an order to end at once.
+        """
         for script in self._scripts:
-            script.signal_alone(signal.SIGTERM)
+            if not read_marks(self._marks_of(script.index)).preempted:
+                script.signal_alone(signal.SIGTERM)
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""

@@ -6,6 +6,7 @@ files in a folder that the launcher removes with the job.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -22,6 +23,8 @@ FINISHED: Final = "finished"
 WAITING: Final = "waiting"
 LOST: Final = "lost"
 PREEMPTED: Final = "preempted"
+
+_SOCKET_FOLDER: Final = 80  # characters; the path of a socket may have 107
 
 
 class LostWorker(NamedTuple):
@@ -87,6 +90,10 @@ def begin() -> None:
     folder = _folder()
     if folder is not None:
         _leave(folder, BEGUN)
+        # Sockets of processes that load data, which would stay behind if they are killed.
+        config = getattr(multiprocessing.current_process(), "_config", {})
+        if len(str(folder)) <= _SOCKET_FOLDER:
+            config.setdefault("tempdir", str(folder))
         on_exit(lambda: _leave(folder, FINISHED))
 
 

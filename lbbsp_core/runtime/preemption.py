@@ -8,11 +8,13 @@ a step, so that all workers leave after the same step.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Final
 
@@ -32,6 +34,35 @@ _STEP_SECONDS: Final = 15.0
 """Time between steps after which none is expected any more: half of what schedulers wait."""
 
 _LOOK_SECONDS: Final = 0.2
+_PARENT_SECONDS: Final = 1.0
+
+
+def keep_forks() -> None:
+    """Lets processes that `multiprocessing` forks from this one end only with it, or by its order.
+
+    A scheduler may signal all processes. Those that load data must not end before the last step.
+    """
+    block, unblock = (
+        partial(signal.pthread_sigmask, how, [signal.SIGTERM])
+        for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+    )
+    # Frameworks may start threads within the fork, which inherit what is blocked then.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock)
+    register_after_fork(keep_forks, lambda _: _follow_parent())
+
+
+def _follow_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    daemon_thread(partial(_end_with, os.getppid()), "lbbsp-parent").start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has ended, or sends SIGTERM; handlers cannot tell that."""
+    while os.getppid() == parent:
+        found = signal.sigtimedwait([signal.SIGTERM], _PARENT_SECONDS)
+        if found is not None and found.si_pid == parent:
+            break
+    os._exit(STATUS)
 
 
 class PreemptionHandler:

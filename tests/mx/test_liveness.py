@@ -158,6 +158,18 @@ def test_a_connection_that_only_probes_the_port_counts_for_nothing():
     assert looks(watch, 20) is None
 
 
+def test_workers_that_leave_as_they_are_asked_to_are_not_lost_but_one_that_freezes_is():
+    network = Network()
+    watch = nodes_watch(network)
+    watch.leaving = True
+    assert looks(watch, 5) is None
+    network.silent = {9}
+    network.peers.pop()
+    assert looks(watch, 60) is None
+    network.silent = {9, WORKER_1}
+    assert looks(watch, 20) is not None
+
+
 # --- workers and servers --------------------------------------------------------------------------
 
 

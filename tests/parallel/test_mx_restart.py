@@ -1,10 +1,13 @@
 """MXNet jobs that are killed or preempted, restarted by the launcher, and continue exactly."""
 
+import os
+import tempfile
 from collections import Counter
 from importlib.util import find_spec
 
 import pytest
 from jobs import campaign, run
+from mx_cluster import by_hand
 
 from lbbsp_core.runtime.checkpoint import newest_checkpoint
 
@@ -52,6 +55,32 @@ def test_a_broken_job_ends_with_the_weights_of_an_unbroken_one(
     if fault == "preempt":
         assert "left with status 143" in said
     assert f"restart 1 of 1 with {workers} workers" in said
+
+
+def test_servers_outlive_the_last_checkpoint_if_every_process_gets_a_signal(tmp_path):
+    """At once, as Slurm and spot machines do; loaders of data, too, outlive it."""
+    with by_hand("mx_restart.py", str(tmp_path), "everyone", "6", "0") as cluster:
+        cluster.wait_for_ends()
+    assert [each.status for each in cluster.processes] == [143] * 4
+    assert "server 0 got SIGTERM, and ends after the workers" in cluster.servers[0].text
+    assert newest_checkpoint(tmp_path).step in (7, 8)
+    assert all("to continue from the checkpoint" in each.text for each in cluster.workers)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("fault", "status", "steps"), [("everyone", 143, (7, 8)), ("kill_loading", 137, (4,))]
+)
+def test_launched_jobs_with_processes_that_load_data_leave_no_temporary_files(
+    tmp_path, monkeypatch, fault, status, steps
+):
+    with tempfile.TemporaryDirectory() as folder:  # with a short name, as sockets need
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        job = run("mx_restart", str(tmp_path), fault, "6", "0", workers=2, framework="mxnet")
+        assert not os.listdir(folder)
+    assert job.status == status
+    assert newest_checkpoint(tmp_path).step in steps
 
 
 @pytest.mark.campaign

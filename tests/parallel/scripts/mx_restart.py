@@ -2,13 +2,16 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import lbbsp_mx
 
 import mxnet as mx  # isort: skip
 import numpy as np
+import psutil
 from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon
 from report import result
@@ -42,12 +45,19 @@ def options():
 def break_job(step):
     if (step, trainer.kvstore.rank) != place or env.restart():
         return
-    if fault == "kill":
+    if fault.startswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "preempt":
         os.kill(os.getpid(), signal.SIGTERM)
+    if fault == "everyone":  # of the job, as a machine that is taken away; but not the launcher
+        root, found = "DMLC_PS_ROOT_PORT", []
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                if each.environ().get(root) == os.environ[root]:
+                    found.append(str(each.pid))
+        subprocess.run(["kill", *found], check=True)  # loaders obey this process itself
 
 
 net = network()  # with a parameter whose shape the first batch tells
@@ -61,7 +71,12 @@ trainer = lbbsp_mx.Trainer(
     seed=1,
 )
 sampler = trainer.batch_sampler(SAMPLES)
-loader = gluon.data.DataLoader(NUMBERED, batch_sampler=sampler, num_workers=1, thread_pool=True)
+loader = gluon.data.DataLoader(
+    NUMBERED,
+    batch_sampler=sampler,
+    num_workers=1,
+    thread_pool=fault not in ("everyone", "kill_loading"),
+)
 found = trainer.resume(folder, every=4)
 result(f"attempt_{env.restart()}", [workers, found, trainer._session.step])
 for _ in range(trainer.epoch, EPOCHS):
