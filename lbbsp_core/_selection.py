@@ -61,12 +61,8 @@ class Curves(NamedTuple):
 def cheapest(curves: Curves, bounds: Ints, total: int, grain: int) -> Ints:
     """Returns the batches by rank: each worker's minimum plus the cheapest granules.
 
-    Args:
-        curves: Segments of all costs.
-        bounds: Smallest and largest batches, congruent modulo `grain`, shape ``(2, workers)``;
-            `total` lies between their sums.
-        total: X, in samples.
-        grain: Samples per granule.
+    `bounds`, of shape ``(2, workers)``, are congruent modulo `grain`; `total` lies between their
+    sums.
     """
     sizes: Ints = bounds[0].copy()
     needed = (total - int(sizes.sum())) // grain
@@ -86,15 +82,9 @@ def remainder_worker(curves: Curves, bounds: Ints, special: Ints, total: int, gr
     """Returns the rank for which taking the remainder is optimal, the lowest one on a tie.
 
     Unlike in `cheapest` the minima have a price here (``first_granule=0``): a worker that is too
-    slow for its smallest multiple of the granularity can be the best one for a smaller
-    remainder.
-
-    Args:
-        curves: Segments of all costs.
-        bounds: Smallest and largest multiples of `grain`, shape ``(2, workers)``.
-        special: The same for batches equal to the remainder modulo `grain`.
-        total: X, in samples.
-        grain: Samples per granule.
+    slow for its smallest multiple of the granularity can be the best one for a smaller remainder.
+    `bounds` are multiples of `grain`; `special` are those of batches equal to the remainder modulo
+    `grain`. Both have the shape ``(2, workers)``.
     """
     minima = bounds[0]
     needed = (total - (minima.sum() - minima + special[0])) // grain  # beyond the minima, by rank
@@ -121,12 +111,7 @@ def remainder_worker(curves: Curves, bounds: Ints, special: Ints, total: int, gr
 
 
 def _deal(room: Ints, amount: int) -> Ints:
-    """Deals out `amount` one at a time, round after round, lower ranks first.
-
-    Args:
-        room: Largest amount by rank; sums to at least `amount`.
-        amount: Number of granules to deal out.
-    """
+    """Deals out `amount` one at a time, round after round, lower ranks first."""
     if int(room.sum()) == amount:
         return room
 
@@ -205,11 +190,7 @@ class _NearLadders(NamedTuple):
         return _NearLadders(self.ladders.subset(index), self.positions[index], self.granules(low))
 
     def prices(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-        """Lists the rungs after the first `low`, up to the first `high`, of each ladder.
-
-        Returns:
-            Their prices, ascending, and their granules, shape ``(rungs,)`` each.
-        """
+        """Returns prices, ascending, and granules of the rungs `low` to `high` of each ladder."""
         first, step, _, weight = self.ladders
         counts = high - low
         ladder = np.repeat(np.arange(len(counts)), counts)
@@ -224,11 +205,7 @@ class _NearLadders(NamedTuple):
 def _price_ladders(curves: Curves, bounds: Ints, grain: int, first_granule: int) -> Ladders:
     """Returns the prices in seconds of ``x = lowest + grain * k``, one ladder per segment.
 
-    Args:
-        curves: Segments of all costs.
-        bounds: Smallest and largest batches, shape ``(2, workers)``.
-        grain: Samples per granule.
-        first_granule: Smallest k: 1, or 0 to include the smallest batch itself.
+    A `first_granule` of 0 includes the smallest batch itself, one of 1 does not.
     """
     lowest, highest = bounds[:, curves.worker]
     k = np.maximum(first_granule, -((lowest - curves.start) // grain))
@@ -252,12 +229,8 @@ def _make_ladders(
 def _select(ladders: Ladders, enough: Enough, goal: int) -> tuple[Ints, Ints]:
     """Returns the granules of each ladder that cost less than T*, and those that cost at most T*.
 
-    T* is the smallest price at which ``enough(granules)``.
-
-    Args:
-        ladders: Prices in seconds.
-        enough: Monotone condition on the granules of each ladder; true for all granules.
-        goal: About how many granules are enough; guides the search without changing its result.
+    T* is the smallest price at which ``enough(granules)``. `enough` is monotone, and true for all
+    granules; `goal`, about how many are enough, only guides the search.
     """
     near = _near_optimum(ladders, _exponent(ladders, enough, goal), enough)
     low, high = _bracket(near, enough, goal)

@@ -156,12 +156,7 @@ def _pack(costs: Sequence[Cost]) -> list[bytes]:
 
 
 def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:
-    """Raises ValueError for the first worker with a wrong segment.
-
-    Args:
-        costs: Costs by rank.
-        wrong: Whether each segment is wrong, worker after worker, shape ``(segments,)``.
-    """
+    """Raises ValueError for the first worker with a wrong segment."""
     if wrong.any():
         segments = [cost.segments() for cost in costs]
         owners = chain.from_iterable([rank] * len(found) for rank, found in enumerate(segments))

@@ -249,14 +249,6 @@ class SampleStream:
     A position counts samples over the whole run. Each epoch is a new permutation in which each
     sample occurs once, for any sequence of batch sizes.
 
-    Args:
-        num_samples: Size of the data set, >= 1.
-        seed: Seed of the permutations, >= 0.
-        shuffle: False keeps the order of the data set in all epochs.
-
-    Raises:
-        ValueError: An argument is out of range.
-
     Example:
         >>> stream = SampleStream(4, seed=1)
         >>> taken = [*stream.take(0, 3).tolist(), *stream.take(3, 8).tolist()]
@@ -273,15 +265,7 @@ class SampleStream:
         return self._order.num_samples
 
     def take(self, begin: int, end: int) -> Indices:
-        """Returns the samples at the positions ``begin .. end - 1``.
-
-        Args:
-            begin: First position, >= 0.
-            end: Position after the last one, >= `begin`.
-
-        Returns:
-            int64, shape ``(end - begin,)``.
-        """
+        """Returns the samples at the positions ``begin .. end - 1``."""
         parts = [np.empty(0, np.int64)]
         while begin < end:
             epoch, first = divmod(begin, self.num_samples)

@@ -99,13 +99,8 @@ class Component(Generic[T]):
     def build(self, **context: object) -> T:
         """Creates the component.
 
-        Args:
-            **context: Values for open fields of these names, such as ``horizon`` of a predictor;
-                values for fields that the class lacks, or that are set already, are ignored.
-
-        Raises:
-            ValueError: A field without a default remains open, a value is out of range, or a
-                module is not installed.
+        `context` has values for open fields, such as ``horizon`` of a predictor; those for fields
+        that the class lacks, or that are set already, are ignored.
         """
         if not self.is_available:
             raise ValueError(f"{self.text} needs {self.module}: pip install 'lbbsp[{self.extra}]'")
@@ -120,13 +115,7 @@ class Component(Generic[T]):
     def with_options(self, text: str, options: Sequence[str]) -> Component[T]:
         """Returns the component with more options.
 
-        Args:
-            text: Text that names the result.
-            options: Texts ``value``, which fill the open fields in their order, or
-                ``name=value``.
-
-        Raises:
-            ValueError: An option is unknown or given twice, or a value has the wrong type.
+        Texts without ``=`` fill the open fields in their order; `text` names the result.
         """
         if not options:
             return dataclasses.replace(self, text=text)
@@ -152,13 +141,7 @@ class Component(Generic[T]):
 
 
 class Registry(Mapping[str, Component[T]]):
-    """Components of one kind by name.
-
-    Args:
-        kind: Name of the option that takes a component, for error messages.
-        protocol: Protocol that all of them satisfy.
-        components: Components, in the order in which they are listed.
-    """
+    """Components of one kind by name."""
 
     def __init__(self, kind: str, protocol: type, components: Sequence[Component[T]]) -> None:
         self.kind = kind
@@ -178,15 +161,7 @@ class Registry(Mapping[str, Component[T]]):
         return len(self._components)
 
     def parse(self, text: str) -> Component[T]:
-        """Reads a name, or ``module:Name``, with options.
-
-        Args:
-            text: See the module's description.
-
-        Raises:
-            ValueError: The name or an option is unknown (names the nearest one), or a value has
-                the wrong type.
-        """
+        """Reads a name, or ``module:Name``, with options."""
         name, *options = text.split(":")
         if name in self:
             return self[name].with_options(text, options)
@@ -201,16 +176,7 @@ class Registry(Mapping[str, Component[T]]):
         return self[require_known(self.kind, name, self)]
 
     def resolve(self, value: T | str, **context: object) -> T:
-        """Returns a component that is given by its text, or as an object.
-
-        Args:
-            value: Text, see `parse`, or an object that satisfies the protocol.
-            **context: As for `Component.build`; an object keeps its own values.
-
-        Raises:
-            TypeError: It is neither; the message says what to write.
-            ValueError: The text cannot be read, or a value is missing or out of range.
-        """
+        """Returns a component that is given by its text, or as an object."""
         if isinstance(value, str):
             return self.build(value, **context)
         if isinstance(value, type) or self.lacking(value):
@@ -248,11 +214,7 @@ class Registry(Mapping[str, Component[T]]):
         return f"got {shortened(value)}{partly}: choose from {', '.join(self)}, or pass an object"
 
     def build(self, text: str, **context: object) -> T:
-        """Creates a component by its text, see `parse` and `Component.build`.
-
-        Raises:
-            ValueError: The text cannot be read, or a value is missing or out of range.
-        """
+        """Creates a component by its text, see `parse` and `Component.build`."""
         return self.parse(text).build(**context)
 
     def _import(self, module_name: str, name: str) -> Component[T]:
@@ -282,11 +244,7 @@ class Registry(Mapping[str, Component[T]]):
 
 
 def _read(what: str, text: str, kind: object) -> object:
-    """Returns the value of a field of type `kind` that is written as `text`.
-
-    Raises:
-        ValueError: The text is not of that type, or the type has no text form.
-    """
+    """Returns the value of a field of type `kind` that is written as `text`."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     expected = []
     for one in kinds:
@@ -400,13 +358,6 @@ def _registries() -> tuple[Registry[Any], ...]:
 def policy(text: str, **context: object) -> Policy:
     """Creates a policy by name.
 
-    Args:
-        text: Such as ``lbbsp``, ``lbbsp:min_gain=0`` or ``module:Name``.
-        **context: Values for fields that the text leaves open, such as ``shares`` of ``fixed``.
-
-    Raises:
-        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
-
     Example:
         >>> policy("lbbsp:min_gain=0:interval=5")
         LoadBalanced(min_gain=0, interval=5)
@@ -424,12 +375,7 @@ proportional, leader-straggler, lbbsp, lbbsp-every
 def predictor(text: str, horizon: int = 1) -> Predictor:
     """Creates a predictor by name.
 
-    Args:
-        text: Such as ``ema0.5``, ``narx:hidden=4`` or ``module:Name``.
-        horizon: Iterations ahead, >= 1, for which it is trained if it has a field ``horizon``.
-
-    Raises:
-        ValueError: An unknown name (names the nearest one) or option, or a value out of range.
+    `horizon` is for a field of this name that the text leaves open.
 
     Example:
         >>> predictor("ema0.5")
@@ -442,9 +388,6 @@ def predictor(text: str, horizon: int = 1) -> Predictor:
 
 def predictors(horizon: int = 1) -> dict[str, Predictor]:
     """Creates all predictors of the registry whose modules are installed, by name.
-
-    Args:
-        horizon: As for `predictor`.
 
     Example:
         >>> list(predictors())[:3]

@@ -75,16 +75,7 @@ class SampledOrder(Order):
     def draw(
         self, epoch: int, indices: Sequence[int] | Indices, ends: Sequence[int] | Indices
     ) -> None:
-        """Sets the samples of an epoch.
-
-        Args:
-            epoch: Number of the epoch, >= 0.
-            indices: Samples, shape ``(num_samples,)``.
-            ends: Ends of the steps in `indices`, shape ``(steps_per_epoch,)``.
-
-        Raises:
-            ValueError: The epoch has another number of samples or steps than the others.
-        """
+        """Sets the samples of an epoch."""
         found = (len(indices), len(ends))
         if found != (self.num_samples, self._steps):
             raise ValueError(
@@ -122,11 +113,7 @@ class SampledOrder(Order):
         return epoch * self.num_samples + within
 
     def indices(self, step: int) -> Indices:
-        """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only.
-
-        Raises:
-            LookupError: The epoch is not drawn.
-        """
+        """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
         epoch, number = divmod(step, self._steps)
         if epoch not in self._epochs:
             raise LookupError(f"epoch {epoch} of the sampler is not drawn: call draw() first")
@@ -180,17 +167,7 @@ def cut(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool, int]:
     """Cuts what a sampler gives in an epoch into steps in which every worker has a sample.
 
-    Args:
-        items: Indices, or lists of indices, which are global batches.
-        global_batch_size: X, samples of a full step.
-        workers: Number of workers; steps with fewer samples are dropped.
-
-    Returns:
-        Samples; ends of the steps; whether these are batches of the sampler; dropped samples.
-
-    Raises:
-        ValueError: There are too few samples, or a batch has more than X.
-        TypeError: An item is neither an index nor a list of indices.
+    Returns samples; ends of the steps; whether these are batches of the sampler; dropped samples.
     """
     given = list(items)
     by_batch = bool(given) and not _is_index(given[0])
@@ -223,11 +200,7 @@ def _is_index(item: Any) -> bool:
 
 
 def _indices(items: Any) -> Indices:
-    """Returns items as indices.
-
-    Raises:
-        TypeError: They are no integers >= 0.
-    """
+    """Returns items as indices."""
     with suppress(TypeError, ValueError):  # they may be lists of several lengths
         found = np.asarray(items)
         if found.ndim == 1 and (not len(found) or (found.dtype.kind in "iu" and found.min() >= 0)):

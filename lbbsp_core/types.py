@@ -111,18 +111,7 @@ class Limits:
 
 
 def training_limits(limits: Limits | Sequence[Limits] | None, workers: int) -> tuple[Limits, ...]:
-    """Returns one `Limits` per worker, and checks that each worker always gets samples.
-
-    Args:
-        limits: The same limits for all workers, one per worker, or None for `Limits()`.
-        workers: Number of workers, N.
-
-    Returns:
-        N limits, by rank.
-
-    Raises:
-        ValueError: The number of limits is not N, or a minimum is 0.
-    """
+    """Returns one `Limits` per worker, and checks that each worker always gets samples."""
     if limits is None or isinstance(limits, Limits):
         per_worker: tuple[Limits, ...] = (limits or Limits(),) * workers
     else:

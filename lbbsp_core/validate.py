@@ -20,13 +20,6 @@ _BEGINNING: Final = 4
 def require_positive(name: str, value: float) -> float:
     """Returns `value` as a float if it is finite and > 0.
 
-    Args:
-        name: Argument or attribute, for the error message.
-        value: Its value.
-
-    Raises:
-        ValueError: `value` is no number, NaN, infinite, zero or negative.
-
     Example:
         >>> require_positive("alpha", 2)
         2.0
@@ -37,15 +30,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_nonnegative(name: str, value: float) -> float:
-    """Returns `value` as a float if it is finite and >= 0.
-
-    Args:
-        name: Argument or attribute, for the error message.
-        value: Its value.
-
-    Raises:
-        ValueError: `value` is no number, NaN, infinite or negative.
-    """
+    """Returns `value` as a float if it is finite and >= 0."""
     if not (_is_finite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return float(value)
@@ -53,9 +38,6 @@ def require_nonnegative(name: str, value: float) -> float:
 
 def require_fraction(name: str, value: float) -> float:
     """Returns `value` as a float if it is in [0, 1).
-
-    Raises:
-        ValueError: `value` is no number, or is out of range.
 
     Example:
         >>> require_fraction("min_gain", 0)
@@ -68,14 +50,6 @@ def require_fraction(name: str, value: float) -> float:
 
 def require_integer(name: str, value: float, minimum: int) -> int:
     """Returns `value` as an int if it is of an integer type and >= `minimum`.
-
-    Args:
-        name: Argument or attribute, for the error message.
-        value: Its value.
-        minimum: Smallest legal value.
-
-    Raises:
-        ValueError: `value` is not an integer (2.0 is a float), or is below `minimum`.
 
     Example:
         >>> require_integer("interval", 2.5, 1)
@@ -95,9 +69,6 @@ def require_integer(name: str, value: float, minimum: int) -> int:
 def require_path(name: str, value: object) -> Path:
     """Returns `value` as a path.
 
-    Raises:
-        TypeError: It is neither a text nor a path.
-
     Example:
         >>> require_path("record", True)
         Traceback (most recent call last):
@@ -113,15 +84,6 @@ def require_path(name: str, value: object) -> Path:
 
 def require_known(kind: str, name: str, known: Collection[str]) -> str:
     """Returns `name` if it is one of `known`.
-
-    Args:
-        kind: Kind of thing that is named ("policy"), for the error message.
-        name: Name to check.
-        known: Legal names, at least one.
-
-    Raises:
-        ValueError: `name` is not one of `known`; the message suggests a similar one, if there is
-            one.
 
     Example:
         >>> require_known("policy", "lbsp", ["bsp", "lbbsp"])
@@ -161,15 +123,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 
 
 def parse_json(data: bytes, where: str) -> object:
-    """Parses a JSON text, whose numbers must be finite.
-
-    Args:
-        data: Text in UTF-8.
-        where: File and place in it, for the error message.
-
-    Raises:
-        ValueError: The text is not JSON, nested too deeply, or a number is not finite (1e400 too).
-    """
+    """Parses a JSON text, whose numbers must be finite."""
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
     except (ValueError, RecursionError) as error:  # also of an encoding, and of too many digits

@@ -79,11 +79,7 @@ class Work:
         return f"{len(self.units)} samples of mean {self.mean!r} with digest {self.digest:08x}"
 
     def check_limits(self, limits: Sequence[Limits], global_batch_size: int) -> None:
-        """Raises if many steps could not be divided within `Limits.maximum_work`.
-
-        Raises:
-            ValueError: The mean step, or the largest sample, has more work than is allowed.
-        """
+        """Raises if many steps could not be divided within `Limits.maximum_work`."""
         allowed = [bounds.maximum_work for bounds in limits]
         known = [each for each in allowed if each is not None]
         if len(known) < len(allowed):
@@ -114,20 +110,8 @@ class Work:
         Each cut is the place between two samples (or granules) that is nearest to its share of the
         step's work. Where no limit binds, the work of each worker differs from its share by less
         than that of the largest sample (or granule). A worker at a limit leaves the rest to those
-        behind it, in proportion.
-
-        Args:
-            samples: Samples of the step in their order, shape ``(samples,)``.
-            plan: Shares by rank, > 0.
-            limits: Bounds by rank.
-            granularity: Sizes are multiples of it where that is possible, except that the last
-                worker takes the remainder.
-
-        Returns:
-            Sizes, which sum to the number of samples, and the work of each worker.
-
-        Raises:
-            ValueError: The step cannot be divided within the limits.
+        behind it, in proportion. Sizes are multiples of the granularity where that is possible,
+        except that the last worker takes the remainder.
         """
         ends = np.concatenate([[0], np.cumsum(self.units[samples])])
         maxima = [
@@ -224,16 +208,7 @@ class _Step(NamedTuple):
 
 
 def require_work(work: Work | None, limits: Sequence[Limits], global_batch_size: int) -> None:
-    """Raises if `Limits.maximum_work` is given and cannot be kept.
-
-    Args:
-        work: Work of the samples, if it is known.
-        limits: Bounds by rank.
-        global_batch_size: X, in samples.
-
-    Raises:
-        ValueError: The work is unknown, or larger than the limits allow.
-    """
+    """Raises if `Limits.maximum_work` is given and cannot be kept."""
     if work is not None:
         work.check_limits(limits, global_batch_size)
         return
@@ -260,11 +235,7 @@ def _targets(total: int, plan: Sequence[int], maxima: Sequence[int | None]) -> l
 
 
 def _checked(values: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.float64]:
-    """Returns the work of each sample as floats.
-
-    Raises:
-        ValueError: The array has another shape, or a value is not finite and > 0.
-    """
+    """Returns the work of each sample as floats."""
     try:
         given = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:

@@ -24,11 +24,7 @@ from lbbsp_mx.steps import Steps, Wait
 
 
 class LocalTrainer(gluon.Trainer):
-    """Gluon's trainer, whose store can be one of this package.
-
-    Args:
-        alone: Whether gluon's own code trains. The other arguments are those of gluon's trainer.
-    """
+    """Gluon's trainer, whose store can be one of ours; if `alone`, gluon's own code trains."""
 
     mean_loss: bool
     _steps: Steps
@@ -71,12 +67,7 @@ class LocalTrainer(gluon.Trainer):
         self._end_alone(computed)
 
     def _sum_alone(self) -> None:
-        """Sums gradients over devices by gluon's own method.
-
-        Raises:
-            ValueError: A parameter is sparse.
-            AssertionError: The store updates the parameters.
-        """
+        """Sums gradients over devices by gluon's own method."""
         if self._contains_sparse_weight:
             raise ValueError(
                 "allreduce_grads needs dense parameters, because gluon updates sparse ones in its "
@@ -127,9 +118,6 @@ class Unplanned:
     """Stands for the session of a trainer in one process that has no global batch size.
 
     Steps are counted, and a request to stop works. What needs a plan raises an error.
-
-    Args:
-        collectives: Collectives of this process alone.
     """
 
     rank, workers = 0, 1
@@ -141,11 +129,7 @@ class Unplanned:
         self.stopping = self._stop_requested = False
 
     def __getattr__(self, name: str) -> Any:
-        """Refuses all that needs a plan.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refuses all that needs a plan."""
         raise _UnplannedError(
             "batch_sampler, sizes, rows and checkpoints need the samples per step: pass "
             "global_batch_size to lbbsp_mx.Trainer"
@@ -195,15 +179,7 @@ class Unplanned:
 
 
 def release_layers(params: Sequence[gluon.Parameter], *options: Any) -> None:
-    """Lets layers that normalise over all workers do so without others.
-
-    Args:
-        params: Parameters of the trainer.
-        options: Arguments of `Peers.use_alone`.
-
-    Raises:
-        ValueError: A layer does not allow the options.
-    """
+    """Lets layers that normalise over all workers do so without others."""
     for param in params:
         if hasattr(param, "lbbsp_synchronised"):
             param.lbbsp_synchronised.use_alone(*options)

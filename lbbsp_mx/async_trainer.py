@@ -240,13 +240,7 @@ class AsyncTrainer(gluon.Trainer):
 
 
 class StreamSampler(gluon.data.Sampler):
-    """Batches of this worker, assigned by the coordinator on request.
-
-    Args:
-        session: Session of the training.
-        stream: Samples by position.
-        epochs: Number of epochs that one iteration covers.
-    """
+    """Batches of this worker, assigned by the coordinator on request."""
 
     def __init__(self, session: AsyncSession, stream: SampleStream, epochs: int) -> None:
         self._session, self._stream, self._epochs = session, stream, epochs
@@ -281,12 +275,7 @@ class _Servers:
         self._wait_seconds = wait_seconds
 
     def start(self, optimizer: ServerOptimizer | None, *, keeps_pushes: bool) -> None:
-        """Sends the model, the optimizer and the coordinator to the servers; a collective.
-
-        Args:
-            optimizer: Optimizer and coordinator on worker 0, None on the others.
-            keeps_pushes: Whether the synchroniser keeps pushes, which are then added to a sum.
-        """
+        """Sends the model, the optimizer and the coordinator to the servers; a collective."""
         context = self._params[0].list_ctx()[0]
         self._keeps_pushes = keeps_pushes
         values = {i: param.data(context).as_nd_ndarray() for i, param in enumerate(self._params)}

@@ -29,12 +29,8 @@ class KeyBoard:
 
     The rows serve to tell what workers do; whether a process is alive is known from the scheduler
     (`lbbsp_mx.liveness`), even while large gradients keep the servers busy. The row of worker 0
-    therefore also tells which worker's row has not changed for the longest time.
-
-    Args:
-        native: Native store of MXNet. All workers must create the board at the same time.
-        keys: Key of each worker's row, by rank.
-        lock: Lock for calls of the store.
+    therefore also tells which worker's row has not changed for the longest time. All workers must
+    create the board at the same time. Calls of the store are made under `lock`.
     """
 
     def __init__(

@@ -43,12 +43,7 @@ _ORDER = "gluon's order of the parameters (by name)"
 
 
 class Checkpoints:
-    """Checkpoints of one trainer.
-
-    Args:
-        trainer: The trainer.
-        session: Its session.
-    """
+    """Checkpoints of one trainer."""
 
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
@@ -85,9 +80,7 @@ class Checkpoints:
     def _begin_save(self, folder: str | Path, *, may_skip: bool = False) -> None:
         """Starts to write a checkpoint in the background; a collective.
 
-        Args:
-            folder: Folder of the checkpoints.
-            may_skip: Whether to leave it out if the one before is still being written.
+        With `may_skip`, it is left out if the one before is still being written.
         """
         state, session_arrays = self._session.save_state()
         self._session.exclude_step()
@@ -97,11 +90,7 @@ class Checkpoints:
             self._start_write(self._writer_to(folder), state, session_arrays)
 
     def _start_write(self, writer: CheckpointWriter, state: Json, session_arrays: Arrays) -> None:
-        """Starts to write a checkpoint; what cannot be saved is reported if it is a regular one.
-
-        Raises:
-            ValueError: The optimizer or a parameter cannot be saved.
-        """
+        """Starts to write a checkpoint; what cannot be saved is reported if it is a regular one."""
         try:
             with self._copying:
                 writer.start(self._checkpoint(state, session_arrays, with_parameters=True))
@@ -149,22 +138,14 @@ class Checkpoints:
             self._preemption.open()
 
     def begin_step(self) -> None:
-        """Leaves, with a checkpoint, if a worker was asked to before the end of the last step.
-
-        Raises:
-            SystemExit: The workers leave, with `STATUS`.
-        """
+        """Leaves, with a checkpoint, if a worker was asked to before the end of the last step."""
         with self._copying:
             pass  # a step must not change the state that a thread still copies
         if self._writer is not None and self._session.preempted:
             self._leave(self._writer)
 
     def end_step(self, step: int) -> None:
-        """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to.
-
-        Raises:
-            SystemExit: The workers leave, with `STATUS`.
-        """
+        """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to."""
         ends_epoch = self._ends_epoch(step + 1)
         if ends_epoch and self._writer is not None:
             self._leave_if_asked(self._writer)
@@ -176,11 +157,7 @@ class Checkpoints:
             self._begin_save(self._writer.folder, may_skip=True)
 
     def end_training(self) -> None:
-        """Writes the last checkpoint of a training, and lets SIGTERM end the process again.
-
-        Raises:
-            SystemExit: The workers leave, with `STATUS`.
-        """
+        """Writes the last checkpoint of a training, and lets SIGTERM end the process again."""
         if self._writer is None:
             return
         self._leave_if_asked(self._writer)
@@ -294,21 +271,13 @@ class Checkpoints:
     # Both
 
     def check_order(self) -> None:
-        """Checks that the order, which is new, is that of the state that was loaded before it.
-
-        Raises:
-            ValueError: It is another one.
-        """
+        """Checks that the order, which is new, is that of the state that was loaded before it."""
         if self._unchecked is not None and self._unchecked.step == self._session.step:
             check_same_job(self._where, self._unchecked.facts, self._facts())
         self._unchecked = None
 
     def _writer_to(self, folder: str | Path) -> CheckpointWriter:
-        """Returns the writer to a folder, which worker 0 claims; a collective the first time.
-
-        Raises:
-            ValueError: Another job writes to the folder.
-        """
+        """Returns the writer to a folder, which worker 0 claims; a collective the first time."""
         folder = Path(folder)
         if folder not in self._writers:
             writer, problem = CheckpointWriter(folder), ""

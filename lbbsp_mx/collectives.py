@@ -30,9 +30,6 @@ class StoreCollectives:
     """All-gathers of integers and rows over the native store of a `KVStore`.
 
     Its keys are numbered by first use, which must have the same order on all workers.
-
-    Args:
-        store: Store whose workers take part.
     """
 
     def __init__(self, store: KVStore) -> None:
@@ -65,14 +62,8 @@ class StoreCollectives:
     ) -> Callable[[], Rows]:
         """Starts to gather a row of float32 from every worker, and returns at once.
 
-        Args:
-            row: Row of this worker, shape ``(width,)``.
-            slot: Selects a key. Wait for the rows before the next gather on the same slot, because
-                MXNet does not keep two sums on one key in order.
-            priority: Gathers of higher priority are sent first.
-
-        Returns:
-            A function that waits for the rows by rank, shape ``(workers, width)``.
+        Wait for the rows before the next gather on the same slot, because MXNet does not keep two
+        sums on one key in order. Gathers of higher priority are sent first.
         """
         slots = np.zeros((self._workers, len(row)), np.float32)
         slots[self._rank] = row
@@ -123,14 +114,7 @@ class StoreCollectives:
 
 
 class TrainerStore(StoreCollectives, KVStoreBase):
-    """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers.
-
-    Args:
-        store: Store whose workers take part.
-
-    Raises:
-        ValueError: The store would not give exact sums.
-    """
+    """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers."""
 
     def __init__(self, store: KVStore) -> None:
         super().__init__(store)

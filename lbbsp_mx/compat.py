@@ -28,11 +28,6 @@ def import_mxnet() -> ModuleType:
 
     If ``DMLC_ROLE`` is server or scheduler, MXNet would serve within the import, where nothing can
     watch over the job: its module that does so is left out, and `lbbsp_mx.server` serves instead.
-
-    Raises:
-        ModuleNotFoundError: MXNet is not installed; names the remedy.
-        ImportError: An earlier import has failed halfway, or a system library is missing; names
-            the remedy.
     """
     restore_numpy_names()
     if "mxnet" not in sys.modules and "mxnet.base" in sys.modules:
@@ -70,10 +65,7 @@ def restored_names() -> list[str]:
 def watch_sample_weights(notice: Callable[[], None]) -> bool:
     """Calls `notice` whenever a gluon loss has a `sample_weight`; its result stays as it was.
 
-    Gluon has no such hook.
-
-    Returns:
-        Whether this MXNet has the function through which all losses go.
+    Gluon has no such hook. Returns whether this MXNet has the function that all losses call.
     """
     from mxnet.gluon import loss as losses
 
@@ -93,13 +85,9 @@ def watch_sample_weights(notice: Callable[[], None]) -> bool:
 def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
     """Lets estimators run further handlers, at their place among the event handlers of a fit.
 
-    Gluon sorts handlers by one priority each, and has no way to add one later.
-
-    Args:
-        further: Returns the handlers that belong to those of a fit.
-
-    Returns:
-        Whether this MXNet has the method that sorts the handlers.
+    Gluon sorts handlers by one priority each, and has no way to add one later. Returns whether this
+    MXNet has the method that sorts the handlers; `further` returns those that belong to the
+    handlers of a fit.
     """
     from mxnet.gluon.contrib.estimator import Estimator
 

@@ -146,12 +146,7 @@ class PlannedIter(mx.io.DataIter):
 
 
 class _Taken:
-    """Batches that are taken from arrays.
-
-    Args:
-        sampler: Yields the indices of each batch.
-        source: Holds the arrays.
-    """
+    """Batches that are taken from arrays."""
 
     def __init__(self, sampler: Iterable[Sequence[int]], source: mx.io.NDArrayIter) -> None:
         self._sampler, self._source = sampler, source
@@ -177,11 +172,7 @@ class _Taken:
 
 
 class _Loaded:
-    """Batches of a DataLoader.
-
-    Args:
-        loader: The loader.
-    """
+    """Batches of a DataLoader."""
 
     def __init__(self, loader: gluon.data.DataLoader) -> None:
         self._loader = loader
@@ -214,12 +205,7 @@ def _take(array: Any, indices: Sequence[int], axis: int) -> mx.nd.NDArray:
 def array_iter(
     data: Any, label: Columns, data_name: str, label_name: str, layout: str
 ) -> mx.io.NDArrayIter:
-    """Returns a source of arrays as an ``NDArrayIter``, which checks and names them.
-
-    Raises:
-        ValueError: It shuffles.
-        TypeError: Its samples cannot be read by index.
-    """
+    """Returns a source of arrays as an ``NDArrayIter``, which checks and names them."""
     if isinstance(data, mx.io.DataIter) and not isinstance(data, mx.io.NDArrayIter):
         raise TypeError(
             f"{type(data).__name__} gives batches of a constant size and no sample by index: pass "

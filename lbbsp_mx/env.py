@@ -25,11 +25,7 @@ def scheduler_address() -> tuple[str, int]:
 
 
 def silence_seconds() -> float:
-    """Returns ``LBBSP_SILENCE_SECONDS``: time without a sign of life after which a process is lost.
-
-    Raises:
-        ValueError: It is not a number >= 5.
-    """
+    """Returns ``LBBSP_SILENCE_SECONDS``: after so long without a sign of life a process is lost."""
     text = os.environ.get("LBBSP_SILENCE_SECONDS", "").strip()
     try:
         seconds = float(text) if text else SILENCE_SECONDS

@@ -52,15 +52,8 @@ def load_gluon_states(
 ) -> None:
     """Gives a trainer's optimizer the states of a file of gluon's own trainer.
 
-    Args:
-        trainer: Trainer of the same network and optimizer.
-        content: Content of the file.
-        order: Position of each parameter in the trainer, in gluon's order.
-        where: Name of the file, for errors.
-
-    Raises:
-        ValueError: The file is damaged, holds more than the states of an optimizer, or is of
-            another network or optimizer; nothing changes.
+    `order` is the position of each parameter in the trainer, in gluon's order. Nothing changes if
+    the file is damaged, or of another network or optimizer.
     """
     states, optimizer = _read(trainer, content, where)
     counts = dict(getattr(optimizer, "_all_index_update_counts", {}))
@@ -157,10 +150,7 @@ class _RefusedError(Exception):
 class _Reader(pickle.Unpickler):
     """Reader of pickles that creates only objects of the classes below.
 
-    Args:
-        content: The pickle.
-        classes: What keeps the data of further classes, such as the user's own optimizer, by
-            their names.
+    `classes` keep the data of further classes, such as the user's own optimizer, by their names.
     """
 
     def __init__(self, content: bytes, classes: Mapping[str, type]) -> None:
@@ -171,9 +161,6 @@ class _Reader(pickle.Unpickler):
         """Returns the class that keeps the data of what a pickle names.
 
         It is created here, so that nothing that a pickle does to it outlives the reading.
-
-        Raises:
-            _RefusedError: A state does not need it.
         """
         path = f"{module}.{name}"
         known: Mapping[str, type] = {
@@ -191,11 +178,7 @@ class _Reader(pickle.Unpickler):
         raise _RefusedError(path)
 
     def persistent_load(self, pid: Any) -> Any:
-        """Refuses objects outside the pickle.
-
-        Raises:
-            _RefusedError: Always.
-        """
+        """Refuses objects outside the pickle."""
         raise _RefusedError("an object outside the file")
 
 
@@ -238,11 +221,7 @@ class _Array:
         self.content = bytes(raw.content if isinstance(raw, _Bytes) else raw)
 
     def value(self) -> npt.NDArray[Any]:
-        """Returns the array.
-
-        Raises:
-            ValueError: It is sparse, or its bytes are damaged.
-        """
+        """Returns the array."""
         magic, storage, dimensions = struct.unpack_from("<Iii", self.content)
         if (magic, storage) != _DENSE_ARRAY or not 0 <= dimensions <= 32:
             raise ValueError("an array that is not dense")
@@ -279,11 +258,7 @@ class _Scalar:
         raise TypeError("a number with a state")
 
     def value(self) -> int | float | bool:
-        """Returns the number.
-
-        Raises:
-            ValueError: It is neither an integer, a float nor a bool.
-        """
+        """Returns the number."""
         kind = np.dtype(str(self.kind.code))
         if kind.kind not in "biuf" or self.kind.order not in "<>=|":
             raise ValueError(f"a number of type {kind}")

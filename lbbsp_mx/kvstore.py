@@ -360,14 +360,8 @@ class KVStore(mx.kv.KVStore):
     def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Callable[[Keys], Any]]:
         """Introduces keys around the call of the native store.
 
-        Args:
-            what: Name of the call.
-            key: The keys.
-            values: Arrays that must be computed before other threads are locked out, since a layer
-                that gathers could wait for the lock.
-
-        Yields:
-            Function from keys to native keys.
+        Yields a function from keys to native keys. The values must be computed before other threads
+        are locked out, since a layer that gathers could wait for the lock.
         """
         if not self.distributed:
             yield lambda keys: keys
@@ -452,11 +446,7 @@ class WorkerSideStore(KVStore):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Returns False for optimizers.
-
-        Raises:
-            ValueError: The capability is unknown.
-        """
+        """Returns False for optimizers."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return False
         raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
@@ -495,11 +485,7 @@ def kind_of(name: str) -> str:
 
 
 def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
-    """Returns the `KVStore` for the argument `kvstore` of a Trainer.
-
-    Raises:
-        ValueError: The argument is not a store, or its kind is not supported.
-    """
+    """Returns the `KVStore` for the argument `kvstore` of a Trainer."""
     if isinstance(kvstore, KVStore):
         return kvstore
     if kvstore is None:
@@ -515,11 +501,7 @@ def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
 
 
 def _checked(kind: str | mx.kv.KVStore) -> str:
-    """Returns the kind of a native store.
-
-    Raises:
-        ValueError: It is unknown, or needs a cluster.
-    """
+    """Returns the kind of a native store."""
     if isinstance(kind, KVStore):
         return kind.kind
     name = kind_of(kind if isinstance(kind, str) else kind.type)

@@ -42,10 +42,8 @@ def find_peers(key: str) -> Peers | None:
 class Peers:
     """The other workers, as a layer that normalises over all of them sees them.
 
-    Layers that share their parameters share one.
-
-    Args:
-        running_mean: Parameter by which the trainer recognises such a layer.
+    Layers that share their parameters share one. By the parameter `running_mean` the trainer
+    recognises such a layer.
     """
 
     def __init__(self, running_mean: gluon.Parameter) -> None:
@@ -73,18 +71,7 @@ class Peers:
         mean_loss: bool,
         accumulate: int,
     ) -> None:
-        """Connects the layer to the other workers; the trainer calls it.
-
-        Args:
-            store: Store that gathers the rows of all workers.
-            session: Session of the training, for which the gathers are not busy time.
-            devices: Number of devices of this worker.
-            mean_loss: Whether the loss is already averaged over the worker's batch.
-            accumulate: Parts into which this worker cuts its batch.
-
-        Raises:
-            ValueError: The result would not be exact.
-        """
+        """Connects the layer to the other workers; the trainer calls it."""
         self._check(devices, mean_loss, accumulate)
         env.allow_many_custom_operators()
         channels = self._running_mean.shape[0]
@@ -96,11 +83,7 @@ class Peers:
         }
 
     def use_alone(self, devices: int, mean_loss: bool, accumulate: int) -> None:
-        """Lets the layer normalise without other workers; the arguments are those of `connect`.
-
-        Raises:
-            ValueError: As for `connect`.
-        """
+        """Lets the layer normalise without other workers; the arguments are those of `connect`."""
         self._check(devices, mean_loss, accumulate)
         self._turns, self._is_alone = {}, True
 
@@ -128,10 +111,7 @@ class Peers:
     def gather(self, kind: str, use: int, row: Any) -> Any:
         """Gathers the rows of all workers for a use, shape ``(workers, len(row))``.
 
-        Args:
-            kind: "moments" or "sums".
-            use: Number of the use.
-            row: Row of this worker, float32, or float64 if that is the type of the parameters.
+        The kind is "moments" or "sums". The row is float32, or float64 if the parameters are.
         """
         if not self._turns:
             return row[None]

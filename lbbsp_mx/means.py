@@ -45,11 +45,7 @@ class StepSizes(NamedTuple):
     is_planned: bool
 
     def check(self, batch_size: int) -> None:
-        """Checks the batch size that is passed to `step`.
-
-        Raises:
-            ValueError: It is not that of the plan.
-        """
+        """Checks the batch size that is passed to `step`."""
         if self.is_planned and batch_size != self.local and batch_size not in self.parts:
             raise ValueError(
                 f"step must be called with the {self.local} samples that the plan gives to worker "
@@ -59,11 +55,7 @@ class StepSizes(NamedTuple):
             )
 
     def divisor_of_means(self, batch_size: float) -> float:
-        """Returns 1, by which `update` divides mean gradients, if its batch size is plausible.
-
-        Raises:
-            ValueError: It is neither 1 nor a size of the step.
-        """
+        """Returns 1, by which `update` divides mean gradients, if its batch size is plausible."""
         if self.is_planned and batch_size not in (1, self.local, *self.parts, self.total):
             raise ValueError(
                 f"update must be called with 1, the {self.local} samples of worker {self.rank}"
@@ -82,30 +74,20 @@ class StepSizes(NamedTuple):
 def unplanned_sizes(batch_size: int | None) -> StepSizes:
     """Returns the sizes of a step of a single worker without a sampler.
 
-    Args:
-        batch_size: Samples of the batch; None if only `update` will know them.
+    The batch size is None if only `update` will know it.
     """
     size = 1 if batch_size is None else batch_size
     return StepSizes(size, (), size, 0, is_planned=False)
 
 
 def clear_idle_devices(params: Iterable[gluon.Parameter], sizes: StepSizes) -> None:
-    """Zeroes the gradients of devices without samples: a batch may be smaller than their number.
-
-    Args:
-        params: Parameters that have gradients.
-        sizes: Sizes of the step.
-    """
+    """Zeroes the gradients of devices without samples: a batch may be smaller than their number."""
     largest = max(sizes.parts or (sizes.local,))
     clear_stale(param for param in params if largest < len(param._data))
 
 
 def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
-    """Zeroes gradients of earlier steps; they count as new if another device has a new one.
-
-    Returns:
-        Whether each parameter has a new gradient, on any device.
-    """
+    """Zeroes stale gradients, which count as new if another device has one; returns who has any."""
     return [any(_without_stale(param)) for param in params]
 
 
@@ -145,12 +127,8 @@ class Freshness:
 
     Where a batch does not use a parameter, such as the head of another task, its gradient is that
     of an earlier step, which gluon calls stale. It counts as zero, and the parameter is updated on
-    all workers if any of them has a new gradient, as in one process.
-
-    Args:
-        store: Store of the trainer.
-        session: Its session.
-        params: Its parameters; so far the same ones learn on all workers.
+    all workers if any of them has a new gradient, as in one process. When it is created, the same
+    parameters must learn on all workers.
     """
 
     def __init__(
@@ -192,11 +170,7 @@ class Freshness:
 
 
 def checked_weight(weight: Weight) -> float | None:
-    """Returns the weight of this worker's batch as a number.
-
-    Raises:
-        ValueError: It is no finite number >= 0.
-    """
+    """Returns the weight of this worker's batch as a number."""
     if weight is None:
         return None
     number = float(weight.asnumpy().item() if isinstance(weight, mx.nd.NDArray) else weight)
@@ -209,11 +183,7 @@ def checked_weight(weight: Weight) -> float | None:
 
 
 def total_weight(weights: Sequence[float] | None) -> float:
-    """Returns the sum of the weights of all workers, by rank.
-
-    Raises:
-        ValueError: It is 0.
-    """
+    """Returns the sum of the weights of all workers, by rank."""
     total = math.fsum(weights or ())
     if total <= 0:
         raise ValueError(

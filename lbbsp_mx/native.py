@@ -80,12 +80,7 @@ class Runtime:
     def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
         """Returns a native store; a process has only one distributed store.
 
-        Args:
-            kind: Kind of the store, or an existing native store.
-            start_seconds: Maximum seconds to wait until all processes of the cluster have started.
-
-        Raises:
-            ValueError: The process has a distributed store of another kind.
+        `kind` may also be an existing native store.
         """
         if not isinstance(kind, str):
             if kind.type.startswith("dist") and self.distributed is None:
@@ -122,11 +117,7 @@ class Runtime:
     ) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes longer than `seconds`.
 
-        Args:
-            rank: Rank of this worker.
-            seconds: Maximum duration of the wait.
-            what: What is waited for, to complete the message "has waited ...".
-            owner: Name of the class whose `wait_seconds` is the limit.
+        `what` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
         """
         return self.watchdog.deadline(
             seconds,
@@ -135,11 +126,7 @@ class Runtime:
         )
 
     def use_options(self, options: SessionOptions) -> None:
-        """Uses the options that concern lost workers.
-
-        Raises:
-            ValueError: `silence_seconds` is given; names the remedy.
-        """
+        """Uses the options that concern lost workers."""
         if options.silence_seconds not in (SILENCE_SECONDS, env.silence_seconds()):
             raise ValueError(
                 f"silence_seconds = {options.silence_seconds!r} is no option of MXNet's workers, "

@@ -28,11 +28,7 @@ class Draws:
     A loader that prefetches is ahead of the steps by a constant number of batches. If gradients
     accumulate over more batches than planned, it moves further ahead in each step. The first step
     of an epoch cannot tell, because the depth of the loader is unknown, nor can a sampler that
-    another thread reads.
-
-    Args:
-        parts: Loader batches per step, >= 1.
-        unit: Devices of this worker, >= 1; parts are multiples of it where they can be.
+    another thread reads. Parts are multiples of `unit`, this worker's devices, where they can be.
     """
 
     def __init__(self, parts: int = 1, unit: int = 1) -> None:
@@ -52,11 +48,7 @@ class Draws:
         self._thread = threading.get_ident()
 
     def check(self, step: int, params: Sequence[gluon.Parameter]) -> None:
-        """Checks that gradients accumulate, over as many loader batches as one step has.
-
-        Raises:
-            ValueError: They do not; names the remedy.
-        """
+        """Checks that gradients accumulate, over as many loader batches as one step has."""
         adding = self.check_adding(params)
         if self._first is None or step < self._first:
             return
@@ -70,11 +62,7 @@ class Draws:
             self._check_depth(ahead)
 
     def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
-        """Returns which parameters accumulate gradients.
-
-        Raises:
-            ValueError: Not all do, although a step has several loader batches.
-        """
+        """Returns which parameters accumulate gradients."""
         adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
         if self.parts > 1 and not all(adding):
             raise ValueError(
@@ -98,11 +86,7 @@ class Draws:
 
 
 def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
-    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be.
-
-    Raises:
-        ValueError: There are fewer samples than parts.
-    """
+    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be."""
     if len(samples) < parts:
         raise ValueError(
             f"the plan must give each worker at least accumulate = {parts} samples, got "
@@ -124,16 +108,6 @@ def with_granularity(
     """Returns the options with a granularity for which all devices get equal shares.
 
     Workers may have different numbers of devices: it is a multiple of each; a collective.
-
-    Args:
-        options: Options without a granularity of the user.
-        collectives: Collectives of the workers.
-        total: X, samples per step over all workers.
-        devices: Devices of this worker.
-        parts: Parts into which each worker cuts its batch.
-
-    Raises:
-        DisagreementError: Workers have different numbers of parts.
     """
     rows = [[parts, devices]]
     if collectives.workers > 1:

@@ -30,11 +30,7 @@ class PushedKeys:
         )
 
     def push(self, keys: Sequence[Key]) -> None:
-        """Counts a push of keys.
-
-        Raises:
-            ValueError: One of them is pushed more often than in earlier steps.
-        """
+        """Counts a push of keys."""
         again = [key for key in keys if self._pushes[key] and self._pushes[key] >= self._most(key)]
         if again:
             raise ValueError(

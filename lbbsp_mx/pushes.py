@@ -30,12 +30,7 @@ _Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a step.
-
-    Args:
-        local: Samples of this worker's batch.
-        total: Samples of all workers' batches, X_k.
-    """
+    """Sizes of a step."""
 
     local: int
     total: int
@@ -91,12 +86,7 @@ class PushedSteps:
         return threading.get_ident() == self._thread
 
     def begin_draw(self) -> None:
-        """Ends the step of the batch that was drawn last, and waits for the next plan.
-
-        Raises:
-            ValueError: No gradients were pushed for that batch.
-            RuntimeError: The store is balanced over other data now.
-        """
+        """Ends the step of the batch that was drawn last, and waits for the next plan."""
         if self._has_closed:
             raise RuntimeError(
                 "the store is balanced over other data now: draw from the iterator that the last "
@@ -131,14 +121,7 @@ class PushedSteps:
     def scaled(self, key: Keys, value: Any, optimizer: Optimizer | None) -> Any:
         """Returns gradients times the factor that makes the update that of one process.
 
-        Args:
-            key: One key, or a list of several.
-            value: An array per device, or lists of them for several keys; it does not change.
-            optimizer: Optimizer of the store, if it was set.
-
-        Raises:
-            ValueError: The update would not be exact, or models would differ, or the step has ended
-                and no batch was drawn; names the remedy.
+        Arrays, one per device and for several keys in lists, do not change.
         """
         if self._sizes is None:
             return value

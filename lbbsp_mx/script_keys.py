@@ -22,12 +22,10 @@ class ScriptKeys:
     """Native numbers of the keys that a script has introduced in one store.
 
     MXNet numbers the text keys of a process by their first use, so that workers which introduce
-    them in another order exchange values of different keys. And it accepts a key only once, for
-    all stores of a process. Here every store has keys of its own. An integer keeps its value if no
+    them in another order exchange values of different keys. And it accepts a key only once, for all
+    stores of a process. Here every store has keys of its own. An integer keeps its value if no
     other store has taken it, because it is the index that an optimizer on the servers sees.
-
-    Args:
-        taken: Numbers that the stores of this process have taken; shared by all of them.
+    `taken`, the numbers that the stores of this process have taken, is shared by all of them.
     """
 
     def __init__(self, taken: set[int]) -> None:
@@ -45,8 +43,7 @@ class ScriptKeys:
     def has(self, keys: Keys) -> bool:
         """Returns whether all keys have been introduced.
 
-        Raises:
-            KeyError: Some have been, and others not; its argument is one that has not.
+        Raises KeyError, with one that is unknown, if only some of them have been.
         """
         known = [each in self._numbers for each in flat(keys)]
         if any(known) and not all(known):
@@ -61,11 +58,7 @@ class ScriptKeys:
                 self._taken.add(self._numbers[key])
 
     def numbers(self, keys: Keys) -> Any:
-        """Returns the numbers of keys, in the same nesting.
-
-        Raises:
-            KeyError: A key has not been introduced; it is the argument.
-        """
+        """Returns the numbers of keys, in the same nesting; KeyError has one that is unknown."""
         return mapped(self._numbers.__getitem__, keys)
 
     def _choose(self, key: Key) -> int:
@@ -92,11 +85,7 @@ def mapped(function: Callable[[Key], int], keys: Keys) -> Any:
 
 
 def plain(key: object) -> Key:
-    """Returns a key as int or str.
-
-    Raises:
-        TypeError: It is neither, or an integer out of range; names the remedy.
-    """
+    """Returns a key as int or str."""
     if isinstance(key, str):
         return key
     if isinstance(key, int | np.integer) and 0 <= int(key) < FIRST_OWN_KEY:

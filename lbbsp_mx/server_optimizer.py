@@ -60,11 +60,8 @@ class Keys(NamedTuple):
 class ServerOptimizer(Optimizer):
     """Optimizer that the servers run.
 
-    Args:
-        optimizer: Optimizer that updates the parameters.
-        keys: Keys by purpose.
-        service: Answers questions, on the server that has their key.
-        keeps_pushes: Whether gradients are summed; zeros without a sum then update nothing.
+    `service` answers questions, on the server that has their key. With `keeps_pushes` gradients are
+    summed; zeros without a sum then update nothing.
     """
 
     def __init__(
@@ -116,11 +113,8 @@ class ScriptOptimizer(Optimizer):
     """Optimizer that a script has given to a distributed `KVStore`, as the servers run it.
 
     Servers call it for every key. This package's own keys keep what was summed. An error of the
-    script's optimizer is printed by MXNet, which continues, as with its own stores.
-
-    Args:
-        optimizer: Optimizer of the script.
-        indices: Index by which the optimizer knows a native key, where it is another number.
+    script's optimizer is printed by MXNet, which continues, as with its own stores. `indices` are
+    those by which the optimizer knows native keys, where they are other numbers.
     """
 
     def __init__(self, optimizer: Optimizer, indices: Mapping[int, int]) -> None:

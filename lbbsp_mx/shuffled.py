@@ -13,11 +13,7 @@ from lbbsp_core.runtime.collectives import Collectives
 
 
 class Samples(Sequence[Any]):
-    """Samples of arrays by number, for comparisons between workers.
-
-    Args:
-        source: Iterator over the arrays.
-    """
+    """Samples of arrays by number, for comparisons between workers."""
 
     def __init__(self, source: mx.io.NDArrayIter) -> None:
         self._axis = source.layout.find("N")
@@ -37,9 +33,6 @@ def restored(source: mx.io.NDArrayIter, collectives: Collectives) -> mx.io.NDArr
     An ``NDArrayIter`` shuffles its arrays when it is created, and differently on each worker. The
     order of the epochs is drawn alike on all workers, which needs the same arrays on all: they are
     compared in full.
-
-    Raises:
-        ValueError: They cannot be restored, or differ; names the remedy.
     """
     parts = [_restored(source, part) for part in (source.data, source.label)]
     if collectives.workers > 1:

@@ -24,11 +24,6 @@ class RowSums:
 
     MXNet's servers return only dense sums. A copy has one more column, which tells the rows that
     occur in a batch: optimizers update these alone, also where the gradient is zero.
-
-    Args:
-        store: Store that sums the copies.
-        params: Parameters of the trainer.
-        devices: Devices of this worker.
     """
 
     def __init__(

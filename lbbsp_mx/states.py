@@ -63,11 +63,7 @@ _RECORDS = records_of(_Entries(()))
 
 
 def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
-    """Returns the state of a trainer's optimizer, its learning rate and schedule included.
-
-    Raises:
-        ValueError: The optimizer has state that cannot be saved; names it and the remedy.
-    """
+    """Returns the state of a trainer's optimizer, its learning rate and schedule included."""
     arrays: Arrays = {}
     state: Json = {
         "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
@@ -81,8 +77,7 @@ def restore_optimizer(
 ) -> None:
     """Gives a trainer's optimizer the state of `optimizer_state`.
 
-    Raises:
-        ValueError: The trainer has another optimizer, or the state cannot be read; nothing changes.
+    Nothing changes if it is of another optimizer, or cannot be read.
     """
     read_optimizer(trainer, state, arrays)()
 
@@ -90,14 +85,7 @@ def restore_optimizer(
 def read_optimizer(
     trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> Callable[[], None]:
-    """Reads the state of `optimizer_state`.
-
-    Returns:
-        A function that gives it to the trainer's optimizer.
-
-    Raises:
-        ValueError: The trainer has another optimizer, or the state cannot be read.
-    """
+    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
     owners = _owners(trainer)
     read = partial(_restored, arrays=arrays, context=trainer._contexts[0])
     try:
@@ -126,21 +114,13 @@ def read_optimizer(
 
 
 def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
-    """Returns the values of all parameters by their positions.
-
-    Raises:
-        ValueError: A parameter has no value yet, or is sparse.
-    """
+    """Returns the values of all parameters by their positions."""
     require_dense_weights(params)
     return {f"parameter {i}": _value(param) for i, param in enumerate(params)}
 
 
 def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
-    """Raises an error if a parameter is sparse, whose values gluon does not give as a whole.
-
-    Raises:
-        ValueError: A parameter is sparse.
-    """
+    """Raises an error if a parameter is sparse, whose values gluon does not give as a whole."""
     for param in params:
         if is_sparse(param):
             raise ValueError(
@@ -269,11 +249,7 @@ def _object_state(owner: object, arrays: Arrays) -> Json:
 
 
 def _checked(what: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
-    """Returns the saved attributes of an object like `owner`.
-
-    Raises:
-        ValueError: They are of another object, or no data.
-    """
+    """Returns the saved attributes of an object like `owner`."""
     kind, attributes = saved["class"], saved["attributes"]
     if kind != type(owner).__name__:
         raise ValueError(

@@ -21,16 +21,7 @@ EPOCH_SECONDS: Final = 20.0
 
 
 def parse_contention(text: str, workers: int) -> Contention:
-    """Returns the schedules of the workers' neighbours.
-
-    Args:
-        text: Path of a trace, ``bursty[:SEED]`` or ``dbs[:SEED[:EPOCH_SECONDS]]``.
-        workers: Number of workers.
-
-    Raises:
-        ValueError: The trace cannot be read or has no column `COLUMN`, or a seed or a number of
-            seconds is invalid.
-    """
+    """Returns schedules of a trace, ``bursty[:SEED]`` or ``dbs[:SEED[:EPOCH_SECONDS]]``."""
     kind, *options = text.split(":")
     if kind == "bursty" and len(options) <= 1:
         seed = _seed(text, options)
@@ -41,11 +32,7 @@ def parse_contention(text: str, workers: int) -> Contention:
 
 
 def replayed_trace(trace: Trace) -> Contention:
-    """Returns schedules that replay what was recorded, at the speed of the recording.
-
-    Raises:
-        TraceError: The trace has no column `COLUMN`.
-    """
+    """Returns schedules that replay what was recorded, at the speed of the recording."""
     if COLUMN not in trace.drivers:
         raise TraceError(
             f"{trace.path}, line 1: no column {COLUMN!r} among {', '.join(trace.drivers) or 'none'}"
@@ -63,11 +50,6 @@ def disturbed(workers: int, seed: int, epoch_seconds: float) -> Contention:
 
     In each epoch a healthy worker becomes slow with probability 0.1, for 4 to 20 epochs. A
     neighbour then takes 5 to 10 s of each `EPOCH_SECONDS`, the same fraction in each of its epochs.
-
-    Args:
-        workers: Number of workers.
-        seed: Seed of the run, >= 0.
-        epoch_seconds: Duration of an epoch, > 0.
     """
     rng, epochs = np.random.default_rng(seed), math.ceil(HOUR / epoch_seconds)
     lost = np.array(list(Disturbance().lost_seconds(rng, epochs, workers)))

@@ -41,14 +41,6 @@ _SPEEDS_AT_REMEDY = "give the seconds since the start and the new speeds, such a
 def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REMEDY) -> list[float]:
     """Parses a list of speeds such as ``1,1,0.5``.
 
-    Args:
-        text: Value of the option.
-        option: Option to name in an error.
-        remedy: Advice to give in an error.
-
-    Raises:
-        typer.BadParameter: The text is not a list of numbers.
-
     Example:
         >>> parse_speeds("1,1,0.5")
         [1.0, 1.0, 0.5]
@@ -61,9 +53,6 @@ def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REME
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
     """Parses changes of speeds such as ``SECONDS:0.5,1,1``.
-
-    Raises:
-        typer.BadParameter: A text is not of this form.
 
     Example:
         >>> parse_speeds_at(["30:0.5,1"])
@@ -93,11 +82,7 @@ def split_names(names: str) -> list[str]:
 
 
 def parse_predictors(text: str) -> list[str]:
-    """Returns the names of a list of predictors; ``all`` stands for those that are installed.
-
-    Raises:
-        ValueError: No predictor is named.
-    """
+    """Returns the names of a list of predictors; ``all`` stands for those that are installed."""
     if text == ALL:
         return [name for name, component in PREDICTORS.items() if component.is_available]
     if not (names := split_names(text)):
@@ -133,9 +118,6 @@ def consoles(json_file: Path | None) -> tuple[Console, Console]:
     """Returns the consoles of results and of messages.
 
     Both write to standard error if standard output is for figures.
-
-    Args:
-        json_file: Value of ``--json``.
     """
     return Console(stderr=json_file == STDOUT), Console(stderr=True)
 
@@ -143,12 +125,7 @@ def consoles(json_file: Path | None) -> tuple[Console, Console]:
 def require_writable_file(option: str, path: Path | None) -> None:
     """Checks that a file can be written, before a long computation.
 
-    Args:
-        option: Option that names the file, for the error message.
-        path: The file. None is always right, and so is `STDOUT` for ``--json``.
-
-    Raises:
-        ValueError: It is a folder, cannot be created, or is `STDOUT` for another option.
+    None is always right, and so is `STDOUT` for ``--json``.
     """
     if path is None or (path == STDOUT and option == "--json"):
         return
@@ -166,15 +143,7 @@ def require_writable_file(option: str, path: Path | None) -> None:
 
 
 def require_writable_folder(option: str, path: Path | None) -> None:
-    """Checks that files can be written to a folder, or that the folder can be created.
-
-    Args:
-        option: Option that names the folder, for the error message.
-        path: The folder, or None, which is always right.
-
-    Raises:
-        ValueError: A file is in its place, or there is no permission.
-    """
+    """Checks that files can be written to a folder, or that the folder can be created."""
     if path is None:
         return
     existing = path.absolute()
@@ -191,12 +160,7 @@ def require_writable_folder(option: str, path: Path | None) -> None:
 
 
 def require_picture(option: str, path: Path | None) -> None:
-    """Checks that a picture can be drawn to a file, before a long computation.
-
-    Raises:
-        ValueError: The file cannot be written, or its suffix names no format of pictures.
-        ModuleNotFoundError: matplotlib is missing.
-    """
+    """Checks that a picture can be drawn to a file, before a long computation."""
     require_writable_file(option, path)
     if path is not None:
         from lbbsp_core.report.figure import picture_formats

@@ -27,11 +27,7 @@ def countdown(console: Console) -> progress.Progress:
 
 
 class RecordTail:
-    """Reads the lines that were appended to a record since the last read.
-
-    Args:
-        path: Path of the record; it need not exist yet.
-    """
+    """Reads the lines that were appended to a record since the last read; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -50,13 +46,7 @@ class RecordTail:
 
 
 class Progress:
-    """Progress of a run on one line, for `rich.live.Live`: steps, time of a step, batch sizes.
-
-    Args:
-        title: Name of the run.
-        steps: Number of steps of the run.
-        record: Path of its growing record.
-    """
+    """Progress of a run on one line, for `rich.live.Live`: steps, time of a step, batch sizes."""
 
     def __init__(self, title: str, steps: int, record: Path) -> None:
         self._title = title

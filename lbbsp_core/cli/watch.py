@@ -95,14 +95,7 @@ def watch(
 def follow(
     run: LiveRun, console: Console, interval: float, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Shows a run that has started until KeyboardInterrupt, which it raises.
-
-    Args:
-        run: Run.
-        console: Terminal.
-        interval: Seconds between two views.
-        sleep: Waits for some seconds.
-    """
+    """Shows a run that has started until KeyboardInterrupt, which it raises."""
     ascii_only = console.options.ascii_only
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -115,10 +108,7 @@ def follow(
 def render(view: View, *, ascii_only: bool = False, rows: int | None = None) -> Group:
     """Returns a view for the terminal.
 
-    Args:
-        view: View.
-        ascii_only: Whether the terminal shows ASCII only; other characters of names are escaped.
-        rows: Number of workers for which there is room; of more, the slowest ones are shown.
+    If there is no room for all workers, the slowest ones are shown.
     """
     workers, rest = view.workers, ""
     if rows is not None and len(workers) > rows:
@@ -168,11 +158,7 @@ def _text(text: str, *, ascii_only: bool) -> Text:
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
-    """Waits until the run has started.
-
-    Raises:
-        ValueError: It has not started after `limit` seconds.
-    """
+    """Waits until the run has started."""
     if run.read():
         return
     started = time.monotonic()

@@ -71,15 +71,8 @@ class Fit:
 def fit_costs(points: Sequence[Point]) -> dict[str, Fit]:
     """Fits each cost form that the points determine.
 
-    Args:
-        points: Measured points, by ascending batch, seconds nondecreasing (see `repair`).
-
-    Returns:
-        Fits by name, from the simplest form: those of ``proportional, affine, saturating,
-        profile`` that have no more parameters than there are points.
-
-    Raises:
-        ValueError: The points are not those of a valid `Profile`.
+    The seconds must be nondecreasing, see `repair`. A form has no more parameters than there are
+    points; the simplest comes first.
 
     Example:
         >>> points = [Point(b, 0.010 + 0.001 * b) for b in (1, 2, 4, 8, 16)]
@@ -113,14 +106,9 @@ def repair(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
 
     A batch that took less time than a smaller one is noise, or a size that suits the processor.
     Such neighbours get the same time, their mean (pool adjacent violators: the nearest
-    nondecreasing curve). At the end of the curve only the largest of them is kept, unless the
-    whole curve is flat: a flat end would imply that larger batches cost nothing.
-
-    Args:
-        points: Measured points, by ascending batch.
-
-    Returns:
-        The points with nondecreasing seconds, and a note for each pooled group.
+    nondecreasing curve). At the end of the curve only the largest of them is kept, unless the whole
+    curve is flat: a flat end would imply that larger batches cost nothing. Returns also a note for
+    each pooled group.
 
     Example:
         >>> repair([Point(1, 1.0), Point(2, 4.0), Point(3, 2.0), Point(4, 5.0)])[0][1:3]

@@ -61,13 +61,7 @@ def write_document(path: Path, document: Mapping[str, object]) -> None:
 
 
 def read_document(path: Path) -> dict[str, object]:
-    """Reads the content of a profile's file and checks its schema.
-
-    Raises:
-        ValueError: The file is not JSON, not a profile, or has another schema; names the file
-            and the remedy.
-        OSError: The file does not exist or cannot be read.
-    """
+    """Reads the content of a profile's file and checks its schema."""
     try:
         document = parse_json(path.read_bytes(), f"{path}: the file")
     except ValueError as error:
@@ -83,15 +77,7 @@ def read_document(path: Path) -> dict[str, object]:
 
 
 def read_points(path: Path) -> tuple[list[int], list[float], int | None]:
-    """Reads the points of a profile's file.
-
-    Returns:
-        Batches in samples, their seconds, and `out_of_memory_at`.
-
-    Raises:
-        ValueError: As `read_document`, or a point is not a pair of numbers.
-        OSError: The file does not exist or cannot be read.
-    """
+    """Reads batches in samples, their seconds, and `out_of_memory_at` from a profile's file."""
     document = read_document(path)
     points = document.get("points")
     if not isinstance(points, list) or not points:

@@ -114,12 +114,7 @@ class FinishedRun(NamedTuple):
 
 
 class RunFailedError(RuntimeError):
-    """Failure of a run.
-
-    Args:
-        message: Error message.
-        status: Exit status of the job.
-    """
+    """Failure of a run."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -143,14 +138,7 @@ def default_speeds(workers: int) -> list[float]:
 
 
 def require_packages(framework: str) -> None:
-    """Checks that the packages of a demo are installed.
-
-    Args:
-        framework: A key of `FRAMEWORKS`.
-
-    Raises:
-        ModuleNotFoundError: A package is missing; says how to install it.
-    """
+    """Checks that the packages of a demo are installed."""
     wanted = FRAMEWORKS[framework]
     for module, extra in (
         (wanted.module, wanted.extra),
@@ -173,12 +161,7 @@ def prepare(plan: Plan, training: Training) -> None:
 
 
 def train(plan: Plan, training: Training) -> FinishedRun:
-    """Runs one of the two trainings; call `prepare` first.
-
-    Raises:
-        ValueError: The plan is impossible, such as a speed of 0.
-        RunFailedError: The job failed.
-    """
+    """Runs one of the two trainings; call `prepare` first."""
     folder = plan.folder(training)
     module = f"{FRAMEWORKS[plan.framework].plugin}.demo"
     options = {"--policy": training.policy, "--steps": str(plan.steps), "--run-dir": str(folder)}
@@ -204,14 +187,6 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
     """Computes the figures, and writes ``summary.json``, ``demo.png`` and ``report.html``.
 
     A file that cannot be written is reported in a warning; without Plotly there is no report.
-
-    Args:
-        plan: Settings of both runs.
-        bsp: Plain run.
-        lbbsp: Balanced run.
-
-    Returns:
-        All figures, as ``summary.json`` holds them.
     """
     comparison = Comparison(summarise(bsp.run), summarise(lbbsp.run))
     figures = comparison.figures(bsp.outcome, lbbsp.outcome)

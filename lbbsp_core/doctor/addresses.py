@@ -18,12 +18,7 @@ RESOLVE_SECONDS: Final = 10.0
 
 
 class Address(NamedTuple):
-    """Address of a task.
-
-    Args:
-        host: Name or number of a host.
-        port: Its port.
-    """
+    """Address of a task."""
 
     host: str
     port: int
@@ -41,15 +36,7 @@ def parse_address(text: str) -> Address:
 def resolve(
     hosts: Iterable[str], seconds: float = RESOLVE_SECONDS
 ) -> Mapping[str, list[str] | str]:
-    """Resolves names of hosts, all at the same time.
-
-    Args:
-        hosts: Names or numbers.
-        seconds: Longest time to wait for the name service, for all of them together.
-
-    Returns:
-        The IP numbers of each host, or a text that says why there are none.
-    """
+    """Resolves names of hosts, all at once: to IP numbers, or a text that says why not."""
     late = f"the name service did not answer within {seconds:g} s"
     found: dict[str, list[str] | str] = dict.fromkeys(hosts, late)
 
@@ -91,11 +78,7 @@ def is_own(number: str) -> bool:
 def bind_error(number: str, port: int) -> int:
     """Returns the number of the error with which a port cannot be bound; 0 if it can.
 
-    The socket never listens.
-
-    Args:
-        number: IP number; "" for all interfaces.
-        port: Port; 0 for any.
+    The socket never listens. "" stands for all interfaces, port 0 for any.
     """
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     try:

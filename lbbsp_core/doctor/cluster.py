@@ -96,12 +96,7 @@ def _check_kinds(kinds: set[str], count: int) -> Iterator[Finding]:
 
 
 def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> Iterator[Finding]:
-    """Checks that the names of a cluster resolve, and that the own address is here and free.
-
-    Args:
-        cluster: Cluster of ``TF_CONFIG``.
-        resolve: Resolves names of hosts.
-    """
+    """Checks that the names of a cluster resolve, and that the own address is here and free."""
     numbers = resolve([task.address.host for task in cluster.tasks])
     own = numbers[cluster.own.address.host] if cluster.own else ""
     alone = all(is_local(numbers[task.address.host]) for task in cluster.tasks)
@@ -127,13 +122,7 @@ def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> I
 
 
 def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
-    """Checks the address of this process's own task.
-
-    Args:
-        task: The task.
-        numbers: IP numbers of its host.
-        alone: Whether all tasks are on this machine.
-    """
+    """Checks the address of this process's own task."""
     check, port = f"{task.name} ({task.address}), this task", task.address.port
     own = [number for number in numbers if addresses.is_own(number)]
     if not own:
@@ -160,12 +149,7 @@ def _only_here(check: str, numbers: Sequence[str]) -> Finding:
 
 
 def check_route(task: Task, numbers: Sequence[str]) -> Finding:
-    """Checks that there is a route to a task on another machine.
-
-    Args:
-        task: The task.
-        numbers: IP numbers of its host.
-    """
+    """Checks that there is a route to a task on another machine."""
     check, shown = f"{task.name} ({task.address})", ", ".join(numbers)
     reasons = [reason for number in numbers if (reason := addresses.no_route(number))]
     if len(reasons) == len(numbers):

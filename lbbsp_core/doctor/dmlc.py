@@ -22,12 +22,7 @@ def dmlc_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def check_dmlc(
     environment: Mapping[str, str], resolve: Resolve = addresses.resolve
 ) -> Iterator[Finding]:
-    """Checks the variables of MXNet's transport.
-
-    Args:
-        environment: Environment variables.
-        resolve: Resolves names of hosts.
-    """
+    """Checks the variables of MXNet's transport."""
     given = dmlc_variables(environment)
     if found := dmlc_problem(given):
         yield problem("DMLC_*", found, DMLC_REMEDY)

@@ -81,11 +81,7 @@ class Exchange:
     _open: int = field(default=0, init=False)
 
     def run(self) -> None:
-        """Meets the peers; returns when all have been met both ways, or when the time is up.
-
-        Raises:
-            OSError: The own address cannot be listened on.
-        """
+        """Meets the peers; returns when all have been met both ways, or when the time is up."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -66,12 +66,6 @@ def check_framework(
     """Runs the checks of a plugin in a process of its own.
 
     The process gets no description of a cluster, so that it neither connects nor listens.
-
-    Args:
-        framework: Framework to check.
-        environment: Environment variables of this process.
-        seconds: Longest time that they may take.
-        command: Command to run instead, for tests.
     """
     plugin = framework.plugin
     if command is None:

@@ -30,13 +30,7 @@ SMALL_MEMORY: Final = 1 << 30
 
 
 def check_cores(affinity: int, machine: int, quotas: Sequence[float]) -> Finding:
-    """Checks the CPU time that this process may use.
-
-    Args:
-        affinity: Number of cores that it may run on.
-        machine: Number of cores of the machine.
-        quotas: CPU quotas of its cgroups, in cores.
-    """
+    """Checks the CPU time that this process may use."""
     text = f"{affinity} of {machine} cores"
     quota = min(quotas, default=float("inf"))
     if quota >= affinity:
@@ -52,13 +46,7 @@ def check_cores(affinity: int, machine: int, quotas: Sequence[float]) -> Finding
 
 
 def check_memory(total: int, available: int, limit: int | None) -> Finding:
-    """Checks the memory that this process may use.
-
-    Args:
-        total: Bytes of the machine.
-        available: Bytes of the machine that are not in use.
-        limit: Limit of its cgroup, or None.
-    """
+    """Checks the memory that this process may use."""
     text = f"{available / 1e9:.1f} GB available of {total / 1e9:.1f} GB"
     if limit is not None and limit < total:
         text += f", and a limit of {limit / 1e9:.1f} GB"
@@ -73,13 +61,7 @@ def check_gpus(
     has_device: bool,
     import_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
 ) -> Iterator[Finding]:
-    """Checks the GPUs of this machine, and whether their use can be measured.
-
-    Args:
-        environment: Environment variables.
-        has_device: Whether the driver of a GPU is loaded.
-        import_nvml: Imports NVIDIA's library.
-    """
+    """Checks the GPUs of this machine, and whether their use can be measured."""
     if not has_device:
         yield ok("GPU", "there is none: workers train on the CPU")
         return
@@ -114,11 +96,7 @@ def _gpu_names(nvml: Any) -> list[str]:
 
 
 def check_speeds(opens: Callable[[], bool]) -> Finding:
-    """Checks the rights that ``lbbsp launch --speeds`` needs.
-
-    Args:
-        opens: Returns whether cgroups with CPU quotas can be created and entered.
-    """
+    """Checks the rights that ``lbbsp launch --speeds`` needs."""
     if opens():
         return ok("launch --speeds", "may create cgroups with CPU quotas")
     return note(
@@ -137,11 +115,7 @@ def can_open_groups() -> bool:
 
 
 def check_drivers(names: Sequence[str]) -> Finding:
-    """Checks which driving factors of the speed can be read.
-
-    Args:
-        names: Names that are sampled by default on this machine.
-    """
+    """Checks which driving factors of the speed can be read."""
     missing = [name for name in DEFAULT_NAMES if name not in names]
     text = f"{', '.join(names) or 'none'}"
     if not missing:
@@ -172,11 +146,7 @@ def check_allocator(environment: Mapping[str, str]) -> Finding:
 
 
 def check_machine(environment: Mapping[str, str]) -> list[Finding]:
-    """Runs all checks of this machine.
-
-    Args:
-        environment: Environment variables.
-    """
+    """Runs all checks of this machine."""
     host = Host()
     limit, memory = memory_limit(host), psutil.virtual_memory()
     return [

@@ -35,11 +35,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def of(cls, line: bytes) -> Hello:
-        """Parses a line of another process.
-
-        Raises:
-            ValueError: It is no such message.
-        """
+        """Parses a line of another process; raises ValueError if it is no such message."""
         values = _values(line)
         if values.get("lbbsp_doctor") != FORMAT:
             raise ValueError("it is no message of lbbsp doctor")
@@ -67,11 +63,7 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, line: bytes) -> Times:
-        """Parses a line of another process.
-
-        Raises:
-            ValueError: It is no such message.
-        """
+        """Parses a line of another process; raises ValueError if it is no such message."""
         values = _values(line)
         return cls(_seconds(values.get("received")), _seconds(values.get("sent")))
 

@@ -48,14 +48,7 @@ def check_peers(
     versions: Mapping[str, str] | None = None,
     resolve: Resolve = addresses.resolve,
 ) -> list[Finding]:
-    """Meets the doctors of all other tasks, which must run at the same time.
-
-    Args:
-        cluster: Cluster of ``TF_CONFIG``.
-        seconds: Longest time to wait for them.
-        versions: Versions of this process, by default the real ones.
-        resolve: Resolves names of hosts.
-    """
+    """Meets the doctors of all other tasks, which must run at the same time."""
     task = cluster.own
     if task is None:
         return [note("peers", "an evaluator is no part of the cluster: it connects to no task")]
@@ -90,10 +83,6 @@ def _listened(numbers: Sequence[str], *, alone: bool) -> list[str]:
 
     Debian lets a machine's own name resolve to 127.0.1.1 there. The other machines know another
     number, under which they reach TensorFlow, because it listens on all interfaces: so do we.
-
-    Args:
-        numbers: IP numbers of the own task's host.
-        alone: Whether all tasks whose hosts have a number are on this machine.
     """
     own = [number for number in numbers if addresses.is_own(number)]
     if alone or not addresses.is_local(own):
@@ -102,14 +91,7 @@ def _listened(numbers: Sequence[str], *, alone: bool) -> list[str]:
 
 
 def describe(contact: Contact, own: Hello, task: Task, seconds: float) -> Iterator[Finding]:
-    """Yields what was learned of a peer: each direction, its clock and its versions.
-
-    Args:
-        contact: The peer.
-        own: What this process says of itself.
-        task: Task of this process.
-        seconds: Time for which the peer was waited for.
-    """
+    """Yields what was learned of a peer: each direction, its clock and its versions."""
     peer = f"{contact.name} ({contact.numbers[0]}:{contact.port})"
     there, back = f"this task to {peer}", f"{peer} to this task"
     if contact.error:

@@ -13,15 +13,7 @@ from lbbsp_core.doctor.base import Finding, problem
 def check_port(
     check: str, port: int, where: str, numbers: Sequence[str] = ("",)
 ) -> Iterator[Finding]:
-    """Yields why a port cannot be opened, if it cannot.
-
-    Args:
-        check: Name of the finding.
-        port: The port, in [1, 65535].
-        where: What to change for another port, such as "all TF_CONFIGs".
-        numbers: IP numbers of this machine on which the framework listens; "" stands for all
-            interfaces.
-    """
+    """Yields why a port cannot be opened, if it cannot."""
     errors = [error for number in numbers if (error := addresses.bind_error(number, port))]
     if not errors:
         return

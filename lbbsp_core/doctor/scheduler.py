@@ -26,12 +26,6 @@ def check_scheduler(
 
     Only this address is known before a job starts: the scheduler listens there, and the others
     connect to it.
-
-    Args:
-        environment: Environment variables, with right ``DMLC_*`` variables.
-        seconds: Longest time to wait.
-        versions: Versions of this process, by default the real ones.
-        resolve: Resolves names of hosts.
     """
     host, role, *rest = (environment[name] for name in (
         "DMLC_PS_ROOT_URI", "DMLC_ROLE", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"

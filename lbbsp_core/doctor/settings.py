@@ -15,12 +15,7 @@ from lbbsp_core.validate import shortened
 def check_settings(
     environment: Mapping[str, str], frameworks: Collection[str] = ()
 ) -> list[Finding]:
-    """Checks the environment variables of Keras, of XLA and of lbbsp.
-
-    Args:
-        environment: Environment variables.
-        frameworks: Frameworks to check; only those of lbbsp matter for MXNet alone.
-    """
+    """Checks the environment variables of Keras, of XLA and of lbbsp."""
     found = [] if set(frameworks) == {"mxnet"} else [*_keras(environment), *_xla(environment)]
     found += _run_dir(environment)
     return found or [ok("environment variables", "none of them disturbs")]

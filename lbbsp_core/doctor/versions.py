@@ -41,9 +41,7 @@ def installed_version(name: str) -> str | None:
 def framework_version(module: str) -> str | None:
     """Returns the version of a framework without importing it; None if it is not installed.
 
-    Args:
-        module: "tensorflow", "keras" or "mxnet". Some are in a distribution of another name, such
-            as tensorflow-cpu.
+    Some are in a distribution of another name, such as tensorflow-cpu.
     """
     if find_spec(module) is None:
         return None
@@ -65,11 +63,7 @@ def own_requirements() -> tuple[str, list[str]] | None:
 
 
 def check_versions(frameworks: Collection[str]) -> list[Finding]:
-    """Checks Python and all packages that the installed parts of lbbsp require.
-
-    Args:
-        frameworks: Frameworks to check: "tensorflow", "mxnet", both or none.
-    """
+    """Checks Python and all packages that the installed parts of lbbsp require."""
     own = own_requirements()
     if own is None:
         remedy = "pip install --editable . in its folder, or pip install lbbsp"
@@ -91,12 +85,7 @@ def check_versions(frameworks: Collection[str]) -> list[Finding]:
 
 
 def check_python(version: str, supported: str) -> Finding:
-    """Compares the version of Python with those that are supported.
-
-    Args:
-        version: Version of the interpreter.
-        supported: Specifier, such as ">=3.10,<3.13".
-    """
+    """Compares the version of Python with those that are supported."""
     if SpecifierSet(supported).contains(version, prereleases=True):
         return ok("Python", f"{version} ({sys.executable})")
     remedy = "make a virtual environment with a supported Python"
@@ -106,13 +95,7 @@ def check_python(version: str, supported: str) -> Finding:
 def check_packages(
     requirements: Iterable[str], extras: Iterable[str], version: Installed
 ) -> Iterator[Finding]:
-    """Compares installed packages with the requirements of some extras.
-
-    Args:
-        requirements: Requirements in the form of the metadata, with markers.
-        extras: Extras that are in use; "" is the package itself.
-        version: Returns the version of an installed package, or None.
-    """
+    """Compares installed packages with the requirements of some extras."""
     requirements = list(requirements)
     for extra in extras:
         needed = list(of_extra(requirements, extra))

@@ -24,11 +24,7 @@ Pairs = Sequence[tuple[float, float]]
 
 
 class Demand:
-    """CPU time that a schedule asks for.
-
-    Args:
-        phases: Pairs of a duration in seconds, > 0, and a demand in [0, 1].
-    """
+    """CPU time that a schedule asks for: pairs of seconds, > 0, and a demand in [0, 1]."""
 
     def __init__(self, phases: Pairs) -> None:
         self._ends = list(accumulate(seconds for seconds, _ in phases))
@@ -48,12 +44,6 @@ class Account:
 
     Demand that cannot be met, because the worker needs the core too, is kept for one cycle at most:
     a neighbour whose pause has started must not spin.
-
-    Args:
-        phases: Phases of the schedule.
-        shares: Shares of a real core, see above; not empty.
-        started: Start of the schedule on the monotonic clock.
-        used: CPU seconds that this process has used so far.
     """
 
     def __init__(self, phases: Pairs, shares: Pairs, started: float, used: float = 0.0) -> None:
@@ -63,12 +53,7 @@ class Account:
         self._until, self._goal = 0.0, used
 
     def goal(self, now: float, used: float) -> float:
-        """Returns the CPU seconds that this process should have used when the cycle ends.
-
-        Args:
-            now: Start of the cycle on the monotonic clock.
-            used: CPU seconds that this process has used so far.
-        """
+        """Returns the CPU seconds that this process should have used when the cycle ends."""
         until = max(now + CYCLE_SECONDS - self._started, 0.0)
         asked = self._demand.until(until) - self._demand.until(self._until)
         share = self._shares[max(bisect_right(self._times, now) - 1, 0)]

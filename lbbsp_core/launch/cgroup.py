@@ -34,13 +34,7 @@ class Controller(NamedTuple):
 
 
 def controllers(mounts: str, memberships: str, name: str = "cpu") -> list[Controller]:
-    """Finds the mounts of a controller, with those of version 2, which may have any.
-
-    Args:
-        mounts: Text of ``/proc/mounts``.
-        memberships: Text of ``/proc/self/cgroup``.
-        name: Name of the controller.
-    """
+    """Finds the mounts of a controller, with those of version 2, which may have any."""
     found = []
     for line in mounts.splitlines():
         _, mount_point, kind, options, *_ = line.split()
@@ -111,13 +105,8 @@ class CgroupThrottle(ABC):
     """Limits each worker by the CPU quota of its own cgroup.
 
     The cgroups are named after this process and a random token: no two launches share any.
-
-    Args:
-        base: Directory of the parent cgroup.
-        workers: Number of workers.
-        period_us: Period of the quotas, in microseconds.
-        accounting: Directory of a parent cgroup of another hierarchy, which counts the CPU time of
-            each worker's group; None if the quotas' own does.
+    `accounting` is a parent cgroup of another hierarchy, which counts CPU time; None if the quotas'
+    own does.
     """
 
     def __init__(
@@ -130,11 +119,7 @@ class CgroupThrottle(ABC):
         self._released: set[int] = set()
 
     def create(self, shares: Sequence[float]) -> None:
-        """Creates the cgroups with their first quotas.
-
-        Raises:
-            OSError: This process may not create them.
-        """
+        """Creates the cgroups with their first quotas."""
         for group, share in zip(self._groups, shares, strict=True):
             group.mkdir()
             self.write_quota(group, quota_us(share, self._period_us), self._period_us)
@@ -193,15 +178,7 @@ class CgroupV2(CgroupThrottle):
 
 
 def open_groups(shares: Sequence[float], period_us: int) -> CgroupThrottle | None:
-    """Creates one cgroup per worker under the nearest parent that permits it.
-
-    Args:
-        shares: First shares of a core, one per worker.
-        period_us: Period of the quotas, in microseconds.
-
-    Returns:
-        The throttle, or None where no parent permits it.
-    """
+    """Creates one cgroup per worker under the nearest parent that permits it; None if none does."""
     for version, base in _parent_cgroups():
         accounting = _accounting(base) if version == 1 else None
         for parent in filter(None, (base, accounting)):

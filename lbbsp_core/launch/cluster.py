@@ -83,22 +83,10 @@ def job_spec(
 ) -> JobSpec:
     """Returns the environments of the workers and of the processes beside them.
 
-    Variables that the user has set are kept, except for those that describe the cluster.
-
-    Args:
-        framework: "tensorflow" or "mxnet".
-        workers: Number of workers, >= 1.
-        emulated: Whether the workers' speeds are emulated by limiting their CPU time.
-        run_dir: Folder of the run's files, passed on as LBBSP_RUN_DIR.
-        servers: Number of parameter servers, or None for the framework's default.
-        restart: Number of restarts before this attempt, passed on as LBBSP_RESTART.
-        workers_at_first: Number of workers of the first attempt, passed on in LBBSP_ELASTIC with
-            that of this one; None if it is the same.
-        devices: Variables of each worker's GPUs. The processes beside the workers, and a
-            coordinator, then use no GPU. None leaves the GPUs to the user's environment.
-
-    Raises:
-        ValueError: The framework is unknown, or the number of servers is invalid.
+    Variables that the user has set are kept, except for those that describe the cluster. `devices`
+    are variables of each worker's GPUs, which no other process then uses; None leaves the GPUs to
+    the user's environment. `workers_at_first` is None if it is the same number. Servers default to
+    the framework's number of them.
     """
     own = cluster_variables(framework, workers, servers)
     shared = {
@@ -218,14 +206,9 @@ def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
 
     The frameworks allocate the tensors of each step again. By default glibc returns large ones to
     the kernel when they are freed, which then clears every page of the next ones. A batch of a new
-    size can cost most, since its tensors do not fit where the previous ones were.
-
-    Args:
-        environment: Variables that the process gets otherwise.
-
-    Returns:
-        `KEEP_FREED_MEMORY`; nothing where the user has tuned the allocator, or the process may use
-        a GPU, whose tensors glibc does not allocate.
+    size can cost most, since its tensors do not fit where the previous ones were. It sets nothing
+    where the user has tuned the allocator, or the process may use a GPU, whose tensors glibc does
+    not allocate.
     """
     tuned = KEEP_FREED_MEMORY.keys() | {"MALLOC_MMAP_THRESHOLD_"}
     if tuned & environment.keys() or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):

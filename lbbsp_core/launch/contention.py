@@ -64,14 +64,7 @@ class Place(NamedTuple):
         return max((len(phase.demands) for phase in self.phases), default=0)
 
     def command(self, neighbour: int, file: Path, started: float, job: float) -> list[str]:
-        """Writes the schedule of one neighbour, and returns the arguments of Python that run it.
-
-        Args:
-            neighbour: Number of the neighbour, counted from 0.
-            file: File to write.
-            started: Start of the worker on the monotonic clock, which starts the schedule.
-            job: Start of the job on the same clock.
-        """
+        """Writes the schedule of one neighbour, and returns the arguments of Python that run it."""
         demands = [(seconds, sum(own[neighbour : neighbour + 1])) for seconds, own in self.phases]
         shares = [(job + seconds, share) for seconds, share in self.shares]
         content = {"started": started, "phases": demands, "shares": shares}
@@ -114,12 +107,9 @@ def places(
 ) -> list[Place]:
     """Returns the place of each worker.
 
-    Args:
-        contention: Schedules by worker number.
-        members: Numbers of the workers in the first attempt of the job, by rank.
-        plan: CPU shares by rank, or None if no speeds are emulated.
-        cores: Core of each worker in the first attempt; empty: they run on all cores, and each
-            worker shares its CPU quota with its neighbours.
+    Schedules and cores are by the workers' numbers in the first attempt, `members` by rank, CPU
+    shares by rank. Without cores they run on all, and each worker shares its quota with its
+    neighbours.
     """
     return [
         Place(
@@ -136,11 +126,8 @@ def places(
 def replayed(rows: Iterable[tuple[float, float]]) -> list[Phase]:
     """Returns a schedule that replays recorded CPU time of other processes.
 
-    One neighbour asks for up to 100 percent of the core, two for up to 200, in equal parts.
-
-    Args:
-        rows: Pairs of seconds, > 0, and the percent of one core that others used in them, >= 0.
-            More than 100 times `MAX_NEIGHBOURS` counts as that.
+    One neighbour asks for up to 100 percent of the core, two for up to 200, in equal parts. More
+    than 100 percent times `MAX_NEIGHBOURS` counts as that.
 
     Example:
         >>> replayed([(0.5, 40.0), (0.2, 150.0), (0.1, 0.0)])[1]
@@ -159,12 +146,8 @@ def bursty(worker: int, seed: int = 0, seconds: float = HOUR) -> list[Phase]:
     """Returns a schedule in which one or two neighbours start and stop at random.
 
     Durations are exponential. The means of a worker's pauses and of its bursts are drawn uniformly
-    from `MEAN_SECONDS`, and each burst has one or two neighbours, which ask for the whole core.
-
-    Args:
-        worker: Number of the worker; each has a schedule of its own.
-        seed: Seed of the run, >= 0.
-        seconds: Minimum duration of the schedule, which then starts again.
+    from `MEAN_SECONDS`, and each burst has one or two neighbours, which ask for the whole core. A
+    schedule lasts at least `seconds`, and then starts again.
     """
     rng = np.random.default_rng([seed, worker])
     pause, burst = rng.uniform(*MEAN_SECONDS, 2)

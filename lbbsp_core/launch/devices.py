@@ -45,20 +45,10 @@ def assign_devices(
 ) -> Devices | None:
     """Returns which GPUs each worker uses, or None to leave that to the environment.
 
-    Args:
-        devices: Entries of the workers, in a list or separated by commas: names of devices with
-            "+" between them, or "none". "none" alone is for all workers; "all" leaves the
-            variables as they are. None divides the user's CUDA_VISIBLE_DEVICES evenly, or else
-            gives worker i the GPU i modulo their number.
-        workers: Number of workers, >= 1.
-        emulated: Whether the speeds of the workers are emulated, which hides the GPUs.
-        may_mix: Whether some workers may use GPUs and others none: TensorFlow's collectives do not
-            permit it.
-        environ: Environment of the launcher; None is that of this process.
-
-    Raises:
-        ValueError: There is not one entry per worker, an entry names no device that may be used,
-            or the devices may not be mixed.
+    `devices` has one entry per worker: names with "+" between them, or "none". "none" alone is for
+    all workers, "all" leaves the variables as they are, and None divides the user's
+    CUDA_VISIBLE_DEVICES, or all GPUs. Emulated speeds hide the GPUs. Unless it `may_mix`, no worker
+    may go without where others have some: TensorFlow's collectives do not permit it.
     """
     environ = os.environ if environ is None else environ
     entries = devices.split(",") if isinstance(devices, str) else devices
@@ -186,11 +176,7 @@ def _environments(
 ) -> tuple[Mapping[str, str], ...]:
     """Returns the variables of each worker.
 
-    Args:
-        chosen: Devices of each worker.
-        environ: Environment of the launcher, whose settings are kept.
-        number: Whether the devices are numbered as by the driver. CUDA would otherwise number the
-            fastest GPU first.
+    `number` makes CUDA number the devices as the driver does: it would number the fastest first.
     """
     defaults = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if number else {}
     uses = Counter(name for names in chosen for name in names)

@@ -122,11 +122,7 @@ class DutyCycle:
     def switch(self, clock: float) -> float:
         """Stops the workers whose window has ended and continues those whose window has started.
 
-        Args:
-            clock: Time in cycles since any moment; a cycle starts at each whole number.
-
-        Returns:
-            Number of cycles until the next call is due.
+        Returns the number of cycles until the next call is due.
         """
         with self._lock:
             last, self._clock = clock if self._clock is None else self._clock, clock

@@ -79,17 +79,8 @@ def run_attempts(
 ) -> int:
     """Runs attempts until one succeeds, no restart is left, or a signal has arrived.
 
-    Args:
-        run: Runs one attempt; all of its processes have ended when it returns.
-        workers: Number of workers of the first attempt.
-        limits: Limits of the restarts.
-        events: Receives signals to this process; the events of an attempt that has ended are
-            dropped.
-        signals: Signals that this process has received.
-        notify: Called with each message to the user.
-
-    Returns:
-        The exit status of the last attempt, or 128 + the signal.
+    All processes of an attempt have ended when `run` returns; events that it leaves are dropped.
+    Returns the exit status of the last attempt, or 128 + the signal.
     """
     attempt = Attempt(tuple(range(workers)))
     while True:
@@ -143,17 +134,7 @@ def check_limits(limits: Limits, workers: int) -> None:
 def next_attempt(
     attempt: Attempt, outcome: Outcome, limits: Limits, seconds: float
 ) -> tuple[Attempt | None, str | None]:
-    """Decides what follows an attempt.
-
-    Args:
-        attempt: The attempt that has ended.
-        outcome: Its outcome.
-        limits: Limits of the restarts.
-        seconds: Its duration.
-
-    Returns:
-        The next attempt, or None if the job is over; and a message about it, or None.
-    """
+    """Decides what follows an attempt: the next one, or None; and a message about it, or None."""
     if outcome.status in (0, TIMED_OUT) or outcome.signalled or not limits.restarts:
         return None, None
     if attempt.number >= limits.restarts:

@@ -23,13 +23,7 @@ _BINARY: Final = b"\x7fELF"
 def check_command(command: Sequence[str]) -> None:
     """Checks that Python can find what it is to run, without importing it.
 
-    Args:
-        command: Arguments of Python: a script and its arguments, or ``-m``, a module and its
-            arguments. Other options of Python are not checked.
-
-    Raises:
-        ValueError: There is no such script or module, or it cannot be read; the message names the
-            remedy, and a similar name where there is one.
+    Options of Python other than ``-m`` are not checked.
     """
     if command[0] == "-m":
         check_module(command[1] if len(command) > 1 else "")
@@ -72,9 +66,7 @@ def check_script(script: str) -> None:
 def check_module(name: str) -> None:
     """Raises ValueError if ``python -m name`` would not find a module; imports none.
 
-    Args:
-        name: Dotted name, which is searched for in the current directory first. Its parts need be
-            no identifiers: Python runs ``my-script`` as well.
+    Its parts need be no identifiers: Python runs ``my-script`` as well.
     """
     if not all(name.split(".")) or "/" in name or os.sep in name:
         raise ValueError(
@@ -122,12 +114,7 @@ def _locate(name: str) -> ModuleSpec | None:
 
 
 def _find(name: str, places: Iterable[str] | None) -> ModuleSpec | None:
-    """Returns where a module is; unlike `importlib.util.find_spec`, imports no parent of it.
-
-    Args:
-        name: Full name of the module.
-        places: Where its package searches; None for a module outside of packages.
-    """
+    """Returns where a module is; unlike `importlib.util.find_spec`, imports no parent of it."""
     search = None if places is None else list(places)
     for finder in sys.meta_path:
         if finder is PathFinder:

@@ -70,14 +70,7 @@ class Outcome(NamedTuple):
 
 
 class Supervisor:
-    """Runs the processes of one job.
-
-    Args:
-        throttle: Slows down the workers.
-        reaper: Kills the processes if this process is killed.
-        output: Called with the rank and each line of output; one call at a time.
-        events: Receives signals to this process and the exits of its children.
-    """
+    """Runs the processes of one job."""
 
     def __init__(
         self, throttle: Throttle, reaper: Reaper, output: Output, events: SimpleQueue[Event]
@@ -101,12 +94,6 @@ class Supervisor:
         """Starts the workers with their neighbours, and helpers, which are not slowed down.
 
         Output of a coordinator, whose script is the only one, is reported as that of rank 0.
-
-        Args:
-            command: The script and its arguments.
-            job: What the processes run.
-            places: Place of each worker; None: on all cores, without neighbours.
-            started: Start of the job on the monotonic clock, in seconds.
         """
         for cgroup in self._throttle.cgroups():
             self._reaper.watch_cgroup(cgroup)
@@ -180,13 +167,8 @@ class Supervisor:
     def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:
         """Waits for the end of the job, and changes the speeds at the scheduled times.
 
-        The job ends when all scripts have ended, a process fails, a signal arrives, or the
-        timeout has passed.
-
-        Args:
-            changes: Stages in time order; their seconds count from ``started``.
-            started: Start of the job on the monotonic clock, in seconds.
-            timeout: Seconds from ``started`` on, or None for no limit.
+        The job ends when all scripts have ended, a process fails, a signal arrives, or the timeout
+        has passed. Seconds count from ``started``, on the monotonic clock.
         """
         deadline = started + timeout if timeout is not None else None
         pending = deque(changes)
@@ -208,18 +190,11 @@ class Supervisor:
     def let_leave(self, outcome: Outcome, seconds: float, notify: Callable[[str], None]) -> Outcome:
         """Waits until all scripts have ended by themselves, with a checkpoint if they write any.
 
-        After a signal to this process they are asked to. The processes beside them, on which
-        their last step may depend, run on. A Ctrl-C ends the wait; it also ends when all that
-        remain wait for the start of others, as inside the constructor of a strategy, which does
-        not respond to signals.
-
-        Args:
-            outcome: Why they leave.
-            seconds: Maximum duration of the wait.
-            notify: Called with a message if the wait is noticeable.
-
-        Returns:
-            The outcome, whose message now names scripts that fail, or do not end in time.
+        After a signal to this process they are asked to. The processes beside them, on which their
+        last step may depend, run on. A Ctrl-C ends the wait; it also ends when all that remain wait
+        for the start of others, as inside the constructor of a strategy, which does not respond to
+        signals. Returns the outcome, whose message now names scripts that fail, or do not end in
+        time.
         """
         self._release()
         started, silent, problems = time.monotonic(), True, []
@@ -260,9 +235,8 @@ class Supervisor:
     def stop(self, *, succeeded: bool) -> None:
         """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
 
-        Args:
-            succeeded: Whether the job succeeded: then processes that the workers have started
-                get a moment to end without a signal.
+        If the job succeeded, processes that the workers have started get a moment to end without a
+        signal.
         """
         self._release()
         if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
@@ -459,10 +433,8 @@ def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
     """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
     Outside the main thread it does nothing, since Python installs handlers only there. A handler
-    may put into a `SimpleQueue` even if it interrupts another put.
-
-    Yields:
-        The signals that have arrived, in order.
+    may put into a `SimpleQueue` even if it interrupts another put. Yields the signals that have
+    arrived, in order.
     """
     received: list[int] = []
 

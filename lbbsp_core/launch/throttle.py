@@ -64,17 +64,7 @@ class Unthrottled:
 def create_throttle(
     emulation: Emulation, shares: Sequence[float], period_us: int, notify: Callable[[str], None]
 ) -> Throttle:
-    """Creates CPU quotas where this process may set them, and a duty cycle elsewhere.
-
-    Args:
-        emulation: "auto", or the mechanism to use.
-        shares: First shares of a core, one per worker.
-        period_us: Period of the quotas, in microseconds.
-        notify: Called with messages to the user about the mechanism.
-
-    Raises:
-        ValueError: The emulation is unknown, or it is "cgroup" where cgroups are not writable.
-    """
+    """Creates CPU quotas where this process may set them, and a duty cycle elsewhere."""
     if emulation not in EMULATIONS:
         raise ValueError(f"emulation must be one of {', '.join(EMULATIONS)}, got {emulation!r}")
     quotas = None if emulation == "duty-cycle" else cgroup.open_groups(shares, period_us)

@@ -132,12 +132,7 @@ class FirstUses:
 
 
 def extra_seconds(workers: Sequence[FirstUses], sizes: Sizes) -> float:
-    """Returns by how much the first step of a plan takes longer than the next ones, in seconds.
-
-    Args:
-        workers: What is known of each worker, by rank; empty: nothing.
-        sizes: The plan, by rank.
-    """
+    """Returns by how much the first step of a plan takes longer than the next ones, in seconds."""
     pairs = zip(workers, sizes, strict=False)
     return max((known.extra_seconds for known, x in pairs if x not in known.sizes), default=0.0)
 
@@ -153,16 +148,8 @@ def plan_of_used_sizes(
 
     Of each worker it considers the sizes nearest to those of a plan. Of all plans of these none has
     a faster slowest worker; where X is no multiple of the granularity, there may be a better one.
-
-    Args:
-        workers: What is known of each worker, by rank.
-        constraints: Which plans are allowed.
-        costs: Predicted cost of each worker, by rank.
-        near: Plan to which the sizes are near, such as the best one.
-        below: Seconds of which the slowest worker must take less.
-
-    Returns:
-        The plan; None if there is none.
+    Returns None if there is no such plan in which the slowest worker takes less than `below`
+    seconds.
     """
     grain = math.gcd(constraints.global_batch_size, constraints.granularity)
     choices = []

@@ -85,15 +85,7 @@ class FixedShares:
 
 
 def check_ratings(name: str, ratings: Sequence[float]) -> tuple[float, ...]:
-    """Returns ratings as floats.
-
-    Args:
-        name: Name of the option, for the error message.
-        ratings: One rating per worker.
-
-    Raises:
-        ValueError: There are none, or one is not finite and > 0.
-    """
+    """Returns ratings, which must be finite and > 0, as floats."""
     values = tuple(require_positive(name, float(rating)) for rating in ratings)
     if not values:
         raise ValueError(f"{name} must have one value per worker, got none: give their ratings")
@@ -101,16 +93,7 @@ def check_ratings(name: str, ratings: Sequence[float]) -> tuple[float, ...]:
 
 
 def rated_plan(name: str, ratings: Sequence[float], constraints: BatchConstraints) -> Sizes:
-    """Returns the plan in proportion to ratings, within limits and granularity.
-
-    Args:
-        name: Name of the option, for the error message.
-        ratings: One rating per worker, > 0.
-        constraints: Global batch size, limits and granularity.
-
-    Raises:
-        ValueError: The number of ratings is not the number of workers.
-    """
+    """Returns the plan in proportion to ratings, within limits and granularity."""
     if len(ratings) != constraints.workers:
         raise ValueError(
             f"{name} must have one value for each of the {constraints.workers} workers, got "

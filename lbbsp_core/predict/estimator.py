@@ -66,16 +66,8 @@ class SpeedEstimator:
     ) -> tuple[EstimatorState, bool]:
         """Learns from one step unless it is excluded or an outlier.
 
-        Args:
-            state: From `init` or `learn`; left unchanged.
-            samples: Batch size of the step, or its work in mean samples, > 0.
-            busy_seconds: Seconds the worker was busy alone; invalid values are rejected. None: they
-                say nothing of its speed.
-            drivers: Driving factors known before the step started.
-            excluded: Whether the step must not be learned from (rule 4).
-
-        Returns:
-            The next state, and whether the measurement was accepted.
+        Busy seconds of None say nothing of the speed; `drivers` are those known before the step.
+        Returns the next state, and whether the measurement was accepted.
         """
         if busy_seconds is None or excluded:
             filter_state, accepted = state.outlier_filter, False
@@ -95,17 +87,7 @@ class SpeedEstimator:
     def predict(
         self, state: EstimatorState, drivers: tuple[float, ...] = (), horizon: int = 1
     ) -> tuple[float, float]:
-        """Forecasts the speed `horizon` steps ahead.
-
-        Args:
-            state: From `init` or `learn`.
-            drivers: Driving factors known now, before the next step starts.
-            horizon: Number of steps ahead, >= 1.
-
-        Returns:
-            Effective samples per second, finite and > 0, and kappa in samples, >= 0; both 0
-            without a predictor or without a usable forecast.
-        """
+        """Forecasts the speed `horizon` steps ahead, and kappa in samples; both 0 if unknown."""
         if self.predictor is None:
             return 0.0, 0.0
         speed = float(self.predictor.predict(state.predictor, drivers, horizon=horizon))

@@ -155,14 +155,7 @@ class Mixture:
         logs: tuple[float, ...],
         log: float,
     ) -> tuple[tuple[float, ...], float | None]:
-        """Returns the weights and the variance after the measured `log` speed.
-
-        Args:
-            weights: Weight of each expert.
-            variance: Mean squared error of the mixture; None before the first error.
-            logs: Log speeds that the experts forecast for this step.
-            log: Measured log speed.
-        """
+        """Returns the experts' weights and the mixture's variance after the `log` speed."""
         mixed = _weighted_mean(weights, logs)
         if math.isnan(mixed):
             return weights, variance

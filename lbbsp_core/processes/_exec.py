@@ -16,11 +16,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Replaces this process by a command.
+    """Replaces this process by a command: ``parent_pid cgroups cores command...``.
 
-    Args:
-        arguments: ``parent_pid cgroups cores command...``; directories of cgroups are
-            separated by line breaks, numbers of cores by commas, and both may be empty.
+    Directories of cgroups are separated by line breaks, cores by commas; both may be empty.
     """
     parent, cgroups, cores, *command = arguments
     kill_on_parent_death(int(parent))

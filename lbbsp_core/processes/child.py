@@ -69,12 +69,8 @@ def next_event(events: SimpleQueue[Event], until: float | None) -> Event | None:
     """Returns the next event, or None if none arrives in time.
 
     In Python 3.10 `SimpleQueue.get` waits indefinitely if its timeout passes before it begins to
-    wait, unless an attempt without a timeout has just failed.
-
-    Args:
-        events: Queue from which no other thread reads.
-        until: End of the wait on the monotonic clock, in seconds; None waits without a limit. If
-            it has passed, only events that have arrived are returned.
+    wait, unless an attempt without a timeout has just failed. If `until`, on the monotonic clock,
+    has passed, only an event that has arrived is returned. No other thread may read from the queue.
     """
     try:
         return events.get_nowait()
@@ -92,18 +88,8 @@ class ChildProcess:
     """Process in its own session, with one thread that reads its output and one that awaits it.
 
     The process is not reaped before `reap`: until then its process ID, which is also its process
-    group's, cannot be assigned to another process.
-
-    Args:
-        index: Index of the process; a worker's is its rank.
-        name: Name of the process in messages.
-        arguments: Arguments of Python: a script and its arguments, or ``-m module ...``.
-        environment: Complete environment.
-        cgroups: Cgroups to enter first, one of each hierarchy.
-        output: Called with each line; one call at a time.
-        events: Receives the `Exited` event, and `OutputFailed` if ``output`` raises.
-        lock: Serialises the calls of ``output``.
-        cores: Cores to run on; empty: those of this process.
+    group's, cannot be assigned to another process. `output` is called with each line, one call at a
+    time thanks to `lock`. `events` receives `Exited`, and `OutputFailed` if ``output`` raises.
     """
 
     def __init__(

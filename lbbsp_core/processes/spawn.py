@@ -15,13 +15,7 @@ from lbbsp_core.processes import _exec
 def exec_command(
     command: Sequence[str], cgroups: Sequence[Path] = (), cores: Collection[int] = ()
 ) -> list[str]:
-    """Returns the command line that runs `command` through ``_exec``.
-
-    Args:
-        command: Path of an executable and its arguments.
-        cgroups: Cgroups to enter first, one of each hierarchy.
-        cores: Cores to run on; empty: those of this process.
-    """
+    """Returns the command line that runs `command` through ``_exec``."""
     python = [sys.executable, "-I", "-S"]
     place = ["\n".join(map(str, cgroups)), ",".join(map(str, cores))]
     return [*python, _exec.__file__, str(os.getpid()), *place, *command]
@@ -38,13 +32,6 @@ def spawn_python(
     """Starts this Python as the leader of a new session, which is also a new process group.
 
     Standard input is empty; standard output and error share one pipe, unbuffered by the child.
-
-    Args:
-        arguments: Arguments of Python: a script and its arguments, or ``-m module ...``.
-        environment: Complete environment of the child. Defaults to that of this process.
-        cgroups: Cgroups to enter first, one of each hierarchy.
-        pass_fds: File descriptors that the child inherits.
-        cores: Cores to run on; empty: those of this process.
     """
     return subprocess.Popen(
         exec_command([sys.executable, "-u", *arguments], cgroups, cores),
@@ -68,15 +55,8 @@ def signal_group(group: int, signum: signal.Signals) -> None:
 def wait_unreaped(pid: int, *, block: bool = True) -> int | None:
     """Waits for a child's end without reaping it, so that its process ID is not reused yet.
 
-    Args:
-        pid: Process ID of a child.
-        block: False to return at once.
-
-    Returns:
-        The exit status, or minus the signal's number; None while the child still runs.
-
-    Raises:
-        ChildProcessError: The kernel has reaped the child: this process ignores SIGCHLD.
+    Returns the exit status, or minus the signal's number; None while the child still runs. Raises
+    ChildProcessError if the kernel has reaped it, because this process ignores SIGCHLD.
     """
     options = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
     end = os.waitid(os.P_PID, pid, options)

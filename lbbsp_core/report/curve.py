@@ -18,15 +18,7 @@ _DASHES = {"saturating": "--", "profile": ":"}
 
 
 def plot_curve(result: ProfileResult, path: Path) -> None:
-    """Plots seconds by batch size, and below it the relative error of each fit; marks the best.
-
-    Args:
-        result: Result of `lbbsp_core.profiler.profile_step`.
-        path: File to write; its suffix selects the format.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing.
-    """
+    """Plots seconds by batch size, and below it the relative error of each fit; marks the best."""
     figure = new_figure(8, 6)
     curve, errors = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     batches = np.array([point.batch for point in result.points], np.float64)

@@ -11,15 +11,7 @@ from lbbsp_core.sim.experiment import Row
 
 
 def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
-    """Plots a bar for each run, in a panel for each trace; the oracle has efficiency 1.
-
-    Args:
-        rows: Result of `lbbsp_core.sim.experiment.simulate`.
-        path: File to write; its suffix selects the format.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing.
-    """
+    """Plots a bar for each run, in a panel for each trace; the oracle has efficiency 1."""
     panels = [(file, list(own)) for file, own in groupby(rows, key=_panel_title)]
     heights = [len(own) + 3 for _, own in panels]
     figure = new_figure(8, 0.24 * sum(heights))

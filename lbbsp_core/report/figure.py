@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 def new_figure(
     width: float, height: float, *, dpi: float | None = None, constrained: bool = True
 ) -> Figure:
-    """Creates an empty matplotlib figure without touching matplotlib's global state.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-        dpi: Dots per inch; None for matplotlib's default.
-        constrained: Whether matplotlib places the axes so that labels do not overlap.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing; says how to install it.
-    """
+    """Creates an empty matplotlib figure without touching matplotlib's global state."""
     canvas = _canvas()
     from matplotlib.figure import Figure
 
@@ -32,11 +22,7 @@ def new_figure(
 
 
 def picture_formats() -> list[str]:
-    """Returns the formats that a picture can have, which are the suffixes of its file.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing; says how to install it.
-    """
+    """Returns the formats that a picture can have, which are the suffixes of its file."""
     return sorted(_canvas().get_supported_filetypes())
 
 

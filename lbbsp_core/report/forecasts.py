@@ -12,15 +12,7 @@ SHOWN = 120
 
 
 def plot_forecasts(result: Evaluation, path: Path) -> None:
-    """Plots measured speeds, the default predictor and EMA 0.5 over each trace's last iterations.
-
-    Args:
-        result: Result of `lbbsp_core.sim.backtest.evaluate`.
-        path: File to write; its suffix selects the format.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing.
-    """
+    """Plots speeds, the default predictor and EMA 0.5 over each trace's last iterations."""
     figure = new_figure(10, 2.4 * len(result.speeds))
     for row, (file, speeds) in enumerate(result.speeds.items(), start=1):
         axes = figure.add_subplot(len(result.speeds), 1, row)

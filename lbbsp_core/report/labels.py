@@ -31,10 +31,6 @@ def label_lines(axes: Axes, lines: Sequence[Line2D]) -> None:
 
     Labels are moved apart, and connected to the ends of their lines. The limits of the axes must
     not change afterwards.
-
-    Args:
-        axes: Axes that contain the lines.
-        lines: Lines with a label; those without points are left out.
     """
     lines = [line for line in lines if len(line.get_xydata())]  # type: ignore[arg-type]
     if not lines:

@@ -107,8 +107,7 @@ class View:
 class LiveRun:
     """Run whose record grows. After a restart, and if the record is replaced, it continues.
 
-    Args:
-        path: Record, or the folder that holds ``run.jsonl``; it need not exist yet.
+    The record need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,12 +116,7 @@ class LiveRun:
         self._forget()
 
     def read(self) -> bool:
-        """Reads what was appended since the last call; returns whether the run has started.
-
-        Raises:
-            OSError: The file exists, but cannot be read.
-            ValueError: The run was recorded by another version.
-        """
+        """Reads what was appended since the last call; returns whether the run has started."""
         texts = self._tail.read()
         if self._tail.lines == len(texts):  # nothing was read before, or of another file
             self._forget()
@@ -141,11 +135,7 @@ class LiveRun:
         return self.header is not None
 
     def view(self, now: float | None = None) -> View:
-        """Returns the state of the run.
-
-        Args:
-            now: Unix time; that of this machine's clock by default.
-        """
+        """Returns the state of the run."""
         header, now = self.header, time.time() if now is None else now
         assert header is not None, "read() has found no header"
         last = self._last_time

@@ -190,14 +190,6 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
     Medians remove noise. A step waits for the slowest of N noisy workers, and that time counts
     against the run.
 
-    Args:
-        sizes: Samples, shape ``(steps, workers)``.
-        busy: Seconds, shape ``(steps, workers)``.
-        total: X, in samples.
-
-    Raises:
-        ValueError: A worker has no valid measurement.
-
     Example:
         >>> ideal_busy_seconds(np.array([[5.0, 5.0]]), np.array([[0.5, 2.0]]), 10)
         0.8
@@ -217,11 +209,7 @@ def ideal_busy_seconds(sizes: Floats, busy: Floats, total: int) -> float:
 
 
 def weight_difference(one: Sequence[Weights], other: Sequence[Weights]) -> tuple[float, float]:
-    """Returns the largest difference between two models' weights, and the first's largest weight.
-
-    Raises:
-        ValueError: The models do not have the same shapes.
-    """
+    """Returns the largest difference of two models' weights, and the first's largest weight."""
     shapes = [[array.shape for array in arrays] for arrays in (one, other)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"both runs must train one model, got weights of shapes {shapes}")

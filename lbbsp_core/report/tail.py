@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 class Tail:
-    """Reads the complete lines that were appended to a file since the last read.
-
-    Args:
-        path: Path of the file; it need not exist yet.
-    """
+    """Reads the complete lines that were appended to a file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,9 +20,6 @@ class Tail:
         """Returns the lines that have been completed since the last call.
 
         `lines` starts from 0 again if the file was replaced by another one, or cut off.
-
-        Raises:
-            OSError: The file exists, but cannot be read.
         """
         try:
             with self.path.open("rb") as stream:

@@ -38,18 +38,7 @@ _BUSY, _WAIT = "#1f6fb4", "#f2c38f"
 
 
 def draw_all(results: Sequence[Result], folder: Path) -> Iterator[Path]:
-    """Draws timelines and updates, and accuracy and scaling if the results contain them.
-
-    Args:
-        results: Results of `lbbsp_core.sim.experiment.run_experiments`.
-        folder: Folder to write to; it must exist.
-
-    Yields:
-        The path of each file.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is missing.
-    """
+    """Draws timelines, updates, and accuracy and scaling if there are any; yields each path."""
     plots = {"timeline": _timelines, "updates": _updates}
     if any(result.curve is not None for result in results):
         plots["accuracy"] = _accuracy

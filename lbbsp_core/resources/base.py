@@ -86,11 +86,6 @@ class Meter:
     step than the mean over its last one. Until the readings span a window, and if the total has
     decreased (the counter has wrapped or restarted) or is NaN, a factor keeps its last value.
 
-    Args:
-        factors: Factors of the source.
-        first: First reading.
-        names: Names of the factors to compute.
-
     Example:
         >>> factors = (Factor("steal_percent", max_value=200.0, per_second=100.0),)
         >>> meter = Meter(factors, (10.0, (7.0,)), ["steal_percent"])

@@ -11,12 +11,7 @@ from lbbsp_core.resources.host import Host
 
 
 class Cgroup(NamedTuple):
-    """Cgroup that contains this process.
-
-    Args:
-        version: 1 or 2.
-        path: Its directory.
-    """
+    """Cgroup that contains this process."""
 
     version: int
     path: PurePosixPath
@@ -25,16 +20,10 @@ class Cgroup(NamedTuple):
 def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
     """Returns the cgroup of this process for a controller, followed by its ancestors.
 
-    The version 1 hierarchy is used if it is mounted, version 2 otherwise. In a container the
-    mount may show a part of the hierarchy that does not contain the path of the cgroup; the
-    list then starts with the mount itself.
-
-    Args:
-        host: Machine to read.
-        controller: "cpu", "cpuacct" or "memory"; "" selects version 2 only.
-
-    Returns:
-        Cgroups, innermost first; empty if there is no such hierarchy.
+    The version 1 hierarchy is used if it is mounted, version 2 otherwise. In a container the mount
+    may show a part of the hierarchy that does not contain the path of the cgroup; the list then
+    starts with the mount itself. The controller "" selects version 2 only. There may be no such
+    hierarchy, and so no cgroup.
     """
     try:
         mounts = host.read_text("/proc/self/mountinfo")
@@ -76,11 +65,7 @@ def _limits_cpu(host: Host, group: Cgroup) -> bool:
 
 
 def own_file(host: Host, controller: str, name: str) -> PurePosixPath:
-    """Returns the path of the file `name` in the cgroup of this process.
-
-    Raises:
-        FileNotFoundError: The process is in no cgroup of this controller.
-    """
+    """Returns the path of the file `name` in the cgroup of this process."""
     cgroups = own_cgroups(host, controller)
     if not cgroups:
         raise FileNotFoundError(f"this process is in no cgroup of the controller {controller!r}")
@@ -117,9 +102,6 @@ class CpuThrottling:
     """Throttling by CPU quotas: ``cpu.stat`` of the cgroup and of its ancestors.
 
     The ancestors are included because a quota at any level throttles this process.
-
-    Raises:
-        OSError: No cgroup of this process has a CPU controller.
     """
 
     min_interval_seconds = 0.001
@@ -161,9 +143,6 @@ class CpuUsage:
 
     Version 2 has it in ``cpu.stat``, with or without a CPU controller; version 1 in
     ``cpuacct.usage``.
-
-    Raises:
-        OSError: The cgroup is the root, or its usage cannot be read.
     """
 
     def __init__(self, host: Host) -> None:

@@ -23,11 +23,7 @@ class BusyCounter(Protocol):
 
 
 def busy_counter(host: Host) -> BusyCounter:
-    """Returns the finest counter that the host has: nanoseconds, or else ticks of 10 ms.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Returns the finest counter that the host has: nanoseconds, or else ticks of 10 ms."""
     for kind in (CpuAccounting, SchedulerStatistics):
         try:
             counter = kind(host)
@@ -40,11 +36,7 @@ def busy_counter(host: Host) -> BusyCounter:
 
 @final
 class CpuAccounting:
-    """``cpuacct.usage_percpu`` of the root cgroup, version 1, in nanoseconds.
-
-    Raises:
-        OSError: There is no such file, or it is that of a container, without other processes.
-    """
+    """``cpuacct.usage_percpu`` of the root cgroup, version 1, in nanoseconds."""
 
     def __init__(self, host: Host) -> None:
         groups = cgroup.own_cgroups(host, "cpuacct")
@@ -67,11 +59,7 @@ class CpuAccounting:
 
 @final
 class SchedulerStatistics:
-    """Time spent running by tasks, in nanoseconds: ``/proc/schedstat`` (kernel's sched-stats.rst).
-
-    Raises:
-        OSError: The kernel was built without it.
-    """
+    """Running time of tasks, in nanoseconds: ``/proc/schedstat`` (kernel's sched-stats.rst)."""
 
     def __init__(self, host: Host) -> None:
         self._file = host.open("/proc/schedstat", 2 * len(host.read_text("/proc/schedstat")))
@@ -96,9 +84,6 @@ class Ticks:
 
     On machines with very many cores the kernel takes long to write this file, which is then read
     in the background.
-
-    Raises:
-        OSError: The file cannot be opened.
     """
 
     def __init__(self, host: Host) -> None:

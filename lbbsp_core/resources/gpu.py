@@ -18,9 +18,6 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
     The driver is asked through nvidia-ml-py; if that is not installed, the device files are
     counted. MIG instances are not counted.
-
-    Args:
-        devices: Folder of the device files.
     """
     count = 0
     try:
@@ -68,18 +65,9 @@ class Gpu:
     """Utilisation and memory of one NVIDIA GPU.
 
     Both values cover all processes on the device. The driver averages utilisation over up to one
-    second. MIG instances report their memory only.
-
-    Args:
-        host: Machine; its ``CUDA_VISIBLE_DEVICES`` selects the visible GPUs.
-        index: Index among the visible GPUs, as frameworks count them. GPUs are counted in the
-            order of the PCI bus. On machines with different GPUs set
-            ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, because CUDA counts the fastest GPU first
-            otherwise.
-
-    Raises:
-        OSError: There is no such GPU or no driver, or nvidia-ml-py is not installed
-            (``pip install 'lbbsp[gpu]'``).
+    second. MIG instances report their memory only. GPUs are counted in the order of the PCI bus:
+    where they differ, set ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, because CUDA counts the fastest one
+    first otherwise.
     """
 
     min_interval_seconds = 0.0

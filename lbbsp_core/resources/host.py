@@ -53,39 +53,16 @@ class Host:
         return self.root / str(path).lstrip("/")
 
     def open(self, path: str | PurePath, size: int = 4096) -> PseudoFile:
-        """Opens a pseudo-file for repeated reading.
-
-        Args:
-            path: Absolute path, resolved below `root`.
-            size: Bytes to read from the start of the file.
-
-        Raises:
-            OSError: The file cannot be opened.
-        """
+        """Opens a pseudo-file for repeated reading."""
         return PseudoFile(self.resolve(path), size)
 
     def read_text(self, path: str | PurePath) -> str:
-        """Returns the contents of a small file.
-
-        Args:
-            path: Absolute path, resolved below `root`.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Returns the contents of a small file."""
         return self.resolve(path).read_text(encoding="utf-8", errors="replace")
 
 
 class PseudoFile:
-    """File in ``/proc`` or ``/sys``, kept open and read from its start: 1 to 10 microseconds.
-
-    Args:
-        path: Path of the file.
-        size: Bytes to read from the start of the file.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """File in ``/proc`` or ``/sys``, kept open and read from its start: 1 to 10 microseconds."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._size = size

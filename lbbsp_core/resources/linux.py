@@ -37,12 +37,7 @@ class OtherCpuTime:
         self._debt = self._sum = 0.0  # debt: <= 0
 
     def seconds(self, total: float, own: float) -> float:
-        """Returns the CPU seconds of other processes since the first call.
-
-        Args:
-            total: CPU seconds of all processes.
-            own: CPU seconds of this process.
-        """
+        """Returns the CPU seconds of other processes since the first call."""
         previous, self._previous = self._previous, (total, own)
         if previous is None or total < previous[0] or own < previous[1]:  # a counter restarted
             return self._sum
@@ -57,9 +52,6 @@ class CpuTime:
     """CPU time of other processes and of this one, on the cores that this process may use.
 
     Child processes count as other processes.
-
-    Raises:
-        OSError: There is no counter.
     """
 
     min_interval_seconds = 0.001
@@ -86,11 +78,7 @@ class CpuTime:
 
 @final
 class CgroupCpuTime:
-    """CPU time of other processes in the cgroup of this process, with which it shares a quota.
-
-    Raises:
-        OSError: The cgroup is the root, which has no quota, or its usage cannot be read.
-    """
+    """CPU time of other processes in the cgroup of this process, with which it shares a quota."""
 
     min_interval_seconds = 0.001
     may_block = False
@@ -112,11 +100,7 @@ class CgroupCpuTime:
 
 @final
 class StealTime:
-    """Time that the hypervisor stole from the cores that this process may use: ``/proc/stat``.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """Time that the hypervisor stole from the cores that this process may use: ``/proc/stat``."""
 
     min_interval_seconds = 0.001
     may_block = False
@@ -136,11 +120,7 @@ class StealTime:
 
 @final
 class RunnableTasks:
-    """Runnable tasks of the machine, those of this process included: ``/proc/loadavg``.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """Runnable tasks of the machine, those of this process included: ``/proc/loadavg``."""
 
     min_interval_seconds = 0.0
     may_block = False
@@ -182,9 +162,6 @@ class CpuPressure:
     """Pressure stall information (PSI): time in which a task waited for a core.
 
     Reads the pressure of the cgroup where version 2 provides it, otherwise of the machine.
-
-    Raises:
-        OSError: Neither is available.
     """
 
     min_interval_seconds = 0.001
@@ -212,9 +189,6 @@ class MemoryUsage:
 
     File caches that can be reclaimed at once do not count as in use (``MemAvailable``,
     ``inactive_file``). Usage changes slowly, so it is read twice per second.
-
-    Raises:
-        OSError: A file cannot be opened.
     """
 
     min_interval_seconds = 0.5

@@ -25,18 +25,8 @@ _logger = logging.getLogger("lbbsp.resources")
 class PolledSource:
     """Source with its last readings, and the driving factors that follow from them.
 
-    Several threads may refresh it, and ask for its values.
-
-    Args:
-        source: Open source. It is read four times, to measure the time of a reading.
-        clock: Returns monotonic seconds.
-        names: Names of the driving factors to compute.
-
-    Attributes:
-        read_seconds: Time of one reading.
-
-    Raises:
-        Exception: Any exception of `source.read`.
+    Several threads may refresh it, and ask for its values. The source is read four times at first,
+    to measure `read_seconds`, the time of a reading.
     """
 
     def __init__(self, source: Source, clock: Callable[[], float], names: Collection[str]) -> None:
@@ -112,11 +102,7 @@ def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[Pol
 
 @final
 class BackgroundPoller:
-    """Daemon thread that refreshes sources every `PERIOD_SECONDS` until it is stopped.
-
-    Args:
-        sources: Sources to refresh. No thread is started if there are none.
-    """
+    """Daemon thread that refreshes sources every `PERIOD_SECONDS` until it is stopped."""
 
     def __init__(self, sources: Sequence[PolledSource]) -> None:
         self._stop = threading.Event()

@@ -62,12 +62,7 @@ class CurrentActivity:
         self._doing = _Doing(Activity.STARTING, 0, time.monotonic())
 
     def enter(self, activity: Activity, step: int | None = None) -> None:
-        """Notes what this worker does from now on.
-
-        Args:
-            activity: What it does.
-            step: Global step that is running or comes next. Defaults to the one noted last.
-        """
+        """Notes what this worker does from now on; the step defaults to the one noted last."""
         step = self._doing.step if step is None else step
         self._doing = _Doing(activity, step, time.monotonic())
 

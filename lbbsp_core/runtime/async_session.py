@@ -177,9 +177,6 @@ class AsyncSession:
         """Starts the training; the service must be running.
 
         Worker 0 waits for the others if it records the run, because the record names their hosts.
-
-        Raises:
-            DisagreementError: Another worker was started with other options.
         """
         row = self._identity.pack()
         for place in reversed(range(0, len(row), TOLD_INTEGERS)):  # the length is told last
@@ -192,11 +189,7 @@ class AsyncSession:
                 ]
 
     def use_samples(self, num_samples: int) -> None:
-        """Checks that all workers train on the same data set in the same order.
-
-        Raises:
-            DisagreementError: Another worker has a different number of samples or seed.
-        """
+        """Checks that all workers train on the same data set in the same order."""
         self._facts.append(f"{num_samples} samples with the seed {self.options.seed}")
         self._compare(len(self._facts) - 1)
 
@@ -210,14 +203,7 @@ class AsyncSession:
         self.exclude_step()
 
     def claim(self, limit: int) -> tuple[int, int]:
-        """Claims the next samples for this worker.
-
-        Args:
-            limit: Position in the sample stream at which to stop.
-
-        Returns:
-            Positions of the first sample and of the one after the last; equal at the limit.
-        """
+        """Claims samples before `limit`: positions of the first and after the last."""
         with self._meter.excluded_wait():
             answer = self._ask(Question.CLAIM, limit)
         if answer.second > answer.first:
@@ -225,11 +211,7 @@ class AsyncSession:
         return answer.first, answer.second
 
     def check_batch(self, samples: int) -> None:
-        """Checks that a batch of `samples` was drawn and is the next one to be pushed.
-
-        Raises:
-            ValueError: The next batch to be pushed has another size, or no batch was drawn.
-        """
+        """Checks that a batch of `samples` was drawn and is the next one to be pushed."""
         if self._departed or not self._claims or self._claims[0] != samples:
             raise ValueError(
                 f"step must be called once for each batch that was drawn, with its number of "
@@ -238,11 +220,7 @@ class AsyncSession:
             )
 
     def end_step(self, samples: int) -> None:
-        """Pushes the gradients of an iteration, and waits until this worker may proceed.
-
-        Args:
-            samples: Batch size of the iteration, whose gradients have been computed.
-        """
+        """Pushes the gradients of an iteration, and waits until this worker may proceed."""
         self.check_batch(samples)
         busy_seconds, drivers = self._meter.reach()
         slope, overhead, excluded = self._learn(samples, busy_seconds, drivers)
@@ -290,11 +268,10 @@ class AsyncSession:
     def _learn(
         self, samples: int, busy_seconds: float, drivers: tuple[float, ...]
     ) -> tuple[int, int, bool]:
-        """Learns from an iteration.
+        """Learns from an iteration; returns the predicted cost of the next one as integers.
 
-        Returns:
-            The predicted cost of the next one as integers, and whether the coordinator must not
-            learn from it; whether a first use counts it decides by itself.
+        Also returns whether the coordinator must not learn from it; whether a first use counts it
+        decides by itself.
         """
         before, self._drivers = self._drivers or drivers, drivers
         excluded = self._meter.take_excluded()

@@ -16,9 +16,6 @@ class BackgroundThread:
     """Thread that runs calls one after the other. It is kept: at exit Python 3.12 starts no other.
 
     The thread is a daemon, so that the process can end while a call is waiting.
-
-    Args:
-        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,11 +38,7 @@ class BackgroundThread:
 
 
 class BackgroundCall(Generic[T]):
-    """Call that runs on a thread that all such calls of the process share, after earlier ones.
-
-    Args:
-        call: Function without arguments; `result` returns its value or raises its exception.
-    """
+    """Call that runs on a thread that all such calls of the process share, after earlier ones."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._future = _shared_thread().start(call)

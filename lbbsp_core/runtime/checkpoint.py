@@ -59,18 +59,8 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint, then removes all but the newest `KEEP`.
 
     Whatever interrupts it, the checkpoints that existed before stay complete. Those of later steps,
-    from which this training has not continued, are renamed.
-
-    Args:
-        folder: Folder of the job's checkpoints; it is created. Only one process may write to it.
-        checkpoint: What to write.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        OSError: The file cannot be written.
-        ValueError: An array holds objects.
+    from which this training has not continued, are renamed. Only one process may write to the
+    folder.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,10 +82,6 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint to a file of any name, which is complete or stays as it was.
 
     Several processes may write to one name at the same time: that of the last one stays.
-
-    Raises:
-        OSError: The file cannot be written.
-        ValueError: An array holds objects.
     """
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
@@ -128,18 +114,9 @@ def write_file(path: str | Path, checkpoint: Checkpoint) -> None:
 def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
     """Reads the newest complete checkpoint; others are skipped with a warning.
 
-    Others are damaged, or cannot be read (an error of the disk, permissions).
-
-    Args:
-        folder: Folder of the job's checkpoints; it need not exist.
-
-    Returns:
-        The checkpoint, or None if there is none.
-
-    Raises:
-        OSError: There are checkpoints, but none of them is usable, and one cannot be read.
-        ValueError: There are checkpoints, but none is complete, or the newest was written by a
-            later version of lbbsp; names the file and the remedy.
+    Others are damaged, or cannot be read (an error of the disk, permissions). Returns None if there
+    is no checkpoint at all. Raises an error if there are some, but none is usable, or the newest
+    was written by a later version of lbbsp.
     """
     paths = _paths(Path(folder))
     problems: list[Exception] = []
@@ -161,12 +138,7 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Reads and verifies a checkpoint.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is no complete checkpoint, or of a later version; names it.
-    """
+    """Reads and verifies a checkpoint."""
     with Path(path).open("rb") as file:
         try:
             return _parse(file, path)
@@ -211,11 +183,7 @@ def plain_arrays(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
 
 
 def typed_arrays(arrays: Arrays, types: Mapping[str, str]) -> Arrays:
-    """Returns the arrays of which `plain_arrays` has been made.
-
-    Raises:
-        ValueError: A type is unknown here; names the remedy.
-    """
+    """Returns the arrays of which `plain_arrays` has been made."""
     return {
         name: array.view(_type_named(types[name])) if name in types else array
         for name, array in arrays.items()

@@ -22,15 +22,7 @@ Every: TypeAlias = 'int | Literal["epoch"]'
 
 
 def require_every(every: object, folder: object) -> None:
-    """Raises an error unless checkpoints can be written at such intervals.
-
-    Args:
-        every: Steps between two checkpoints, or "epoch".
-        folder: Folder of the checkpoints, or None.
-
-    Raises:
-        ValueError: It is neither "epoch" nor a number of steps >= 1, or there is no folder.
-    """
+    """Raises an error unless checkpoints can be written at such intervals."""
     if every == "epoch":
         return
     if not isinstance(every, Integral) or every < 1:
@@ -48,16 +40,8 @@ def claim_folder(folder: Path) -> BinaryIO | None:
     """Takes a folder of checkpoints for this process, until it ends in whatever way.
 
     The system holds the lock, and a process that is forked does not get it. Where the file system
-    has no locks, or the folder cannot be written to, nothing is claimed.
-
-    Args:
-        folder: Resolved path of the folder, which is created.
-
-    Returns:
-        The locked file, which names this process; None if there is none.
-
-    Raises:
-        ValueError: Another process has claimed the folder; names it and its host.
+    has no locks, or the folder cannot be written to, nothing is claimed. Raises ValueError if
+    another process has claimed it; names this process and its host.
     """
     try:
         import fcntl
@@ -89,12 +73,6 @@ class CheckpointWriter:
 
     A write that fails (disk full, no permission) is reported once and does not end the training;
     the checkpoints written before stay complete.
-
-    Args:
-        folder: Folder of the checkpoints.
-
-    Raises:
-        TypeError: It is no path.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -109,11 +87,7 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, checkpoint: Checkpoint) -> None:
-        """Starts to write a checkpoint, after the end of the write before.
-
-        Args:
-            checkpoint: What to write; its arrays must not change any more.
-        """
+        """Starts to write a checkpoint, whose arrays must not change, after the write before."""
         self.flush()
         # No daemon: a process that ends waits for it.
         self._thread = threading.Thread(

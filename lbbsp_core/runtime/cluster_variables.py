@@ -40,11 +40,7 @@ DEVICES_REMEDY: Final = (
 
 
 def tf_config_problem(text: str) -> str:
-    """Returns what is wrong with a value of ``TF_CONFIG``, or an empty string.
-
-    Args:
-        text: The value; an empty one is right.
-    """
+    """Returns what is wrong with a value of ``TF_CONFIG``, or an empty string."""
     if not text.strip():
         return ""
     try:
@@ -60,11 +56,7 @@ def tf_config_problem(text: str) -> str:
 
 
 def dmlc_problem(given: Mapping[str, str]) -> str:
-    """Returns what is wrong with the ``DMLC_*`` variables that are set, or an empty string.
-
-    Args:
-        given: Those of `DMLC_NAMES` that are set and not empty; none is right.
-    """
+    """Returns what is wrong with the ``DMLC_*`` variables that are set, or an empty string."""
     if not given:
         return ""
     missing = [name for name in DMLC_NAMES if name not in given]

@@ -81,16 +81,8 @@ def weighted_mean(
     """Returns the weighted mean over workers of each value, the same bits on all; a collective.
 
     The mean of ``v_i`` with weights ``w_i`` is ``sum(w_i v_i) / sum(w_i)``, summed in the order of
-    the ranks. Values of workers with weight 0 do not count, whatever they are.
-
-    Args:
-        collectives: Collectives of the framework.
-        values: Values of this worker, as many on each.
-        weight: Weight of this worker, >= 0 and finite; at least one worker's must be > 0.
-
-    Raises:
-        DisagreementError: The workers give different numbers of values.
-        ValueError: A weight is out of range; raised on all workers, names the rank.
+    the ranks. Values of workers with weight 0 do not count, whatever they are. Weights are finite
+    and >= 0, and at least one is > 0; errors are raised on all workers.
 
     Example:
         >>> weighted_mean(SingleWorker(), [0.25, 3.0], weight=10)
@@ -136,13 +128,6 @@ def sums(collectives: Collectives, values: Sequence[float]) -> list[float]:
     """Sums numbers over workers, with the same bits on every worker; a collective.
 
     The numbers of worker 0 come first: another order could round differently.
-
-    Args:
-        collectives: Collectives of the framework.
-        values: Numbers of this worker, as many as those of every other worker.
-
-    Raises:
-        ValueError: Workers have given different numbers of values.
     """
     rows = _gather_floats(collectives, values)
     counts = [len(row) for row in rows]

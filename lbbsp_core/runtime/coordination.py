@@ -111,11 +111,8 @@ def read_log(table: Table) -> list[PushLine]:
 class CoordinatorService:
     """Answers the tables of questions that workers push.
 
-    Args:
-        coordinator: Coordinator that decides.
-        fingerprint: Fingerprint of the options with which all workers must have been started:
-            fact 0. The reference value of any other fact is that of the first worker that
-            compares it.
+    Fact 0 is the fingerprint of the options; the reference of any other fact is the value of the
+    first worker that compares it.
     """
 
     def __init__(self, coordinator: Coordinator, fingerprint: int) -> None:
@@ -127,12 +124,8 @@ class CoordinatorService:
     def answer(self, table: Table) -> Table:
         """Answers the question of one worker, and updates the counts in the rows of all workers.
 
-        Args:
-            table: Table in which one row holds a question and the others are zero, shape
-                ``(workers, QUESTION_WIDTH)``.
-
-        Returns:
-            Answers by rank, of the same shape.
+        In the table, of shape ``(workers, QUESTION_WIDTH)``, one row holds a question and the
+        others are zero.
         """
         if not self._answers:
             self._answers = [Answer() for _ in table]
@@ -155,11 +148,7 @@ class CoordinatorService:
     def log(self, table: Table) -> Table:
         """Returns the log from a push on: a row with the number of pushes, then one row for each.
 
-        Args:
-            table: Table from `log_request`, shape ``(1 + LOG_ROWS, LOG_WIDTH)``.
-
-        Returns:
-            Rows of the same shape.
+        Both tables have the shape ``(1 + LOG_ROWS, LOG_WIDTH)``, see `log_request`.
         """
         first, *_ = unpack(table[0])
         lines = self._coordinator.log(first, LOG_ROWS)

@@ -29,16 +29,7 @@ class Coordinator:
             coordinator.applied()
         # Waits until `released` has grown, and reads the model.
 
-    Args:
-        synchroniser: Decides which workers wait for which.
-        constraints: Number of workers, global batch size and limits.
-        policy: Decides the batch sizes, see `lbbsp_core.sync.rounds.Rounds`.
-        clock: Monotonic clock, in seconds.
-        logs: Whether pushes are kept for `log`; if it is never called, they accumulate.
-        is_known: As for `Rounds`.
-
-    Raises:
-        ValueError: The policy needs common steps.
+    If `logs`, pushes are kept until `log` is called. `is_known` is that of `Rounds`.
 
     Example:
         >>> from lbbsp_core import SSP, BatchConstraints, Even, Limits
@@ -83,15 +74,7 @@ class Coordinator:
         self._together: SyncDecision | None = None  # decided, the sum may be incomplete
 
     def claim(self, worker: int, limit: int) -> tuple[int, int]:
-        """Assigns the samples of its next batch to a worker.
-
-        Args:
-            worker: Rank of the worker.
-            limit: Position at which to stop, >= 0.
-
-        Returns:
-            Positions of the first sample and of the one after the last; equal at the limit.
-        """
+        """Assigns samples before `limit` to a worker: positions of the first and after the last."""
         self._now()  # time starts with the first iteration
         begin = self._claimed
         self._claimed = max(begin, min(begin + self.rounds.sizes[worker], limit))
@@ -108,17 +91,9 @@ class Coordinator:
     ) -> bool:
         """Registers a push, and decides when its gradient enters the model.
 
-        Args:
-            worker: Rank of the worker.
-            samples: Batch size of the iteration.
-            busy_seconds: Busy time of the iteration.
-            cost: Cost that the worker predicts for its next iteration.
-            seen: Value of `updates` when the worker read the model.
-            excluded: Whether the policy must not learn from the busy time, though it is no first
-                use of a batch size.
-
-        Returns:
-            Whether the gradient is kept, and enters as a part of a sum.
+        Returns whether the gradient is kept, to enter as a part of a sum. `seen` is the value of
+        `updates` when the worker read the model; `excluded` is for other reasons than a first use
+        of a batch size.
         """
         now = self._now()
         self._state, decision = self.synchroniser.push(self._state, worker, now)
@@ -147,8 +122,7 @@ class Coordinator:
     def entered(self, worker: int) -> bool:
         """Registers that a gradient has been added to the model or, if kept, to the sum.
 
-        Returns:
-            Whether the sum is complete, so that `worker` must update the model by it.
+        Returns whether a sum is complete, so that `worker` must update the model by it.
         """
         if worker in self._alone:
             self.updates += 1
@@ -158,11 +132,7 @@ class Coordinator:
         return self._complete
 
     def applied(self) -> None:
-        """Registers that the model has been updated by the sum, which is empty again.
-
-        Raises:
-            ValueError: No sum was complete.
-        """
+        """Registers that the model has been updated by the sum, which is empty again."""
         decision, self._together = self._together, None
         if decision is None:
             raise ValueError(
@@ -177,8 +147,7 @@ class Coordinator:
     def finish(self, worker: int) -> bool:
         """Registers that a worker has finished, so that no worker waits for it.
 
-        Returns:
-            Whether the sum is complete now, so that `worker` must update the model by it.
+        Returns whether the sum is complete now, so that `worker` must update the model by it.
         """
         if worker not in self.present:
             return False
@@ -189,12 +158,7 @@ class Coordinator:
         return self._complete
 
     def log(self, first: int, max_lines: int) -> list[PushLine]:
-        """Returns pushes in order, and discards those before the first one.
-
-        Args:
-            first: Number of the first push to return, >= 0.
-            max_lines: Maximum number of pushes to return.
-        """
+        """Returns pushes in order, and discards those before the first one."""
         while self._log and self.pushes - len(self._log) < first:
             self._log.popleft()
         return list(islice(self._log, max_lines))

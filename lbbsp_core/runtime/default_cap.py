@@ -24,23 +24,11 @@ def default_cap(
 ) -> int | None:
     """Returns the largest batch of each worker unless its user says otherwise.
 
-    Ours: a batch that is many times what the user has tried may exceed the memory. Without
-    `limits` a batch is therefore at most twice its even share, rounded up to the granularity. The
-    arguments are the same on all workers. N such batches have at least X samples; where the memory
-    of some workers holds less, see `with_cap`.
-
-    Args:
-        limits: Limits that the user has given; then there is no cap.
-        policy: Policy of the session; shares that the user has chosen are not capped.
-        workers: N; a single worker has no cap.
-        global_batch_size: X, in samples.
-        granularity: Sizes are multiples of it.
-
-    Returns:
-        The cap in samples; None if there is none, or it would not exclude any plan.
-
-    Raises:
-        ValueError: A number is not an integer, or is out of range.
+    Ours: a batch that is many times what the user has tried may exceed the memory. Without `limits`
+    a batch is therefore at most twice its even share, rounded up to the granularity. The arguments
+    are the same on all workers. N such batches have at least X samples; where the memory of some
+    workers holds less, see `with_cap`. Neither a single worker nor shares that the user has chosen
+    have a cap; nor is there one that would not exclude any plan.
 
     Example:
         >>> from lbbsp_core import LoadBalanced
@@ -61,15 +49,8 @@ def with_cap(constraints: BatchConstraints, cap: int | None) -> tuple[BatchConst
     """Returns constraints in which the cap bounds workers without a maximum, and that cap.
 
     If the maxima of the other workers leave no plan within the cap, it is raised to the smallest
-    number for which there is one. The result is the same on all workers if the arguments are.
-
-    Args:
-        constraints: Constraints without the cap.
-        cap: Cap in samples, or None.
-
-    Returns:
-        The constraints, and the cap that holds in them. If there is no plan without the cap either,
-        the constraints as given and None.
+    number for which there is one. The result is the same on all workers if the arguments are. If
+    there is no plan without the cap either, returns the constraints as given, and None.
 
     Example:
         >>> from lbbsp_core import Limits

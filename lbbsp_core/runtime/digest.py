@@ -86,14 +86,7 @@ def sampled(count: int) -> npt.NDArray[np.int64]:
 
 
 def different_row(rows: Sequence[Sequence[Digest]]) -> tuple[int, int] | None:
-    """Returns where the digests of the workers' samples differ.
-
-    Args:
-        rows: Digests by rank, as many on each.
-
-    Returns:
-        Rank of the first worker that differs from worker 0, and the place; None if none differs.
-    """
+    """Returns the first worker whose digests differ from worker 0's, and where, or None."""
     for rank, row in enumerate(rows):
         for place, (first, own) in enumerate(zip(rows[0], row, strict=True)):
             if not first.is_close(own, SAMPLE_TOLERANCE):

@@ -31,15 +31,8 @@ def restart() -> int:
 def workers_at_first(workers: int) -> int:
     """Returns how many workers, or replicas, the first attempt of an elastic job had.
 
-    Args:
-        workers: Number of this attempt.
-
-    Returns:
-        `workers` times the first number in ``LBBSP_ELASTIC``, "before/now" as the launcher sets it,
-        over the second; `workers` without it.
-
-    Raises:
-        ValueError: The variable is not of this form.
+    ``LBBSP_ELASTIC`` is "before/now", as the launcher sets it: the result is `workers` times the
+    first number over the second.
     """
     text = os.environ.get("LBBSP_ELASTIC", "")
     if not text:

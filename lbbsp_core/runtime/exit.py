@@ -43,10 +43,8 @@ def fail_fast() -> None:
 def on_exit(leave: Callable[[], None]) -> None:
     """Calls `leave` when the script has ended; a script that fails ends the process at once.
 
-    An exit by `sys.exit` with a failure counts as one, and an uncaught exception.
-
-    Args:
-        leave: Waits for the other workers; an exception in it is a failure.
+    An exit by `sys.exit` with a failure counts as one, and an uncaught exception. An exception in
+    `leave`, which waits for the other workers, is a failure, too.
     """
     _note_exits()
 
@@ -123,11 +121,7 @@ def end_now(status: int, message: str = "", *, linger_seconds: float = 0.0) -> N
     """Ends the process at once, without the framework's exit barrier, after flushing the output.
 
     With the logger ``lbbsp.liveness`` at debug level, the stacks of all threads follow the message.
-
-    Args:
-        status: Exit status.
-        message: Printed to standard error, which delays the end for a moment at most.
-        linger_seconds: Time after the message in which other threads run on.
+    Other threads run on for `linger_seconds` after the message.
     """
     say, linger = functools.partial(_say, message), functools.partial(time.sleep, linger_seconds)
     _end_after([say, linger, *_endings], status, linger_seconds)

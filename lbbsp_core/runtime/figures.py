@@ -77,10 +77,7 @@ def even_seconds(
 ) -> float:
     """Estimates the busy time of the slowest worker with even batches.
 
-    Args:
-        amounts: Samples or work of each worker.
-        busy_seconds: Measured busy time of each worker, in seconds.
-        costs: Cost of each worker, in any unit; None if unknown, then it is proportional.
+    A cost of None is unknown, and taken as proportional.
 
     Example:
         >>> from lbbsp_core import Affine

@@ -53,14 +53,7 @@ def print_findings(findings: Iterable[Finding]) -> None:
 
 
 def read_findings(output: str) -> list[Finding] | None:
-    """Returns the findings that a process has printed; None if there is no such line.
-
-    Args:
-        output: What it has printed, also by code that it has imported.
-
-    Raises:
-        ValueError: The line is damaged.
-    """
+    """Returns the findings that a process has printed; None if there is no such line."""
     for line in output.splitlines():
         if line.startswith(_MARK):
             return [_finding_of(values) for values in json.loads(line.removeprefix(_MARK))]

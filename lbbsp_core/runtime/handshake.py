@@ -31,23 +31,10 @@ def agree(
 ) -> list[list[int]]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
-    Every worker must call this at the same time, before the first step.
-
-    Args:
-        balancer: Balancer of this worker.
-        order: Samples of each step, if known.
-        collectives: Collectives of the framework.
-        facts: Further facts of the plugin, by name.
-        names: Names of this worker, as `Identity.pack` returns them; on all workers or on
-            none.
-        are_drawn: Whether batches are drawn by the plans in force; see `Balancer.set_peers`.
-
-    Returns:
-        `Balancer.static_info` of each worker, by rank, for another balancer of the same cost; then
-        its names.
-
-    Raises:
-        DisagreementError: A fact differs; names the fact, the ranks and their values.
+    Every worker must call this at the same time, before the first step. `names` are those of
+    `Identity.pack`, on all workers or on none; for `are_drawn`, see `Balancer.set_peers`. Returns
+    `Balancer.static_info` of each worker, by rank, for another balancer of the same cost; then its
+    names.
     """
     policy = balancer.policy
     constraints = balancer.constraints
@@ -82,15 +69,7 @@ def agree(
 
 
 def compare(collectives: Collectives, facts: Facts) -> None:
-    """Raises if the workers do not agree on facts, whose names are the same on all; a collective.
-
-    Args:
-        collectives: Collectives of the framework.
-        facts: Facts of this worker.
-
-    Raises:
-        DisagreementError: A fact differs; names the fact, the ranks and their values.
-    """
+    """Raises if workers do not agree on facts, whose names are the same on all; a collective."""
     numbers = [fingerprint(fact) if isinstance(fact, str) else fact for fact in facts.values()]
     rows = collectives.all_gather(numbers)
     for column, (name, fact) in enumerate(facts.items()):

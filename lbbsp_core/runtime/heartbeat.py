@@ -191,11 +191,7 @@ class Watch:
         return None
 
     def waited_seconds(self, *activities: Activity) -> int:
-        """Returns for how long a worker has been waiting for others; 0 if none is.
-
-        Args:
-            activities: Activities that are waits.
-        """
+        """Returns for how long a worker has been waiting for others; 0 if none is."""
         return max((self.beats[rank].seconds for rank in self._doing(*activities)), default=0)
 
     def late(self) -> list[int]:
@@ -247,23 +243,8 @@ class Heartbeat:
     """Threads that post this worker's beats, and end the process if a worker is lost.
 
     One thread posts and one reads; they may have to wait for the board, or for another thread that
-    keeps the interpreter busy. A third one reads the clock.
-
-    Args:
-        board: Store that all workers share.
-        rank: Number of this worker.
-        workers: Number of workers, N.
-        activity: What this worker does.
-        names: Names of the workers for messages, by rank.
-        silence_seconds: Time without a beat after which a worker is lost, > 0.
-        report_seconds: Time for which others wait for a worker before it is reported, > 0.
-        limit_seconds: Time for which others wait for a worker before it is lost; None for no limit.
-        tail_seconds: Time for which a worker may still receive the sums of a step that another one,
-            which leaves, has made.
-        apart_seconds: Time for which workers may wait in a step for one that waits between steps;
-            None for no limit.
-        left_remedy: What to do if a worker leaves while others wait for it, for the message.
-        end: Ends the process, as `end_now` does.
+    keeps the interpreter busy. A third one reads the clock. Its times are those of `Watch`. The
+    message about a worker that leaves while others wait for it ends with `left_remedy`.
     """
 
     def __init__(
@@ -346,14 +327,7 @@ class Heartbeat:
         self._watch.wait(self._read_at - before)
 
     def look(self, seconds: float) -> str | None:
-        """Looks for a worker that is lost.
-
-        Args:
-            seconds: Seconds since the last look.
-
-        Returns:
-            Why this process must end, or None.
-        """
+        """Returns why this process must end, or None, `seconds` after the last look."""
         self._unanswered += min(seconds, MAX_COUNTED_SECONDS)
         if self._rank == 0:
             self._report()

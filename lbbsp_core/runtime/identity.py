@@ -49,11 +49,7 @@ class Identity:
 
     @classmethod
     def here(cls, devices: Sequence[str] = ()) -> Identity:
-        """Returns the identity of this process.
-
-        Args:
-            devices: Devices of its workers; the cores of the process if there are none.
-        """
+        """Returns the identity of this process."""
         host = env.host() or socket.gethostname()
         return cls(one_line(host), tuple(map(one_line, devices or [cpu()])))
 
@@ -77,11 +73,7 @@ class Identity:
 
 
 def hosts_and_devices(rows: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the host and the device of each worker.
-
-    Args:
-        rows: Rows of the handshake by rank: `PeerInfo.pack`, then `Identity.pack`.
-    """
+    """Returns the host and the device of each worker, from `PeerInfo.pack` with `Identity.pack`."""
     known = [Identity.unpack(row[PeerInfo.length(row) :]) for row in rows]
     devices = tuple(identity.device(rank) for rank, identity in enumerate(known))
     return tuple(identity.host for identity in known), devices
@@ -94,11 +86,7 @@ def cpu() -> str:
 
 
 def gpu(index: int) -> str:
-    """Returns the name of a visible NVIDIA GPU; "gpu 0" if it cannot be read.
-
-    Args:
-        index: Index among the visible GPUs, as frameworks count them.
-    """
+    """Returns the name of a visible NVIDIA GPU; "gpu 0" if it cannot be read."""
     try:
         with closing(Gpu(Host(), index)) as device:
             return device.name

@@ -33,13 +33,8 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
 class PeriodicThread:
     """Thread that looks regularly for a reason to end the process, and then ends it.
 
-    An error in a look has no effect: the next one may succeed.
-
-    Args:
-        look: Takes the seconds since the last look, and returns why the process must end, or None.
-        pause_seconds: Time between two looks.
-        name: Name of the thread.
-        end: Ends the process with a status and a message.
+    An error in a look has no effect: the next one may succeed. `look` takes the seconds since the
+    last look, and returns why the process must end, or None.
     """
 
     def __init__(

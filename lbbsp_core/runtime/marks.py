@@ -28,12 +28,7 @@ _SOCKET_FOLDER: Final = 80  # characters; the path of a socket may have 107
 
 
 class LostWorker(NamedTuple):
-    """Worker without which another one could not proceed.
-
-    Args:
-        rank: Its number.
-        why: What has happened to it.
-    """
+    """Worker without which another one could not proceed."""
 
     rank: int
     why: str
@@ -69,11 +64,7 @@ def read_marks(folder: Path) -> Marks:
 
 
 def folder_variable(folder: Path) -> dict[str, str]:
-    """Returns the environment variable by which a launcher tells a worker the folder of its marks.
-
-    Args:
-        folder: An existing folder.
-    """
+    """Returns the environment variable by which a launcher names the folder of the marks."""
     return {env.MARKS: str(folder)}
 
 

@@ -54,11 +54,6 @@ class MetricsFile:
 
     The file is replaced as a whole, and has the last step when the process has ended. A failure to
     write is reported once, and never stops the training.
-
-    Args:
-        path: File with the suffix ``.prom``. Its folder is created.
-        header: Facts of the run.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -123,14 +118,7 @@ class MetricsFile:
 
 
 def metrics_text(run: str, header: RunHeader, line: StepLine, figures: Figures) -> str:
-    """Returns the metrics of a run after a step, in Prometheus' text format.
-
-    Args:
-        run: Value of the label ``run``.
-        header: Facts of the run.
-        line: The step.
-        figures: Figures of the recent steps.
-    """
+    """Returns the metrics of a run after a step, in Prometheus' text format."""
     of_run = {"run": run}
     slowest = max(line.busy_seconds)
     series: dict[str, list[tuple[Mapping[str, str], float | None]]] = {

@@ -35,14 +35,6 @@ AnyCost = Cost | CostShape | str | Path
 def read_policy(value: Policy | str, **options: object) -> Policy:
     """Returns a policy that is given as an object or by its name.
 
-    Args:
-        value: Policy, or a text such as ``lbbsp`` or ``fixed:9/12/18``.
-        **options: Values of fields that the text leaves open, such as ``min_gain``.
-
-    Raises:
-        TypeError: It is neither a policy nor a text.
-        ValueError: The text cannot be read, or an option is set twice or belongs to no such policy.
-
     Example:
         >>> read_policy("lbbsp", interval=5)
         LoadBalanced(min_gain=0.02, interval=5)
@@ -64,41 +56,17 @@ def read_policy(value: Policy | str, **options: object) -> Policy:
 
 
 def read_predictor(value: Predictor | str, horizon: int = 1) -> Predictor:
-    """Returns a predictor that is given as an object or by its name.
-
-    Args:
-        value: Predictor, or a text such as ``ema0.5`` or ``narx:hidden=4``.
-        horizon: Steps ahead for which a predictor given by its name is trained, if it has a field
-            ``horizon``; >= 1.
-
-    Raises:
-        TypeError: It is neither a predictor nor a text.
-        ValueError: The text cannot be read, or a module that it needs is not installed.
-    """
+    """Returns a predictor that is given as an object or by its name."""
     return PREDICTORS.resolve(value, horizon=horizon)
 
 
 def read_synchroniser(value: Synchroniser | str) -> Synchroniser:
-    """Returns a synchroniser that is given as an object or by its name, such as ``ssp:3``.
-
-    Raises:
-        TypeError: It is neither a synchroniser nor a text.
-        ValueError: The text cannot be read.
-    """
+    """Returns a synchroniser that is given as an object or by its name, such as ``ssp:3``."""
     return SYNCHRONISERS.resolve(value)
 
 
 def read_cost(value: AnyCost) -> Cost | CostShape:
-    """Returns a cost that is given as an object, by its name, or by the file of its profile.
-
-    Args:
-        value: Cost, or a text such as ``affine:0.010:0.001``, or the path of a file that ``lbbsp
-            profile`` has written.
-
-    Raises:
-        TypeError: It is neither a cost nor a text or path.
-        ValueError: The text cannot be read, or there is no profile at the path.
-    """
+    """Returns a cost that is given as an object, by its name, or by the file of its profile."""
     if isinstance(value, CostShape):
         return value
     if isinstance(value, str) and _is_name_of_cost(value):
@@ -134,12 +102,7 @@ def read_limits(
 ) -> Limits | tuple[Limits, ...]:
     """Returns limits in which a number stands for a maximum.
 
-    Args:
-        value: The same limits for all workers, or a sequence with one entry per worker.
-
-    Raises:
-        TypeError: An entry is neither a `Limits` nor a whole number.
-        ValueError: A number is below 1, or two numbers could be a minimum and a maximum.
+    Two numbers for two workers are refused: they could be a minimum and a maximum.
 
     Example:
         >>> read_limits(64) == Limits(maximum=64)
@@ -163,12 +126,7 @@ def read_limits(
 def limits_by_rank(
     value: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None, workers: int
 ) -> tuple[Limits, ...]:
-    """Returns one `Limits` per worker; see `read_limits` and `lbbsp_core.types.training_limits`.
-
-    Raises:
-        TypeError: An entry is neither a `Limits` nor a whole number.
-        ValueError: The number of limits is not `workers`, or no worker could train within them.
-    """
+    """Returns one `Limits` per worker; see `read_limits` and `lbbsp_core.types.training_limits`."""
     return training_limits(None if value is None else read_limits(value), workers)
 
 

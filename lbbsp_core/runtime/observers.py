@@ -13,11 +13,7 @@ Observer = Callable[[StepLine], None]
 
 
 class Observers:
-    """Passes the lines of a `Balancer`, which has no clock, to observers with the time of day.
-
-    Args:
-        clock: Returns Unix seconds.
-    """
+    """Passes the lines of a `Balancer`, which has no clock, to observers with the time of day."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -296,11 +296,7 @@ def _named_arguments(function: Callable[..., object] | None) -> list[str]:
 
 
 def _require_prom(name: str, path: str | Path) -> Path:
-    """Returns the path of a file for Prometheus' node exporter.
-
-    Raises:
-        ValueError: The collector would ignore the file.
-    """
+    """Returns the path of a file for Prometheus' node exporter."""
     path = require_path(name, path)
     if path.suffix != ".prom":
         raise ValueError(

@@ -49,14 +49,9 @@ class PipelinedCollectives(Collectives, Protocol):
     ) -> Callable[[], Rows]:
         """Starts to gather a float32 row from every worker; all rows have the same width.
 
-        Args:
-            row: Row of this worker, shape ``(width,)``.
-            slot: Selects one of the buffers, so that two gathers can be pending at a time; the same
-                on all workers, or created in the same order.
-            priority: Gathers of higher priority are sent first.
-
-        Returns:
-            A function that waits for the rows by rank, shape ``(workers, width)``.
+        Two gathers can be pending at a time, on different slots, which are the same on all workers
+        or created in the same order. Gathers of higher priority are sent first. Returns a function
+        that waits for the rows by rank.
         """
         ...
 
@@ -77,19 +72,9 @@ class PipelinedSession(WorkerSession):
     `end_step` replaces `start`, `before_allreduce` and `after_allreduce`.
 
     The prefetch depth of a loader is detected when it draws its first batches: the lag is raised
-    accordingly, and every step checks that all workers have the same lag.
-
-    Args:
-        collectives: Collectives of the framework.
-        global_batch_size: X, samples per step over all workers; constant.
-        options: Options of the user.
-        framework: Name of the framework, for the run record.
-        versions: Versions of the framework's packages, for the run record.
-        activity: Takes what this worker does, for its heartbeat.
-        facts: Further facts of the plugin, by name, that must be the same on all workers;
-            compared in the first step.
-        parts: Parts into which each worker cuts its batch, >= 1.
-        devices: As for `WorkerSession`.
+    accordingly, and every step checks that all workers have the same lag. The
+    arguments are those of `WorkerSession`, and `facts`: further facts of the plugin, by name, that
+    must be the same on all workers; compared in the first step.
     """
 
     collectives: PipelinedCollectives
@@ -145,10 +130,6 @@ class PipelinedSession(WorkerSession):
         """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.
 
         After `restore` the running epoch continues.
-
-        Raises:
-            RuntimeError: Another epoch was started, or a state restored, so that the batch
-                belongs to no step.
         """
         if self._skips:
             self._skips = False
@@ -185,11 +166,7 @@ class PipelinedSession(WorkerSession):
         self._skips = True
 
     def local_indices(self, step: int) -> Indices:
-        """Returns this worker's samples of `step`; raises the lag if the step lies ahead.
-
-        Raises:
-            LookupError: There is no order.
-        """
+        """Returns this worker's samples of `step`; raises the lag if the step lies ahead."""
         if step >= self._balancer.step + self._balancer.lag:
             self.finish_barrier()
         ahead = step - self._balancer.step
@@ -203,13 +180,8 @@ class PipelinedSession(WorkerSession):
     def local_span(self, step: int) -> tuple[int, int]:
         """Returns the place of this worker's samples of `step` in the order.
 
-        Call it after `local_indices`, which makes sure that the plan is known.
-
-        Returns:
-            Samples of the whole order before them, and their number.
-
-        Raises:
-            LookupError: There is no order.
+        Call it after `local_indices`, which makes sure that the plan is known. Returns the samples
+        of the whole order before them, and their number.
         """
         if self.order is None:
             raise LookupError("there is no order to draw samples from: call use_order() first")
@@ -243,11 +215,8 @@ class PipelinedSession(WorkerSession):
     ) -> None:
         """Starts to pass the barrier of a step in the background, and returns at once.
 
-        Args:
-            computed: Waits for the gradients of this worker; the barrier is then reached.
-            summed: Waits for the sums over all workers; the barrier is then left.
-            weight: Weight of this worker's batch, on all workers or on none. `weights` has those of
-                all workers after the barrier.
+        `computed` waits for this worker's gradients, `summed` for the sums. Either all workers have
+        a `weight` or none; `weights` has them after the barrier.
         """
         self.finish_barrier()
         flags = self._take_flags()
@@ -267,19 +236,8 @@ class PipelinedSession(WorkerSession):
     ) -> tuple[int, ...]:
         """Passes a barrier within a step, as of another trainer; the wait there is no busy time.
 
-        Args:
-            number: Number of the barrier, >= 1, which must be the same on all workers.
-            computed: Waits for what this worker contributes.
-            summed: Waits for the sums over all workers.
-            batch_size: Samples of this worker's batch.
-            weight: As for `end_step`; `weights` has those of all workers afterwards.
-
-        Returns:
-            Batch sizes by rank.
-
-        Raises:
-            DisagreementError: Another worker is at another barrier, or only some of the workers
-                have a weight.
+        Arguments are those of `end_step`; `number` must be the same on all workers. Returns the
+        batch sizes by rank.
         """
         self.finish_barrier()
         self._begin(computed)
@@ -362,11 +320,7 @@ def _tail(position: int, weight: float | None) -> Row:
 
 
 def _same_kind(weights: Sequence[float]) -> tuple[float, ...] | None:
-    """Returns the weights by rank, or None if no worker has one, which is sent as NaN.
-
-    Raises:
-        DisagreementError: Only some of the workers have a weight.
-    """
+    """Returns the weights by rank, or None if no worker has one, which is sent as NaN."""
     given = [not math.isnan(weight) for weight in weights]
     if any(given) and not all(given):
         raise DisagreementError(

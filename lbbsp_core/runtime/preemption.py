@@ -97,9 +97,8 @@ class PreemptionHandler:
     def open(self, *, alone: bool = False) -> None:
         """Handles SIGTERM from now on, unless the script has a handler of its own.
 
-        Args:
-            alone: Whether this process has no other training now: one that failed has not closed
-                its handler.
+        `alone` says that this process has no other training now: one that failed has not closed its
+        handler.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -118,9 +117,8 @@ class PreemptionHandler:
     def close(self, *, leaves: bool = False) -> None:
         """Restores the default: SIGTERM ends the process, or all workers, see `end_with_peers`.
 
-        Args:
-            leaves: Whether the process ends now, because a signal has arrived after the last
-                moment at which the training could leave.
+        With `leaves`, the process ends now, because a signal has arrived after the last moment at
+        which the training could leave.
         """
         if self in _open:
             _open.remove(self)
@@ -159,9 +157,8 @@ class PreemptionHandler:
 def end_with_peers(end: Callable[[], None]) -> None:
     """Handles SIGTERM outside of trainings, too, unless the script has a handler of its own.
 
-    Args:
-        end: Makes all workers end at once, with `STATUS`. Called at a signal outside of trainings
-            that can save their state, and at a second signal.
+    `end` makes all workers end at once, with `STATUS`: at a signal outside of trainings that can
+    save their state, and at a second one.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _handle):

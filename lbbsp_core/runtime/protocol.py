@@ -206,9 +206,7 @@ LINE: tuple[Segment, ...] = ((0, 0.0, 1.0),)
 def quantise(speed: float, overhead: float) -> tuple[int, int]:
     """Converts a predicted cost to picoseconds per sample and nanoseconds of overhead.
 
-    Args:
-        speed: Effective samples per second; 0 if there is no estimate yet, which gives zeros.
-        overhead: kappa, the work of an empty batch, in samples.
+    A speed of 0 means that there is no estimate yet, and gives zeros.
     """
     if not speed:
         return 0, 0
@@ -216,15 +214,7 @@ def quantise(speed: float, overhead: float) -> tuple[int, int]:
 
 
 def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | None:
-    """Returns the cost that a worker has predicted; equal integers give bit-identical costs.
-
-    Args:
-        message: Message of the worker.
-        shape: Marginal work of the worker, see `PeerInfo.segments`.
-
-    Returns:
-        The cost, or None if the worker has no estimate yet.
-    """
+    """Returns the predicted cost, if there is one; equal integers give bit-identical costs."""
     if not message.picoseconds_per_sample:
         return None
     overhead, slope = message.overhead_nanoseconds / 1e9, message.picoseconds_per_sample / 1e12
@@ -244,15 +234,7 @@ def fingerprint(text: str) -> int:
 
 
 def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Raises if the workers do not agree on a static fact.
-
-    Args:
-        names: Names of the facts.
-        rows: Values by rank, shape ``(workers, facts)``.
-
-    Raises:
-        DisagreementError: A fact differs; names the fact, the ranks and their values.
-    """
+    """Raises if the workers do not agree on a static fact."""
     for column, name in enumerate(names):
         values = [int(row[column]) for row in rows]
         for rank, value in enumerate(values):

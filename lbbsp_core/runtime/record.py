@@ -278,8 +278,7 @@ class RunRecord:
 class PushLog:
     """Writes pushes to a record in the order of their numbers, in whatever order they arrive.
 
-    Args:
-        record: Record to write to; None discards the pushes.
+    Without a record they are discarded.
     """
 
     @classmethod
@@ -386,23 +385,8 @@ def run_header(
 ) -> RunHeader:
     """Builds the header of a run that starts now; see `RunHeader` for what is not described here.
 
-    Args:
-        framework: Name of the training framework.
-        workers: Number of workers, N.
-        global_batch_size: Samples of a full step, X.
-        versions: Versions of the framework's packages; those of lbbsp and Python are added.
-        num_samples: Samples of an epoch.
-        seed: Seed of the sample order.
-        lag: Steps between a measurement and the plan that follows from it.
-        policy: Policy; recorded as its repr, a string as it is.
-        predictor: Predictor; likewise.
-        cost: Prior cost of a worker; likewise.
-        sync: Synchroniser; likewise.
-        servers: Number of parameter servers.
-        batch_size: Samples of an iteration, where all iterations have the same number.
-        drivers: Names of the sampled resources.
-        hosts: Host name of each worker, by rank.
-        devices: Device of each worker, by rank.
+    Versions of lbbsp and Python are added. Policy, predictor, cost and synchroniser are recorded as
+    their repr, a string as it is.
     """
     return RunHeader(
         framework=framework,
@@ -509,15 +493,7 @@ def is_header(values: object) -> bool:
 
 
 def parse_header(values: object, where: str) -> RunHeader:
-    """Converts a header, read as JSON.
-
-    Args:
-        values: Content of the line.
-        where: File and line, to name in errors.
-
-    Raises:
-        ValueError: The schema is another one, or a key is missing, unknown or of a wrong type.
-    """
+    """Converts a header, read as JSON."""
     schema = values.get("schema") if isinstance(values, dict) else values
     if schema == 1 and type(schema) is int:
         raise ValueError(
@@ -537,14 +513,7 @@ def parse_header(values: object, where: str) -> RunHeader:
 def parse_line(values: object, where: str, workers: int | None = None) -> StepLine | PushLine:
     """Converts a line that is not a header, read as JSON.
 
-    Args:
-        values: Content of the line.
-        where: File and line, to name in errors.
-        workers: Number of workers, for each of which a step must have a value; None: any number.
-
-    Raises:
-        ValueError: The line is neither a step nor a push, or a key is missing, unknown, of a
-            wrong type or out of range.
+    A step must have a value for each of `workers`, if their number is given.
     """
     if isinstance(values, dict) and "step" in values:
         line = _from_json(StepLine, values, where)
@@ -616,12 +585,7 @@ def _field(declared: Field[Any], hint: Any, value: object, where: str) -> Any:
 
 
 def _convert(hint: Any, value: object) -> object:
-    """Returns a JSON value as the type of a field.
-
-    Raises:
-        TypeError: The value is of another type.
-        OverflowError: A number is too large.
-    """
+    """Returns a JSON value as the type of a field."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is UnionType:
         return None if value is None else _convert(arguments[0], value)

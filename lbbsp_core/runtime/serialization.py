@@ -28,11 +28,7 @@ _STATE = "state"
 def records_of(*states: object) -> dict[str, type]:
     """Returns the classes of the records that states may consist of, by name.
 
-    Records are named tuples and dataclasses.
-
-    Args:
-        *states: Initial states. Every class of records in a module that defines one of theirs may
-            occur in later states.
+    They are the named tuples and dataclasses of the modules that define those of `states`.
     """
     found: dict[str, type] = {}
     for module in {type(each).__module__ for each in _records_in(states)}:
@@ -45,13 +41,8 @@ def records_of(*states: object) -> dict[str, type]:
 def to_json(value: object, arrays: Arrays) -> Json:
     """Converts a state to JSON; its arrays are added to `arrays` under new names.
 
-    Args:
-        value: Numbers, strings, None, tuples, lists, dicts with strings as keys, arrays without
-            objects, and records of these.
-        arrays: Receives the arrays.
-
-    Raises:
-        TypeError: A value is of another type; names it.
+    It may consist of numbers, strings, None, tuples, lists, dicts with strings as keys, arrays
+    without objects, and records of these.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -81,16 +72,7 @@ def to_json(value: object, arrays: Arrays) -> Json:
 
 
 def from_json(value: Json, arrays: Mapping[str, npt.NDArray[Any]], records: Records) -> Any:
-    """Converts JSON back to a state; the inverse of `to_json`.
-
-    Args:
-        value: What `to_json` has returned.
-        arrays: The arrays.
-        records: Classes that may be created, see `records_of`.
-
-    Raises:
-        ValueError: The value was not made by `to_json`, or has a record of another class.
-    """
+    """Converts JSON back to a state; the inverse of `to_json`."""
     if isinstance(value, list):
         return tuple(from_json(each, arrays, records) for each in value)
     if not isinstance(value, dict):
@@ -116,11 +98,7 @@ def from_json(value: Json, arrays: Mapping[str, npt.NDArray[Any]], records: Reco
 
 
 def to_bytes(value: object) -> bytes:
-    """Converts a state to bytes.
-
-    Raises:
-        TypeError: A value cannot be converted, see `to_json`.
-    """
+    """Converts a state to bytes."""
     arrays: Arrays = {}
     text = json.dumps(to_json(value, arrays), allow_nan=False).encode()
     stream = io.BytesIO()
@@ -129,11 +107,7 @@ def to_bytes(value: object) -> bytes:
 
 
 def from_bytes(data: bytes, records: Records) -> Any:
-    """Converts bytes back to a state; the inverse of `to_bytes`.
-
-    Raises:
-        ValueError: The bytes were not made by `to_bytes`, or hold a record of another class.
-    """
+    """Converts bytes back to a state; the inverse of `to_bytes`."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = dict(archive)

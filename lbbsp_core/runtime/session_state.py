@@ -54,16 +54,7 @@ def order_facts(order: Order | None, global_batch_size: int) -> dict[str, Json]:
 
 
 def check_same_job(where: object, saved: Mapping[str, Json], here: Mapping[str, Json]) -> None:
-    """Raises an error if a checkpoint belongs to another job.
-
-    Args:
-        where: Folder or file of the checkpoint, for the error.
-        saved: Facts in the checkpoint, by name.
-        here: Facts of the running job.
-
-    Raises:
-        ValueError: A fact differs; names it, both values and the remedy.
-    """
+    """Raises an error if a checkpoint belongs to another job."""
     for name in dict.fromkeys((*here, *saved)):
         old, new = saved.get(name), here.get(name)
         if old != new:
@@ -76,26 +67,15 @@ def check_same_job(where: object, saved: Mapping[str, Json], here: Mapping[str, 
 def gather_state(balancers: Sequence[Balancer], collectives: Collectives) -> tuple[Json, Arrays]:
     """Returns the state of all workers' balancers after a step; a collective.
 
-    Args:
-        balancers: Balancers of this process, one for each of its replicas, by rank.
-        collectives: Collectives of the framework.
-
-    Returns:
-        State and arrays for `restore_state`, the same on every worker.
-
-    Raises:
-        TypeError: A state of a predictor or policy cannot be written; names its type.
+    `balancers` are those of this process, one for each of its replicas, by rank. The state is the
+    same on every worker.
     """
     rows = gather_bytes(collectives, _estimates(balancers))
     return _state(balancers[0], rows[:: len(balancers)], len(balancers))
 
 
 def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
-    """Returns the state of one worker, which holds no estimates of the others' speeds.
-
-    Raises:
-        TypeError: A state of a predictor or policy cannot be written; names its type.
-    """
+    """Returns the state of one worker, which holds no estimates of the others' speeds."""
     rows = [to_bytes([("", _array(b""))])] * balancer.workers
     rows[balancer.rank] = _estimates([balancer])
     return _state(balancer, rows, 1)
@@ -109,11 +89,7 @@ def _short_steps(state: ShortStepsState | None) -> Json:
 
 
 def _read_short_steps(values: Any, workers: int) -> ShortStepsState | None:
-    """Returns what `_short_steps` has written; None for the single time of older versions.
-
-    Raises:
-        ValueError: A time is not positive, or workers have none.
-    """
+    """Returns what `_short_steps` has written; None for the single time of older versions."""
     times, steps = values[0], int(values[1])
     if times is None:
         return ShortStepsState(None, steps)
@@ -164,14 +140,6 @@ def restored_state(
     speed for the same predictor, and the time of steps for the same number of workers. Otherwise
     they start as in a new job; also, with a warning, those of another version of lbbsp that cannot
     be read: they change the sizes of batches, but not what is learned.
-
-    Args:
-        balancer: Balancer of the worker, with the options of the running job.
-        state: State that `gather_state` has returned.
-        arrays: Its arrays.
-
-    Raises:
-        ValueError: The state was not made by `gather_state`.
     """
     try:
         return _restored(balancer, state, arrays)  # type: ignore[arg-type]
@@ -223,11 +191,7 @@ def _started_anew_if_unreadable(what: str) -> Iterator[None]:
 
 
 def check_states(balancer: Balancer) -> None:
-    """Raises an error if a state of the predictor or the policy cannot be written.
-
-    Raises:
-        TypeError: Names the type of the value, and the remedy.
-    """
+    """Raises an error if a state of the predictor or the policy cannot be written."""
     states = _example_states(balancer)
     records = records_of(*states, balancer.policy, balancer.predictor)
     for state in states:

@@ -63,9 +63,6 @@ class SharedSettings:
         """Raises if settings differed; call it on all workers, before the next `offer`.
 
         It is a collective only where fingerprints differed, which all workers know.
-
-        Raises:
-            DisagreementError: Names the settings, the ranks and their values, and the remedy.
         """
         step, self._disputed = self._disputed, None
         if step is None:

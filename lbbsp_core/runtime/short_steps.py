@@ -49,13 +49,8 @@ class ShortSteps:
     by at most a tenth per step, so that a pause of a process widens no bounds, and start at the
     time of the fastest worker.
 
-    Decisions are the same on all workers: scalar operations on exchanged integers (rule 3).
-
-    Args:
-        threshold_seconds: D, in seconds, >= 0; 0 never restricts.
-
-    Raises:
-        ValueError: `threshold_seconds` is negative or not finite.
+    Decisions are the same on all workers: scalar operations on exchanged integers (rule 3). A
+    threshold of 0 never restricts.
 
     Example:
         >>> from lbbsp_core import Limits
@@ -99,9 +94,7 @@ class ShortSteps:
     def observe(self, busy_seconds: Sequence[float], excluded: Collection[int]) -> None:
         """Adds a step to T, if a worker was measured in it.
 
-        Args:
-            busy_seconds: Exchanged busy seconds by rank; 0 where the measurement is invalid.
-            excluded: Ranks whose measurement must not be learned from.
+        Busy seconds of 0 are invalid measurements.
         """
         known = {
             rank: busy for rank, busy in enumerate(busy_seconds) if busy and rank not in excluded

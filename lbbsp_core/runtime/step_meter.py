@@ -63,11 +63,7 @@ class StepMeter:
             self._sampler = None
 
     def exclude_step(self, *, retraced: bool = False) -> None:
-        """Excludes the running step from learning.
-
-        Args:
-            retraced: Whether it is traced or compiled anew.
-        """
+        """Excludes the running step from learning."""
         self._excluded, self._retraced = True, self._retraced or retraced
 
     def take_excluded(self) -> bool:

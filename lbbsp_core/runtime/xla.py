@@ -15,9 +15,7 @@ _OFF: Final = ("", "0", "-1", "off")
 def auto_jit(flags: str, *, on_gpu: bool = True) -> str:
     """Returns the flag that turns on auto-clustering; empty if it is off.
 
-    Args:
-        flags: Value of ``TF_XLA_FLAGS``.
-        on_gpu: Whether the step runs on a GPU. On CPUs, clustering needs another flag, too.
+    On CPUs, clustering needs another flag, too.
 
     Example:
         >>> [auto_jit("--tf_xla_auto_jit=2", on_gpu=on_gpu) for on_gpu in (True, False)]

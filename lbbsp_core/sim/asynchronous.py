@@ -119,11 +119,7 @@ def run_async(
 
 
 def check_async_policy(policy: Policy, preemption: Preemption | None = None) -> None:
-    """Checks that a policy works without common steps.
-
-    Raises:
-        ValueError: It does not work; the message names the reason.
-    """
+    """Checks that a policy works without common steps."""
     require_asynchronous(policy)
     if preemption is not None and not policy.is_static:
         raise ValueError(

@@ -106,9 +106,6 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
     """Returns the predictors to compare, by name; trainable ones are trained for `horizon`.
 
     ``arima`` is left out if statsmodels is not installed: ``pip install 'lbbsp[arima]'``.
-
-    Args:
-        horizon: Number of iterations ahead to forecast, >= 1.
     """
     return registry.predictors(horizon)
 
@@ -125,19 +122,6 @@ def evaluate(
     Before iteration k a predictor knows the measurements of all earlier iterations and the
     driving factors of iteration k; it forecasts iteration ``k + horizon - 1``. Then all workers of
     a trace are replayed together, with plans that follow from these forecasts.
-
-    Args:
-        traces: Traces from `read_trace`.
-        predictors: Predictors by name. Default: `contenders`.
-        horizon: Number of iterations ahead to forecast, >= 1.
-        progress: Called after each series.
-
-    Returns:
-        Scores and forecasts of every predictor on every trace.
-
-    Raises:
-        ValueError: There are no traces, or the horizon is below 1.
-        TraceError: A series is too short to score.
 
     Example:
         >>> from pathlib import Path

@@ -30,23 +30,10 @@ def efficiencies(
     `horizon`. The efficiency is the time of an oracle that knows the speeds of each step, divided
     by the time of these plans. Steps that a worker lacks are left out, and all others count.
 
-    Seconds are proportional to samples in a replay. The overhead of a batch is hence known to be
-    0, and not learned as in ``lbbsp simulate``, whose predictors also learn from fewer steps where
-    speeds are outliers: its efficiencies differ by a few thousandths.
-
-    Args:
-        trace: Trace of two or more workers.
-        forecasts: Forecasts by predictor, one array for each series of the trace, aligned with its
-            steps: NaN where there is no forecast.
-        horizon: Number of iterations ahead that were forecast, >= 1.
-
-    Returns:
-        Efficiency by predictor, in (0, 1].
-
-    Raises:
-        TraceError: The trace has a single worker, or too few steps that all workers have in
-            common.
-        ValueError: The recorded batches are smaller than one sample for each worker.
+    Seconds are proportional to samples in a replay. The overhead of a batch is hence known to be 0,
+    and not learned as in ``lbbsp simulate``, whose predictors also learn from fewer steps where
+    speeds are outliers: its efficiencies differ by a few thousandths. `forecasts` has an array for
+    each series, aligned with its steps: NaN where there is none.
 
     Example:
         >>> from pathlib import Path

@@ -213,11 +213,7 @@ def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
 
 
 def batch_constraints(cluster: SimulatedCluster, config: SimConfig) -> BatchConstraints:
-    """Returns the constraints that policies plan for.
-
-    Raises:
-        ValueError: No plan can satisfy the options.
-    """
+    """Returns the constraints that policies plan for."""
     return _balancer(cluster, config, None, LastValue(), 0).constraints
 
 

@@ -135,11 +135,7 @@ class _Usable(NamedTuple):
 
 
 def _read(path: str | Path) -> _Usable:
-    """Reads the usable steps of a run.
-
-    Raises:
-        ValueError: The file is no record of steps, or has too few steps.
-    """
+    """Reads the usable steps of a run."""
     try:
         run = read_run(path)
     except OSError as error:

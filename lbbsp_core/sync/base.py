@@ -118,27 +118,14 @@ class Synchroniser(Protocol[S]):
 
 
 def require_time(now: float) -> float:
-    """Returns `now` if it is finite.
-
-    Raises:
-        ValueError: `now` is NaN or infinite.
-    """
+    """Returns `now` if it is finite."""
     if not math.isfinite(now):
         raise ValueError(f"now must be finite, got {now!r}: pass the seconds of a monotonic clock")
     return now
 
 
 def require_active(worker: int, active: bool, known: int) -> None:
-    """Raises an error unless `worker` runs or waits.
-
-    Args:
-        worker: Rank of the worker.
-        active: Whether it has started and not left.
-        known: Number of ranks in use, departed workers included.
-
-    Raises:
-        ValueError: The worker is not active.
-    """
+    """Raises an error unless `worker` runs or waits."""
     if not active:
         raise ValueError(
             f"worker {worker} is not active (ranks 0 to {known - 1} are known, and some workers "
@@ -147,11 +134,7 @@ def require_active(worker: int, active: bool, known: int) -> None:
 
 
 def require_running(worker: int, running: bool) -> None:
-    """Raises an error if `worker` waits.
-
-    Raises:
-        ValueError: The worker waits for its release.
-    """
+    """Raises an error if `worker` waits."""
     if not running:
         raise ValueError(
             f"worker {worker} pushed while it waits: a worker pushes once for each time that a "
@@ -160,16 +143,7 @@ def require_running(worker: int, running: bool) -> None:
 
 
 def require_inactive(worker: int, active: bool, known: int) -> None:
-    """Raises an error if `worker` cannot join.
-
-    Args:
-        worker: Rank of the worker.
-        active: Whether it has started and not left.
-        known: Number of ranks in use, departed workers included.
-
-    Raises:
-        ValueError: The worker is active, or its rank is not the next one.
-    """
+    """Raises an error if `worker` cannot join."""
     if active or not 0 <= worker <= known:
         raise ValueError(
             f"worker {worker} cannot join: it must have left before, or have the next rank, {known}"

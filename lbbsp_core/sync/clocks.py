@@ -25,20 +25,12 @@ class Clocks(NamedTuple):
 
     @classmethod
     def start(cls, workers: int) -> Clocks:
-        """Returns clocks at 0 for workers 0 to `workers` - 1.
-
-        Raises:
-            ValueError: `workers` is not an integer >= 1.
-        """
+        """Returns clocks at 0 for workers 0 to `workers` - 1."""
         require_integer("workers", workers, 1)
         return cls(PersistentVector.of((0,) * workers), min_count=0, slowest=0)
 
     def count(self, worker: int) -> int:
-        """Returns the c of an active worker.
-
-        Raises:
-            ValueError: The worker is not active.
-        """
+        """Returns the c of an active worker."""
         count = self.counts[worker] if 0 <= worker < len(self.counts) else -1
         require_active(worker, count >= 0, len(self.counts))
         return count
@@ -56,11 +48,7 @@ class Clocks(NamedTuple):
         return self._with_count(worker, -1 - self.count(worker))
 
     def after_join(self, worker: int) -> Clocks:
-        """Returns the clocks with `worker` at the count of the slowest.
-
-        Raises:
-            ValueError: The worker is active, or its rank is not the next one.
-        """
+        """Returns the clocks with `worker` at the count of the slowest."""
         known = len(self.counts)
         require_inactive(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
         counts = self.counts.appended(self.min_count) if worker == known else self.counts

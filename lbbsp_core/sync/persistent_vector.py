@@ -63,11 +63,7 @@ class PersistentVector(Generic[T]):
         return iter(nodes)
 
     def replaced(self, index: int, item: T) -> PersistentVector[T]:
-        """Returns a copy with `item` at `index`.
-
-        Raises:
-            IndexError: `index` is out of range.
-        """
+        """Returns a copy with `item` at `index`."""
         if not 0 <= index < self.length:
             raise IndexError(f"index must be from 0 to {self.length - 1}, got {index}")
         return PersistentVector(

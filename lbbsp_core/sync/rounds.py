@@ -22,15 +22,8 @@ class Rounds:
     Ours: under a synchroniser that lets workers run ahead there is no common step by which a plan
     could be keyed. A worker that starts an iteration draws by the sizes at that moment. The policy
     observes the latest iteration of each worker, also of one that had drawn by an older plan.
-
-    Args:
-        constraints: Static facts that the policy plans for.
-        policy: A policy that needs no common steps.
-        is_known: Whether the largest batch of each worker is known, see `bound_growth`; None:
-            batch sizes that are new cost and need nothing.
-
-    Raises:
-        ValueError: The policy needs common steps, or no plan exists.
+    `is_known` tells whether the largest batch of each worker is known, see `bound_growth`; None:
+    batch sizes that are new cost and need nothing.
 
     Example:
         >>> from lbbsp_core import Limits, LoadBalanced, Proportional
@@ -83,13 +76,8 @@ class Rounds:
     ) -> None:
         """Takes in one iteration of `worker`; decides if it completes a round.
 
-        Args:
-            worker: Rank of the worker.
-            samples: Size of its batch.
-            busy_seconds: Busy time of the iteration, in seconds.
-            cost: Predicted cost of its next iteration; None where it has no estimate.
-            excluded: Whether its time must not be learned from for another reason than that it is
-                the first use of a batch size.
+        A cost of None means no estimate; `excluded` is for another reason than a first use of a
+        batch size.
         """
         if self.policy.is_static:
             return

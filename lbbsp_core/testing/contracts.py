@@ -508,12 +508,7 @@ def _check_policy_replay(
 
 
 class _Monitor(Generic[S]):
-    """A synchroniser that passes all events on to another one and checks its decisions.
-
-    Args:
-        inner: Synchroniser to check.
-        max_lead: Maximum lead at the start of an iteration, in iterations.
-    """
+    """A synchroniser that passes all events on to another one and checks its decisions."""
 
     keeps_pushes: ClassVar[bool] = True
 

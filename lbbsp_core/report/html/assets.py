@@ -91,11 +91,7 @@ SCRIPT: Final = """
 
 
 def plotly_script() -> str:
-    """Returns the source of plotly.js.
-
-    Raises:
-        ModuleNotFoundError: Plotly is missing; says how to install it.
-    """
+    """Returns the source of plotly.js."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:

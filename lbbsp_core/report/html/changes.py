@@ -47,10 +47,6 @@ class Drop(NamedTuple):
 def lasting_drop(values: Floats, least: float) -> Drop | None:
     """Returns the drop to the last level; None if no level before was `least` times as high.
 
-    Args:
-        values: Series, as for `levels`.
-        least: Smallest ratio of levels, > 1.
-
     Example:
         >>> lasting_drop(np.repeat([300.0, 150.0, 100.0], 50), 2)
         Drop(ratio=3.0, start=50)
@@ -76,12 +72,6 @@ def levels(values: Floats) -> list[Level]:
     statistic of Pettitt. Divided by its standard deviation, it finds a change near an end as well
     as one in the middle (Hawkins and Deng). Ranks make it insensitive to outliers. Neighbouring
     levels whose medians differ by less than a quarter are merged.
-
-    Args:
-        values: Series, shape ``(n,)``, finite and > 0.
-
-    Returns:
-        The levels; none for an empty series.
 
     Example:
         >>> levels(np.array([10.0] * 20 + [5.0] * 20))

@@ -183,11 +183,7 @@ class RunReport:
 
 
 def run_report(run: Run) -> RunReport:
-    """Computes the figures of a run whose workers are in the same step.
-
-    Raises:
-        ValueError: The run has no steps, or no step in which all workers were measured.
-    """
+    """Computes the figures of a run whose workers are in the same step."""
     table = step_table(run)
     measured = table.select(table.is_measured)
     if not len(measured.steps):

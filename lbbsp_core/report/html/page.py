@@ -61,12 +61,7 @@ class Content:
 
 
 def page(content: Content, plotly: str) -> str:
-    """Builds the page.
-
-    Args:
-        content: What it shows.
-        plotly: Source of plotly.js.
-    """
+    """Builds the page."""
     scripts = [plotly, SCRIPT]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (

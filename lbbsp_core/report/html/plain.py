@@ -46,11 +46,7 @@ class PlainEstimate:
 
 
 def plain_estimate(table: StepTable) -> PlainEstimate:
-    """Estimates the speed-up against plain BSP.
-
-    Args:
-        table: Measured steps, at least one.
-    """
+    """Estimates the speed-up against plain BSP."""
     prior = prior_cost(table.header.cost)
     shape = CostShape.from_cost(prior, table.header.global_batch_size, table.workers)
     columns = zip(table.amounts.T, table.busy.T, strict=True)

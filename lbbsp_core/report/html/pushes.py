@@ -99,12 +99,7 @@ class PushReport:
 
 
 def push_report(run: Run) -> PushReport:
-    """Computes the figures of an asynchronous run.
-
-    Raises:
-        ValueError: A push is by a worker that the header does not have, has a negative number, or
-            no time has passed.
-    """
+    """Computes the figures of an asynchronous run."""
     lines, header = run.pushes, run.header
     workers = max(header.workers, 1)
     for line in lines:

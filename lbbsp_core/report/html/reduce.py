@@ -13,12 +13,8 @@ MAX_POINTS = 1500
 def kept_points(values: Floats, limit: int = MAX_POINTS) -> Integers:
     """Selects the smallest and the largest value of each of equally long parts of a curve.
 
-    Args:
-        values: Curve, shape ``(n,)``; NaN is never selected unless a part has nothing else.
-        limit: Largest number of points to keep, at least 4.
-
-    Returns:
-        Ascending indices: all of a short curve; otherwise also those of both ends.
+    Indices are ascending; both ends are kept, and all of a short curve. NaN is selected only where
+    a part has nothing else.
 
     Example:
         >>> kept_points(np.array([0.0, 1, 9, 1, 0, 0, -5, 0, 0, 0, 0, 0]), limit=6).tolist()

@@ -102,11 +102,7 @@ _BY_STEP = ("steps", "sizes", "amounts", "busy", "predicted", "wall", "is_regula
 
 
 def step_table(run: Run) -> StepTable:
-    """Converts the steps of a run since the number of workers last changed.
-
-    Raises:
-        ValueError: The run has no steps.
-    """
+    """Converts the steps of a run since the number of workers last changed."""
     if not run.steps:
         raise ValueError("the run must have at least one step, got none: train for longer")
     lines = run.with_same_workers()

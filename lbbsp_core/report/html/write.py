@@ -71,15 +71,7 @@ def write_report(record: Path, out: Path) -> dict[str, object]:
 
 
 def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
-    """Returns the content of a run's page, and its figures.
-
-    Args:
-        run: The run.
-        name: Name of the run, for the title and for errors.
-
-    Raises:
-        ValueError: The run has no measured step.
-    """
+    """Returns the content of a run's page, and its figures."""
     try:
         if run.pushes:
             return _describe_pushes(push_report(run), name)
