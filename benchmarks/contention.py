@@ -93,14 +93,14 @@ def train(
 
     import lbbsp_core
     import lbbsp_tf
-    from lbbsp_core import registry
+    from lbbsp_core.sim.backtest import contenders
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     chosen = {
         "bsp": lbbsp_core.LoadBalanced(interval=10**9),  # forecasts that no plan follows
         "lbbsp": lbbsp_core.LoadBalanced(min_gain=0),
     }[options.policy]
-    predictors = registry.predictors(1)
+    predictors = contenders(1)
     turns = TakingTurns(tuple(predictors[name] for name in NAMES))
     balancer = lbbsp_tf.LoadBalancer(
         strategy,
@@ -225,15 +225,14 @@ def main() -> None:
 
 def report(record: Run, folder: Path, options: argparse.Namespace) -> None:
     """Prints the table, and writes the trace."""
-    from lbbsp_core import registry
-    from lbbsp_core.sim.backtest import evaluate
+    from lbbsp_core.sim.backtest import contenders, evaluate
     from lbbsp_core.sim.from_run import trace_from_run
     from lbbsp_core.sim.traces import write_trace
 
     trace = trace_from_run(folder)
     if options.trace:
         write_trace(options.trace, trace)
-    predictors = registry.predictors(1)
+    predictors = contenders(1)
     (scores,) = evaluate(
         [trace], predictors={name: predictors[name] for name in NAMES}
     ).scores.values()

@@ -38,7 +38,7 @@ def train(options: argparse.Namespace) -> None:
     from lbbsp_core import registry
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    policy = registry.policy(options.policy)
+    policy = registry.POLICIES.build(options.policy)
     balancer = lbbsp_tf.LoadBalancer(strategy, contention.X, policy=policy)
     x, y = data()
     order = np.arange(EPOCH * contention.X) % SAMPLES

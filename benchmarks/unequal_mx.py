@@ -167,7 +167,7 @@ def main() -> None:
         train = train_dcgan if options.training == "dcgan" else train_module
         from lbbsp_core import registry
 
-        train(registry.policy(options.worker), options.steps)
+        train(registry.POLICIES.build(options.worker), options.steps)
         return
     for training in [options.training] if options.training else TRAININGS:
         compare(training, options.steps, verbose=options.verbose)

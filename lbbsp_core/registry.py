@@ -355,47 +355,6 @@ def _registries() -> tuple[Registry[Any], ...]:
     return POLICIES, PREDICTORS, SYNCHRONISERS, COSTS
 
 
-def policy(text: str, **context: object) -> Policy:
-    """Creates a policy by name.
-
-    Example:
-        >>> policy("lbbsp:min_gain=0:interval=5")
-        LoadBalanced(min_gain=0, interval=5)
-        >>> policy("fixed", shares=(2.0, 1.0))
-        FixedShares(shares=(2.0, 1.0))
-        >>> policy("lbsp")
-        Traceback (most recent call last):
-            ...
-        ValueError: there is no policy 'lbsp': did you mean 'lbbsp'? Known names: bsp, fixed, dbs, \
-proportional, leader-straggler, lbbsp, lbbsp-every
-    """
-    return POLICIES.build(text, **context)
-
-
-def predictor(text: str, horizon: int = 1) -> Predictor:
-    """Creates a predictor by name.
-
-    `horizon` is for a field of this name that the text leaves open.
-
-    Example:
-        >>> predictor("ema0.5")
-        Ema(alpha=0.5)
-        >>> predictor("narx", horizon=3).horizon
-        3
-    """
-    return PREDICTORS.build(text, horizon=horizon)
-
-
-def predictors(horizon: int = 1) -> dict[str, Predictor]:
-    """Creates all predictors of the registry whose modules are installed, by name.
-
-    Example:
-        >>> list(predictors())[:3]
-        ['last', 'ema0.2', 'ema0.5']
-    """
-    return {name: predictor(name, horizon) for name in PREDICTORS if PREDICTORS[name].is_available}
-
-
 def synchroniser(text: str) -> Synchroniser:
     """Creates a synchroniser by name.
 

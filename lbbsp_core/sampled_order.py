@@ -170,7 +170,7 @@ def cut(
     Returns samples; ends of the steps; whether these are batches of the sampler; dropped samples.
     """
     given = list(items)
-    by_batch = bool(given) and not _is_index(given[0])
+    by_batch = bool(given) and np.ndim(given[0]) > 0
     batches = [_indices(each) for each in given] if by_batch else _chunks(given, global_batch_size)
     largest = max(map(len, batches), default=0)
     if largest > global_batch_size:
@@ -193,10 +193,6 @@ def cut(
 def _chunks(given: list[Any], size: int) -> list[Indices]:
     indices = _indices(given)
     return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
-
-
-def _is_index(item: Any) -> bool:
-    return np.ndim(item) == 0
 
 
 def _indices(items: Any) -> Indices:

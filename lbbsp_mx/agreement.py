@@ -24,6 +24,7 @@ from lbbsp_core.runtime.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.settings import Setting, Settings
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.sparse import exchange_whole, is_sparse
 
 if TYPE_CHECKING:
@@ -119,11 +120,12 @@ class Agreement:
             with self._session.excluded_wait():
                 self._check_first()
         if self._compared:
-            self._session.offer_weights(self._weights, now=self._ends_epoch(self._session.step))
+            now = ends_epoch(self._session, self._session.step)
+            self._session.offer_weights(self._weights, now=now)
 
     def end_step(self, step: int) -> None:
         """Compares what the last step of an epoch has exchanged, since no step may follow."""
-        if self._compared and self._session.workers > 1 and self._ends_epoch(step):
+        if self._compared and self._session.workers > 1 and ends_epoch(self._session, step):
             self._session.finish_barrier()
             self._session.check_settings(REMEDY)
             self._session.check_weights()
@@ -160,9 +162,9 @@ class Agreement:
         seen = blake2b(digest_size=6)
         digest = Digest.of(self._read(seen.update)).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        row = _Row(
-            call + self.number * len(_CALLS), bits, digest, fingerprint(repr(self._unknown()))
-        )
+        params = self._trainer._params
+        unknown = [i for i, param in enumerate(params) if param._deferred_init]
+        row = _Row(call + self.number * len(_CALLS), bits, digest, fingerprint(repr(unknown)))
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
@@ -213,18 +215,9 @@ class Agreement:
                 if is_learned:
                     yield array
 
-    def _unknown(self) -> list[int]:
-        return [i for i, param in enumerate(self._trainer._params) if param._deferred_init]
-
     def _has_news(self) -> bool:
         """True if parameters have been loaded whose shapes were unknown; the same on all."""
         return any(not param._deferred_init for param in self._trainer._params_to_init)
-
-    def _ends_epoch(self, step: int) -> bool:
-        order = self._session.order
-        return order is not None and not self._session.step_of_order(step + 1) % (
-            order.steps_per_epoch
-        )
 
     # Settings and metrics
 
@@ -279,6 +272,12 @@ class Agreement:
         return settings
 
 
+def ends_epoch(session: PipelinedSession, step: int) -> bool:
+    """Returns whether a global step is the last one of its epoch."""
+    order = session.order
+    return order is not None and session.step_of_order(step + 1) % order.steps_per_epoch == 0
+
+
 def _named(call: int) -> str:
     number, kind = divmod(call, len(_CALLS))
     return _CALLS[kind] + (f" of trainer {number}" if number else "")
@@ -299,8 +298,7 @@ def _send(store: Any, number: int, param: gluon.Parameter) -> None:
             share[:] = 0
         store.pushpull(number, [share], out=list(out))
         # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
-        for each in out:
-            each.wait_to_read()
+        wait_for(out)
 
     if is_sparse(param):
         exchange_whole(param, lambda values: exchange(values, [values]))

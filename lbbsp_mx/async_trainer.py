@@ -17,6 +17,7 @@ from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.devices import devices_of
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.means import clear_stale, mark_gradients
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parameters import Parameters, as_created, require_dense
@@ -326,21 +327,18 @@ class _Servers:
 
     def wait_for_gradients(self) -> None:
         """Waits until this worker has computed its gradients."""
-        _wait(self._gradients())
+        wait_for(self._params[i].list_grad() for i in self.learning)
 
     def read(self, numbers: Sequence[int]) -> None:
         """Pulls the parameters with these indices."""
         with self.waiting("for the model"):
             arrays = [self._params[i].list_data() for i in numbers]
             self._native.pull(list(numbers), out=arrays)
-            _wait(arrays)
+            wait_for(arrays)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """Ends the process if the wait inside the context takes too long."""
         return runtime().waiting(self.rank, self._wait_seconds, what, "lbbsp_mx.AsyncTrainer")
-
-    def _gradients(self) -> list[list[mx.nd.NDArray]]:
-        return [self._params[i].list_grad() for i in self.learning]
 
 
 def _learning(params: Sequence[gluon.Parameter]) -> list[int]:
@@ -370,9 +368,3 @@ def _check_initialised(params: list[gluon.Parameter]) -> None:
                 "or in_channels, or call the network once before creating the trainer"
             )
         require_dense(param)
-
-
-def _wait(arrays: list[list[mx.nd.NDArray]]) -> None:
-    for each in arrays:
-        for array in each:
-            array.wait_to_read()

@@ -20,6 +20,7 @@ from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.serialization import Arrays, Json
 from lbbsp_core.runtime.session_state import check_same_job
 from lbbsp_core.validate import require_path
+from lbbsp_mx.agreement import ends_epoch
 from lbbsp_mx.gluon_states import PICKLE, load_gluon_states
 from lbbsp_mx.states import (
     check_parameters,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from lbbsp_mx.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")
-
-"""Steps between two checkpoints, or "epoch"."""
 
 _SESSION, _OPTIMIZER = "session: ", "optimizer: "  # in front of the names of arrays
 _ORDER = "gluon's order of the parameters (by name)"
@@ -146,14 +145,14 @@ class Checkpoints:
 
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to."""
-        ends_epoch = self._ends_epoch(step + 1)
-        if ends_epoch and self._writer is not None:
+        is_last = ends_epoch(self._session, step)
+        if is_last and self._writer is not None:
             self._leave_if_asked(self._writer)
-        if ends_epoch:
+        if is_last:
             self._session.in_epoch = False
         if self._writer is None:
             return
-        if ends_epoch if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
+        if is_last if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
             self._begin_save(self._writer.folder, may_skip=True)
 
     def end_training(self) -> None:
@@ -184,12 +183,6 @@ class Checkpoints:
     def _has_news(self) -> bool:
         """True on the worker that writes, if the last checkpoint is of an earlier step."""
         return self._session.rank == 0 and self._step != self._session.step
-
-    def _ends_epoch(self, done: int) -> bool:
-        order = self._session.order
-        if order is None:
-            return False
-        return self._session.step_of_order(done) % order.steps_per_epoch == 0
 
     def _leave_if_asked(self, writer: CheckpointWriter) -> None:
         """Leaves if any worker was asked to; a collective between two steps."""

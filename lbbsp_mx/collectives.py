@@ -13,6 +13,7 @@ from mxnet.kvstore import KVStoreBase
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.pipelined import Rows
 from lbbsp_core.runtime.protocol import Row, pack, unpack
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.native import runtime
 from lbbsp_mx.script_keys import LARGEST_KEY
 
@@ -147,15 +148,13 @@ class TrainerStore(StoreCollectives, KVStoreBase):
         # The lock must not be held for long: the value may depend on a layer that gathers, or be
         # queued behind one that does, because operators share memory.
         with self.waiting("for the values of the parameters"):
-            for each in (*each_of(value), *each_of(out)):
-                each.wait_to_read()
+            wait_for((value, out))
         self.barrier()
         with self._meeting("for the parameters of worker 0"):
             with runtime().lock:
                 self._native.broadcast(self._key(key), value, out, priority)
             # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
-            for each in each_of(out):
-                each.wait_to_read()
+            wait_for(out)
 
     def pushpull(
         self, key: Hashable, value: Arrays, out: Arrays | None = None, priority: int = 0
@@ -163,8 +162,3 @@ class TrainerStore(StoreCollectives, KVStoreBase):
         """Sums the values over devices and workers, in place if `out` is None."""
         with runtime().lock:
             self._native.pushpull(self._key(key), value, out=out, priority=priority)
-
-
-def each_of(arrays: Arrays) -> Sequence[mx.nd.NDArray]:
-    """Returns the arrays as a sequence, one per device."""
-    return arrays if isinstance(arrays, list | tuple) else [arrays]

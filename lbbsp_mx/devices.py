@@ -11,17 +11,13 @@ from lbbsp_core.runtime.identity import Devices, cpu, gpu
 
 def devices_of(contexts: Sequence[mx.Context]) -> Devices:
     """Returns the devices among which this worker splits its batch, such as "2 x cpu, 2 cores"."""
-    names = [_name(context) for context in contexts]
+    names = [gpu(one.device_id) if one.device_type == "gpu" else cpu() for one in contexts]
     text = names[0] if len(names) == 1 else f"{len(names)} x {names[0]}"
     if len(set(names)) > 1:
         text = ", ".join(names)
     are_gpus = all(context.device_type == "gpu" for context in contexts)
     # Only the memory of the first GPU is sampled.
     return Devices((text,), are_gpus, are_gpus and [each.device_id for each in contexts] == [0])
-
-
-def _name(context: mx.Context) -> str:
-    return gpu(context.device_id) if context.device_type == "gpu" else cpu()
 
 
 def devices_of_module(count: int) -> Devices:

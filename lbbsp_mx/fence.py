@@ -1,10 +1,11 @@
-"""Waits for the current values of arrays, regardless of operations queued later: `Fence`."""
+"""Waits for the current values of arrays: `wait_for`; whatever is queued later: `Fence`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import mxnet as mx
 
@@ -38,7 +39,7 @@ class Fence:
         if list(map(id, arrays)) != list(map(id, self._arrays)):
             self._arrays = list(arrays)  # keeps them alive, so that their ids stay unique
             self._copies = [(_first_elements(kind), kind) for kind in _by_kind(arrays)]
-        return partial(_wait, [copy(*kind) for copy, kind in self._copies])
+        return partial(wait_for, [copy(*kind) for copy, kind in self._copies])
 
 
 def _by_kind(arrays: Sequence[Array]) -> list[list[Array]]:
@@ -59,6 +60,16 @@ def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
     return mx.nd.CachedOp(total, [("static_alloc", True), ("static_shape", True)])
 
 
-def _wait(arrays: list[Array]) -> None:
-    for array in arrays:
+def arrays_in(values: Any) -> Iterator[Array]:
+    """Yields the arrays in a nested list."""
+    if isinstance(values, Array):
+        yield values
+    else:
+        for each in values:
+            yield from arrays_in(each)
+
+
+def wait_for(values: Any) -> None:
+    """Waits for the arrays in a nested list, with all that is queued on them."""
+    for array in arrays_in(values):
         array.wait_to_read()

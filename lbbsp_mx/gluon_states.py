@@ -85,7 +85,7 @@ def _read(trainer: gluon.Trainer, content: bytes, where: object) -> tuple[dict[i
         states, optimizer = found if isinstance(found, tuple) else (found, own)
         if not isinstance(optimizer, _Data | mx.optimizer.Optimizer):
             raise TypeError("no optimizer")
-        return {number: _arrays(state) for number, state in states.items()}, optimizer
+        return {number: _plain(state) for number, state in states.items()}, optimizer
     except _RefusedError as error:
         raise ValueError(
             f"{where} is a pickle that names {error}, which is no part of an optimizer's state; "
@@ -129,18 +129,6 @@ def _form(state: State) -> str:
     if isinstance(state, (mx.nd.NDArray, np.ndarray)):
         return f"{tuple(state.shape)} {np.dtype(state.dtype).name}"
     return "none" if state is None else type(state).__name__
-
-
-def _arrays(value: Any) -> Any:
-    """Returns a value with arrays of MXNet instead of `_Array`."""
-    if isinstance(value, _Array):
-        array = value.value()
-        return mx.nd.array(array, dtype=array.dtype)
-    if isinstance(value, dict):
-        return {key: _arrays(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_arrays(each) for each in value)
-    return value
 
 
 class _RefusedError(Exception):
@@ -267,16 +255,17 @@ class _Scalar:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value of an attribute, with Python's numbers and MXNet's arrays."""
+    """Returns a state or attribute with Python's numbers and MXNet's arrays."""
     if isinstance(value, _Scalar):
         return value.value()
+    if isinstance(value, _Array):
+        array = value.value()
+        return mx.nd.array(array, dtype=array.dtype)
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(each) for each in value)
-    return _arrays(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(each) for each in value)
+    return value
 
 
 def _path(instance: object) -> str:

@@ -15,11 +15,12 @@ from lbbsp_core.runtime.collectives import gather_bytes
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_mx import cluster
-from lbbsp_mx.collectives import Arrays, StoreCollectives, each_of
+from lbbsp_mx.collectives import StoreCollectives
 from lbbsp_mx.data_iter import Columns, PlannedIter
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.module import balance
 from lbbsp_mx.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
-from lbbsp_mx.pushes import PushedSteps, arrays_in
+from lbbsp_mx.pushes import PushedSteps
 from lbbsp_mx.script_keys import Keys, ScriptKeys, flat
 from lbbsp_mx.server_optimizer import ScriptOptimizer
 
@@ -135,8 +136,7 @@ class KVStore(mx.kv.KVStore):
                 super().broadcast(number(key), value, out, priority)
         # MXNet orders operations by array, not by key: a gradient could overtake the value.
         with self.waiting("for the values of worker 0"):
-            for array in arrays_in(out):
-                array.wait_to_read()
+            wait_for(out)
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Pushes values: the servers sum those of all devices and workers."""
@@ -376,8 +376,7 @@ class KVStore(mx.kv.KVStore):
                 "broadcast"
             )
         self._keys.introduce(key)
-        for array in arrays_in(values):
-            array.wait_to_read()
+        wait_for(values)
         with self.waiting("for the other workers to introduce keys"), runtime().lock:
             yield self._keys.numbers
 
@@ -424,9 +423,11 @@ class KVStore(mx.kv.KVStore):
             )
         if self.distributed:
             self._compare("broadcast", key)
-        contribution = partial(_first_times, 1.0 if self._rank == 0 else 0.0)
+        factor = 1.0 if self._rank == 0 else 0.0
+        # Of values on several devices only the first one counts.
+        share = _per_key(key, value, lambda arrays: next(arrays_in(arrays)) * factor)
         with self._using(key) as number:  # a balanced store does not scale it
-            super().push(number(key), _per_key(key, value, contribution), priority)
+            super().push(number(key), share, priority)
             super().pull(number(key), out, priority)
 
 
@@ -526,13 +527,8 @@ def _refuse_beside_async_trainer() -> None:
         )
 
 
-def _per_key(key: Keys, value: Any, function: Callable[[Arrays], Arrays]) -> Any:
+def _per_key(key: Keys, value: Any, function: Callable[[Any], Any]) -> Any:
     """Applies a function to the values of each key, as they are nested."""
     if isinstance(key, list | tuple) and isinstance(value, list | tuple):
         return [_per_key(*each, function) for each in zip(key, value, strict=True)]
     return function(value)
-
-
-def _first_times(factor: float, value: Arrays) -> Arrays:
-    """Returns a value times a factor; of values on several devices only the first one counts."""
-    return each_of(value)[0] * factor

@@ -130,7 +130,9 @@ class _Turns:
         self._store, self._session = store, session
         self._slot = object()  # no other layer has it, also none that is created later
         self._turn, self._arrived = threading.Lock(), threading.Condition()
-        self._rows: dict[int, list[deque[Any]]] = defaultdict(self._no_rows)
+        self._rows: dict[int, list[deque[Any]]] = defaultdict(
+            lambda: [deque() for _ in range(store.workers)]
+        )
         # All workers create the key here, in the same order: later gathers run on MXNet's threads.
         store.begin_gather(np.zeros(1 + width, np.float32), slot=self._slot)()
 
@@ -157,6 +159,3 @@ class _Turns:
         if not any(self._rows[use]):
             del self._rows[use]
         return rows
-
-    def _no_rows(self) -> list[deque[Any]]:
-        return [deque() for _ in range(self._store.workers)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.native import runtime
 from lbbsp_mx.pushed_keys import PushedKeys
 from lbbsp_mx.script_keys import Key, Keys, flat
@@ -137,8 +138,8 @@ class PushedSteps:
         if not self._has_ended:
             # MXNet's store receives into the arrays that are pushed: waiting for these would
             # include the wait for the other workers.
-            read = _first_element if factor == 1.0 else _itself
-            self._computed[keys] = [read(each) for each in arrays_in(value)]
+            arrays = list(arrays_in(value))
+            self._computed[keys] = [*map(_first_element, arrays)] if factor == 1.0 else arrays
         return value if factor == 1.0 else _times(factor, value)
 
     def exchanged(self, key: Keys, pulled: Any = None) -> None:
@@ -184,11 +185,9 @@ class PushedSteps:
         if self._has_ended or not self._has_pushed:
             return
         self._has_ended = True
-        waits = [
-            partial(_wait, [each for arrays in newest.values() for each in arrays])
-            for newest in (self._computed, self._pulled)
-        ]
-        self._session.end_step(*waits)
+        # Nothing is written to these arrays later in the step.
+        newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
+        self._session.end_step(*(partial(wait_for, arrays) for arrays in newest))
 
     def _skip(self) -> None:
         if self._session.workers > 1:
@@ -201,15 +200,6 @@ class PushedSteps:
         self._session.skip_step()  # updates without this store
 
 
-def arrays_in(values: Any) -> Iterator[mx.nd.NDArray]:
-    """Yields the arrays in a nested list."""
-    if isinstance(values, mx.nd.NDArray):
-        yield values
-    else:
-        for each in values:
-            yield from arrays_in(each)
-
-
 def _times(factor: float, value: Any) -> Any:
     """Returns arrays times a factor, as they are nested."""
     if isinstance(value, mx.nd.NDArray):
@@ -217,18 +207,8 @@ def _times(factor: float, value: Any) -> Any:
     return [_times(factor, each) for each in value]
 
 
-def _itself(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    return array
-
-
 def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
     """Returns a copy of one element, which is complete when the array has its current value."""
     if array.stype != "default":  # pushes of sparse arrays only read them
         return array
     return mx.nd.slice(array, begin=(0,) * array.ndim, end=(1,) * array.ndim)
-
-
-def _wait(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Waits for arrays to which nothing is written later in the step."""
-    for each in arrays:
-        each.wait_to_read()

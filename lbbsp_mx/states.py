@@ -8,7 +8,6 @@ attributes of the optimizer that the trainer has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -87,7 +86,10 @@ def read_optimizer(
 ) -> Callable[[], None]:
     """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
     owners = _owners(trainer)
-    read = partial(_restored, arrays=arrays, context=trainer._contexts[0])
+
+    def read(value: Json) -> Any:
+        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer._contexts[0])
+
     try:
         found: Any = state
         objects = list(zip(owners.items(), found["objects"], strict=True))
@@ -288,10 +290,6 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(_plain(each) for each in value)
     return value
-
-
-def _restored(value: Json, arrays: Mapping[str, npt.NDArray[Any]], context: mx.Context) -> Any:
-    return _of_mxnet(from_json(value, arrays, _RECORDS), context)
 
 
 def _of_mxnet(value: Any, context: mx.Context) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -62,9 +63,5 @@ def evaluate_segments(segments, x):  # type: ignore[no-untyped-def]
         start, seconds, slope = np.array(segments).T
         index = np.searchsorted(start[1:], x, side="right")
         return seconds[index] + slope[index] * (x - start[index])
-    start, seconds, slope = segments[bisect_right(segments, x, lo=1, key=_start) - 1]
+    start, seconds, slope = segments[bisect_right(segments, x, lo=1, key=itemgetter(0)) - 1]
     return seconds + slope * (x - start)
-
-
-def _start(segment: Segment) -> int:
-    return segment[0]

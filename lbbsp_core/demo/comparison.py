@@ -59,7 +59,7 @@ class Training(NamedTuple):
     Args:
         title: Name to show to the user.
         folder: Name of its folder.
-        policy: Policy, as `lbbsp_core.registry.policy` reads it.
+        policy: Policy, as `lbbsp_core.registry` reads it.
     """
 
     title: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from lbbsp_core.runtime.finding import Finding, Status, note, ok, problem
@@ -15,7 +16,7 @@ Diagnosis: TypeAlias = Mapping[str, Sequence[Finding]]
 
 def count(diagnosis: Diagnosis, status: Status) -> int:
     """Returns the number of findings of a status."""
-    return sum(finding.status == status for finding in _all(diagnosis.values()))
+    return sum(finding.status == status for finding in chain(*diagnosis.values()))
 
 
 def figures(diagnosis: Diagnosis) -> dict[str, object]:
@@ -29,7 +30,3 @@ def figures(diagnosis: Diagnosis) -> dict[str, object]:
             for topic, findings in diagnosis.items()
         },
     }
-
-
-def _all(topics: Iterable[Sequence[Finding]]) -> Iterable[Finding]:
-    return (finding for findings in topics for finding in findings)

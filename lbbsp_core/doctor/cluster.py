@@ -63,7 +63,8 @@ def tf_cluster(text: str) -> Cluster | None:
 def check_tf_config(text: str) -> Iterator[Finding]:
     """Checks the value of ``TF_CONFIG`` itself."""
     if found := tf_config_problem(text):
-        yield problem("TF_CONFIG", f"{found}: {_shortened(text)}", TF_CONFIG_REMEDY)
+        shown = text if len(text) <= 300 else f"{text[:300]}..."
+        yield problem("TF_CONFIG", f"{found}: {shown}", TF_CONFIG_REMEDY)
         return
     cluster = tf_cluster(text)
     if cluster is None or not cluster.tasks:
@@ -156,7 +157,3 @@ def check_route(task: Task, numbers: Sequence[str]) -> Finding:
         remedy = "connect this machine to that network, or correct the address"
         return problem(check, f"there is no route to {shown}: {reasons[0]}", remedy)
     return ok(check, f"is {shown}, to which there is a route")
-
-
-def _shortened(text: str, width: int = 300) -> str:
-    return text if len(text) <= width else f"{text[:width]}..."

@@ -60,7 +60,8 @@ def check_peers(
         versions = own_versions()
         if not any(each.name.startswith("ps ") for each in cluster.tasks):  # else no collectives
             versions[DEVICE] = own_device()
-    own = Hello(task.name, _digest(cluster), versions)
+    job = digest(f"{each.name} {each.address}" for each in cluster.tasks)
+    own = Hello(task.name, job, versions)
     contacts = [
         Contact(each.name, found, each.address.port)
         for each in cluster.peers
@@ -162,10 +163,6 @@ def _differences(contact: Contact, hello: Hello, own: Hello) -> Iterator[Finding
 def _compared(package: str, versions: Mapping[str, str]) -> str:
     version = versions.get(package, "")
     return version.rpartition(".")[0] if package in MINOR_MATTERS else version
-
-
-def _digest(cluster: Cluster) -> str:
-    return digest(f"{task.name} {task.address}" for task in cluster.tasks)
 
 
 def numbers_of(found: Sequence[str] | str) -> list[str]:

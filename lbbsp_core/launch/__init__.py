@@ -144,9 +144,7 @@ def launch(
         )
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
-        write = output
-        if write is None:
-            write = print_line if job.coordinator is None else _print_line_of_chief
+        write = output or partial(_print_line, job.coordinator is not None)
         shares = None if plan is None else plan.of(attempt.members)
         changes = () if shares is None else shares.stages[1:]
         placed = None if contention is None else places(contention, attempt.members, shares, cores)
@@ -235,15 +233,11 @@ def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: boo
     return throttle
 
 
-def print_line(source: int | str, line: str) -> None:
-    """Prints a line of a rank or of "chief" in one write, whatever the encoding of our output."""
-    encoding = sys.stdout.encoding or "utf-8"
+def _print_line(of_chief: bool, rank: int, line: str) -> None:
+    """Prints a line in one write, whatever the encoding of our output."""
+    source, encoding = "chief" if of_chief else rank, sys.stdout.encoding or "utf-8"
     sys.stdout.write(f"[{source}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
-
-
-def _print_line_of_chief(_rank: int, line: str) -> None:
-    print_line("chief", line)
 
 
 def notify(text: str) -> None:

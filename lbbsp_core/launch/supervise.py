@@ -34,7 +34,9 @@ from lbbsp_core.processes.child import (
 )
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
-from lbbsp_core.runtime.marks import folder_variable, read_marks
+from lbbsp_core.runtime import env
+from lbbsp_core.runtime.exit import LEFT
+from lbbsp_core.runtime.marks import read_marks
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
@@ -44,7 +46,6 @@ POLL_SECONDS: Final = 0.05
 MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
 NOTICE_SECONDS: Final = 1.0  # between two looks at scripts that leave; after one, it is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
-LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 
 
 class Outcome(NamedTuple):
@@ -119,7 +120,7 @@ class Supervisor:
         else:
             index = len(self._processes())
             chief = self._start(
-                index, "chief", command, job.coordinator, (), self._output_as_rank_0
+                index, "chief", command, job.coordinator, (), lambda _, line: self._output(0, line)
             )
             self._helpers.append(chief)
             self._scripts = [chief]
@@ -149,18 +150,9 @@ class Supervisor:
     ) -> ChildProcess:
         marks = self._marks_of(index)
         marks.mkdir()
-        own = {_reaper.JOB: str(self._folder), **folder_variable(marks)}
-        process = ChildProcess(
-            index,
-            name,
-            command,
-            {**environment, **own},
-            cgroups,
-            output,
-            self._events,
-            self._lock,
-            cores,
-        )
+        own = {**environment, _reaper.JOB: str(self._folder), env.MARKS: str(marks)}
+        events, lock = self._events, self._lock
+        process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
         self._reaper.watch_group(process.pid)
         return process
 
@@ -182,7 +174,9 @@ class Supervisor:
             if event is not None:
                 continue
             if deadline is not None and time.monotonic() >= deadline:
-                return Outcome(TIMED_OUT, None, self._timeout_message(timeout))
+                running = self._running_scripts()
+                message = f"timed out after {timeout:g} s; still running: {running}"
+                return Outcome(TIMED_OUT, None, message)
             elif next_change is not None and time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
@@ -276,9 +270,6 @@ class Supervisor:
         """Returns the last lines of a process's output."""
         return self._processes()[process_index].output_tail()
 
-    def _output_as_rank_0(self, _index: int, line: str) -> None:
-        self._output(0, line)
-
     def _processes(self) -> list[ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
         return [*self._workers, *self._helpers]
@@ -365,9 +356,6 @@ class Supervisor:
             if event.code != 0:
                 failures.append(event)
         return failures
-
-    def _timeout_message(self, timeout: float | None) -> str:
-        return f"timed out after {timeout:g} s; still running: {self._running_scripts()}"
 
     def _running_scripts(self) -> str:
         return ", ".join(_short(script.name) for script in self._scripts if script.running)

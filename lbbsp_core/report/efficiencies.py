@@ -12,7 +12,8 @@ from lbbsp_core.sim.experiment import Row
 
 def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
     """Plots a bar for each run, in a panel for each trace; the oracle has efficiency 1."""
-    panels = [(file, list(own)) for file, own in groupby(rows, key=_panel_title)]
+    titled = groupby(rows, lambda row: row.name + f", {row.workers} workers" * (not row.trace))
+    panels = [(file, list(own)) for file, own in titled]
     heights = [len(own) + 3 for _, own in panels]
     figure = new_figure(8, 0.24 * sum(heights))
     grid = figure.add_gridspec(len(panels), 1, height_ratios=heights)
@@ -28,7 +29,3 @@ def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
         axes.set_title(file, fontsize=9, parse_math=False)
     figure.axes[-1].set_xlabel("efficiency: time of the oracle / time")
     figure.savefig(path)
-
-
-def _panel_title(row: Row) -> str:
-    return row.name if row.trace else f"{row.name}, {row.workers} workers"

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, final
 
 from lbbsp_core.resources import portable
@@ -130,7 +131,7 @@ class ResourceSampler:
     def _open(self, wanted: Sequence[str], quiet: bool) -> None:
         """Opens the sources of the factors `wanted` and takes the first readings."""
         factories = {**(LINUX_SOURCES if self._host.linux else PORTABLE_SOURCES)}
-        factories.update(dict.fromkeys(DEFAULT_GPU_NAMES, self._open_gpu))
+        factories.update(dict.fromkeys(DEFAULT_GPU_NAMES, partial(Gpu, index=self._gpu)))
         self._sources: list[PolledSource] = []
         for factory in dict.fromkeys(factories[name] for name in wanted if name in factories):
             self._add_source(factory, wanted, logging.DEBUG if quiet else logging.INFO)
@@ -138,9 +139,6 @@ class ResourceSampler:
         poller = BackgroundPoller(background)
         self._pid, self._lock = os.getpid(), threading.Lock()
         self._close = weakref.finalize(self, close_all, self._sources, poller)
-
-    def _open_gpu(self, host: Host) -> Source:
-        return Gpu(host, self._gpu)
 
     def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
         """Opens one source, or logs that it is unavailable."""

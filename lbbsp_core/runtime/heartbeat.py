@@ -256,7 +256,6 @@ class Heartbeat:
         *,
         names: Sequence[str] | None = None,
         silence_seconds: float = SILENCE_SECONDS,
-        report_seconds: float = REPORT_SECONDS,
         limit_seconds: float | None = None,
         tail_seconds: float = _LEFT_SECONDS,
         apart_seconds: float | None = None,
@@ -266,8 +265,7 @@ class Heartbeat:
         self._board, self._rank, self._activity = board, rank, activity
         self.names = names or [f"worker {each}" for each in range(workers)]
         """Names of the workers, by rank."""
-        self._silence_seconds = silence_seconds
-        self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
+        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
         self._end = end
         self._left_remedy = left_remedy
         ranks = range(workers) if rank == 0 else [0]
@@ -370,7 +368,7 @@ class Heartbeat:
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
         waited = self._watch.waited_seconds(*WAITS, Activity.LEAVING)
-        reports = int(waited // self._report_seconds)
+        reports = int(waited // REPORT_SECONDS)
         if reports > self._reports:
             for rank in self._watch.late():
                 beat = self._watch.beats.get(rank, Beat())

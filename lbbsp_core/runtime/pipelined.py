@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import Indices, Order
-from lbbsp_core.runtime.activity import CurrentActivity
 from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.handshake import Facts
-from lbbsp_core.runtime.identity import Devices
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.protocol import (
     WIDTH,
@@ -86,23 +84,10 @@ class PipelinedSession(WorkerSession):
         global_batch_size: int,
         options: SessionOptions,
         *,
-        framework: str,
-        versions: Mapping[str, str] | None = None,
-        activity: CurrentActivity | None = None,
         facts: Facts | None = None,
-        parts: int = 1,
-        devices: Devices | None = None,
+        **session: Any,
     ) -> None:
-        super().__init__(
-            collectives,
-            global_batch_size,
-            options,
-            framework=framework,
-            versions=versions,
-            activity=activity,
-            parts=parts,
-            devices=devices,
-        )
+        super().__init__(collectives, global_batch_size, options, **session)
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
         self._barrier: BackgroundCall[tuple[list[StepMessage], float]] | None = None

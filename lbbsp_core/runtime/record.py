@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -364,49 +364,16 @@ class Run:
         return [line for line in half if line.is_regular] or half
 
 
-def run_header(
-    framework: str,
-    *,
-    workers: int,
-    global_batch_size: int,
-    versions: Mapping[str, str],
-    num_samples: int | None = None,
-    seed: int | None = None,
-    lag: int | None = None,
-    policy: object = None,
-    predictor: object = None,
-    cost: object = None,
-    sync: object = None,
-    servers: int | None = None,
-    batch_size: int | None = None,
-    drivers: Iterable[str] = (),
-    hosts: Iterable[str] = (),
-    devices: Iterable[str] = (),
-) -> RunHeader:
-    """Builds the header of a run that starts now; see `RunHeader` for what is not described here.
+def run_header(framework: str, *, versions: Mapping[str, str], **facts: Any) -> RunHeader:
+    """Builds the header of a run that starts now, of fields of `RunHeader`.
 
     Versions of lbbsp and Python are added. Policy, predictor, cost and synchroniser are recorded as
     their repr, a string as it is.
     """
-    return RunHeader(
-        framework=framework,
-        workers=workers,
-        global_batch_size=global_batch_size,
-        num_samples=num_samples,
-        seed=seed,
-        lag=lag,
-        policy=_text(policy),
-        predictor=_text(predictor),
-        cost=_text(cost),
-        sync=_text(sync),
-        servers=servers,
-        batch_size=batch_size,
-        drivers=tuple(drivers),
-        started=time.time(),
-        hosts=tuple(hosts),
-        devices=tuple(devices),
-        versions=all_versions(versions),
-    )
+    texts = {name: _text(facts.get(name)) for name in ("policy", "predictor", "cost", "sync")}
+    names = {name: tuple(facts.get(name, ())) for name in ("drivers", "hosts", "devices")}
+    own = {"started": time.time(), "versions": all_versions(versions)}
+    return RunHeader(framework=framework, **{**facts, **texts, **names, **own})
 
 
 def lbbsp_version() -> str:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core import registry
 from lbbsp_core.predict import Predictor
+from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim.efficiency import efficiencies
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of
 
@@ -107,7 +107,8 @@ def contenders(horizon: int = 1) -> dict[str, Predictor]:
 
     ``arima`` is left out if statsmodels is not installed: ``pip install 'lbbsp[arima]'``.
     """
-    return registry.predictors(horizon)
+    available = (name for name, one in PREDICTORS.items() if one.is_available)
+    return {name: PREDICTORS.build(name, horizon=horizon) for name in available}
 
 
 def evaluate(

@@ -47,7 +47,7 @@ def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | No
     one_line = (
         not isinstance(config.cost, Sequence) and len(config.shape(0, 1).prior.segments()) == 1
     )
-    return one_line and _is_elementwise(predictor or LastValue())
+    return one_line and bool(getattr(predictor or LastValue(), "elementwise", False))
 
 
 def run_vectorised(
@@ -90,10 +90,6 @@ def run_vectorised(
         if progress is not None:
             progress(1)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
-
-
-def _is_elementwise(predictor: Predictor) -> bool:
-    return bool(getattr(predictor, "elementwise", False))
 
 
 def _observation(

@@ -34,12 +34,10 @@ from lbbsp_core.registry import (
     PREDICTORS,
     SYNCHRONISERS,
     Component,
-    policy,
-    predictor,
-    predictors,
     synchroniser,
 )
 from lbbsp_core.sim import SimConfig, cores, run_async, run_bsp, run_vectorised, synthetic_cluster
+from lbbsp_core.sim.backtest import contenders
 from lbbsp_core.testing import check_policy, check_synchroniser
 
 SCRIPTS = Path(__file__).parents[1] / "parallel" / "scripts"
@@ -70,14 +68,14 @@ def test_the_names_that_stay() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_can_be_built(name: str) -> None:
-    made = policy(name, shares=(2.0, 1.0))
+    made = POLICIES.build(name, shares=(2.0, 1.0))
     assert isinstance(made, Policy)
     assert type(made) is POLICIES[name].cls
 
 
-@pytest.mark.parametrize("name", predictors())
+@pytest.mark.parametrize("name", contenders())
 def test_every_predictor_can_be_built(name: str) -> None:
-    made = predictor(name, horizon=2)
+    made = PREDICTORS.build(name, horizon=2)
     assert isinstance(made, Predictor)
     assert getattr(made, "horizon", 2) == 2
 
@@ -96,7 +94,7 @@ def test_every_predictor_can_be_built(name: str) -> None:
     ],
 )
 def test_policies_by_name(text: str, made: Policy) -> None:
-    assert policy(text) == made
+    assert POLICIES.build(text) == made
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_policies_by_name(text: str, made: Policy) -> None:
     ],
 )
 def test_predictors_by_name(text: str, made: Predictor) -> None:
-    assert predictor(text, horizon=3) == made
+    assert PREDICTORS.build(text, horizon=3) == made
 
 
 @pytest.mark.parametrize(
@@ -166,22 +164,28 @@ def test_texts_that_name_no_synchroniser(text: str, message: str) -> None:
 
 def test_fixed_takes_its_shares_from_the_caller() -> None:
     made = FixedShares((2.0, 1.0))
-    assert policy("fixed", shares=(2.0, 1.0)) == made
-    assert policy("lbbsp", shares=(2.0, 1.0)) == LoadBalanced(), "a policy without that field"
+    assert POLICIES.build("fixed", shares=(2.0, 1.0)) == made
+    assert POLICIES.build("lbbsp", shares=(2.0, 1.0)) == LoadBalanced(), (
+        "a policy without that field"
+    )
     with pytest.raises(ValueError, match="fixed needs shares"):
-        policy("fixed")
-    assert policy("fixed:2/1") == policy("fixed:shares=2/1", shares=(5.0, 5.0)) == made
+        POLICIES.build("fixed")
+    assert (
+        POLICIES.build("fixed:2/1") == POLICIES.build("fixed:shares=2/1", shares=(5.0, 5.0)) == made
+    )
     with pytest.raises(ValueError, match="fixed: shares must be numbers such as 2/1/1, got '2;1'"):
-        policy("fixed:2;1")
+        POLICIES.build("fixed:2;1")
     with pytest.raises(ValueError, match=r"FixedShares.shares must be .*got -1"):
-        policy("fixed:2/-1")
+        POLICIES.build("fixed:2/-1")
 
 
 def test_proportional_control_starts_from_ratings() -> None:
-    assert policy("proportional:ratings=9/12.5") == ProportionalControl(ratings=(9.0, 12.5))
-    assert policy("proportional:ratings=none") == policy("proportional", shares=(2.0, 1.0))
+    assert POLICIES.build("proportional:ratings=9/12.5") == ProportionalControl(ratings=(9.0, 12.5))
+    assert POLICIES.build("proportional:ratings=none") == POLICIES.build(
+        "proportional", shares=(2.0, 1.0)
+    )
     with pytest.raises(ValueError, match=r"proportional: ratings must be numbers .* or none"):
-        policy("proportional:ratings=fast")
+        POLICIES.build("proportional:ratings=fast")
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ def test_a_module_that_fails_to_import_another_one_says_so(
     (tmp_path / "broken_schemes.py").write_text("import a_module_that_is_missing\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_missing"):
-        policy("broken_schemes:Mine")
+        POLICIES.build("broken_schemes:Mine")
 
 
 # Schemes of a user's own
@@ -244,10 +248,10 @@ def test_own_schemes_satisfy_the_contracts(schemes: Any) -> None:
 
 
 def test_own_schemes_by_name(schemes: Any) -> None:
-    assert policy("custom_schemes:Ranked:ratio=0.25") == schemes.Ranked(0.25)
+    assert POLICIES.build("custom_schemes:Ranked:ratio=0.25") == schemes.Ranked(0.25)
     assert synchroniser("custom_schemes:PeriodicBarrier:3") == schemes.PeriodicBarrier(3)
     with pytest.raises(ValueError, match=r"ratio must be in \(0, 1\], got 2"):
-        policy("custom_schemes:Ranked:ratio=2")
+        POLICIES.build("custom_schemes:Ranked:ratio=2")
     with pytest.raises(ValueError, match="custom_schemes:Ranked is not a sync"):
         synchroniser("custom_schemes:Ranked")
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from lbbsp_core.report.html.advice import Advice, advise
+from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.assets import plotly_script
 from lbbsp_core.report.html.charts import step_charts
-from lbbsp_core.report.html.figures import RunReport, run_report
+from lbbsp_core.report.html.figures import run_report
 from lbbsp_core.report.html.page import Content, page
 from lbbsp_core.report.html.push_charts import push_charts
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_report
@@ -73,9 +73,7 @@ def write_report(record: Path, out: Path) -> dict[str, object]:
 def describe(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     """Returns the content of a run's page, and its figures."""
     try:
-        if run.pushes:
-            return _describe_pushes(push_report(run), name)
-        return _describe_steps(run_report(run), name)
+        return _content(run, name)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -93,38 +91,31 @@ def _read(record: Path) -> Run:
         raise ValueError(f"{record} has no run record (run.jsonl): {remedy}") from None
 
 
-def _describe_steps(report: RunReport, name: str) -> tuple[Content, dict[str, object]]:
-    advice = advise(report)
-    content = Content(
-        title=f"lbbsp report: {name}",
-        verdict=report.verdict,
-        tiles=step_tiles(report),
-        advice=advice,
-        charts=list(step_charts(report)),
-        tables=step_tables(report),
-        facts=run_facts(report.table.header),
-        definitions=_DEFINITIONS,
-        wide=frozenset({"batches", "forecasts", "steps"}),
-        text_columns=_TEXT_COLUMNS,
-    )
-    return content, _with_advice(report.figures(), advice)
-
-
-def _describe_pushes(report: PushReport, name: str) -> tuple[Content, dict[str, object]]:
-    advice = advise_pushes(report)
-    content = Content(
-        title=f"lbbsp report: {name}",
-        verdict=report.verdict,
-        tiles=push_tiles(report),
-        advice=advice,
-        charts=list(push_charts(report)),
-        tables=push_tables(report),
-        facts=run_facts(report.header),
-        definitions=_PUSH_DEFINITIONS,
-        text_columns=_TEXT_COLUMNS,
-    )
-    return content, _with_advice(report.figures(), advice)
-
-
-def _with_advice(figures: dict[str, object], advice: list[Advice]) -> dict[str, object]:
-    return {**figures, "advice": [asdict(each) for each in advice]}
+def _content(run: Run, name: str) -> tuple[Content, dict[str, object]]:
+    title, report = f"lbbsp report: {name}", push_report(run) if run.pushes else run_report(run)
+    if isinstance(report, PushReport):
+        content = Content(
+            title,
+            report.verdict,
+            push_tiles(report),
+            advise_pushes(report),
+            list(push_charts(report)),
+            push_tables(report),
+            run_facts(report.header),
+            _PUSH_DEFINITIONS,
+            text_columns=_TEXT_COLUMNS,
+        )
+    else:
+        content = Content(
+            title,
+            report.verdict,
+            step_tiles(report),
+            advise(report),
+            list(step_charts(report)),
+            step_tables(report),
+            run_facts(report.table.header),
+            _DEFINITIONS,
+            wide=frozenset({"batches", "forecasts", "steps"}),
+            text_columns=_TEXT_COLUMNS,
+        )
+    return content, {**report.figures(), "advice": [asdict(each) for each in content.advice]}

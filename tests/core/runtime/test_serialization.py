@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbbsp_core import Measurement
-from lbbsp_core.registry import PREDICTORS, predictor
+from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.runtime.serialization import from_json, records_of, to_json
 
 
@@ -65,7 +65,7 @@ def test_values_are_kept_exactly(value):
 
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
 def test_each_predictor_goes_on_from_its_copied_state(name):
-    chosen = predictor(name)
+    chosen = PREDICTORS.build(name)
     rng = np.random.default_rng(0)
     pairs = zip(rng.integers(8, 64, 60), rng.uniform(0.1, 0.2, 60), strict=True)
     measurements = [Measurement(int(samples), float(seconds)) for samples, seconds in pairs]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, Ema, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
-from lbbsp_core.registry import POLICIES, PREDICTORS, policy, predictor
+from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.runtime.balancer import BalancerState
 from lbbsp_core.runtime.collectives import gather_bytes, sums
 from lbbsp_core.runtime.serialization import to_bytes
@@ -89,8 +89,8 @@ def run(balancers, steps):
 
 @pytest.mark.parametrize(
     "options",
-    [{"predictor": predictor(name)} for name in sorted(PREDICTORS)]
-    + [{"policy": policy(name, shares=(2.0, 1.0))} for name in sorted(POLICIES)]
+    [{"predictor": PREDICTORS.build(name)} for name in sorted(PREDICTORS)]
+    + [{"policy": POLICIES.build(name, shares=(2.0, 1.0))} for name in sorted(POLICIES)]
     + [{"lag": 3}],
     ids=str,
 )
@@ -110,7 +110,7 @@ def short_job(workers=2, threshold=20.0):
             rank=rank,
             workers=workers,
             global_batch_size=960,
-            policy=policy("lbbsp:min_gain=0"),
+            policy=POLICIES.build("lbbsp:min_gain=0"),
             predictor=LastValue(),
             short_steps=ShortSteps(threshold),
         )
@@ -345,7 +345,7 @@ def test_what_another_predictor_or_policy_has_learned_is_not_used(changed):
     first = job(predictor=Ema(0.3))
     run(first, 7)
     options = {"predictor": LastValue()} if changed == "predictor" else {
-        "predictor": Ema(0.3), "policy": policy("lbbsp:min_gain=0.5")}  # fmt: skip
+        "predictor": Ema(0.3), "policy": POLICIES.build("lbbsp:min_gain=0.5")}  # fmt: skip
     second = job(**options)
     for one in second:
         one.restore(restored_state(one, *gathered(first)))
@@ -361,7 +361,7 @@ class Older(NamedTuple):
 
 @pytest.mark.parametrize(
     ("part", "options"),
-    [("estimates of this worker's speed", {}), ("plans", {"policy": policy("lbbsp")})],
+    [("estimates of this worker's speed", {}), ("plans", {"policy": POLICIES.build("lbbsp")})],
 )
 def test_what_another_version_has_learned_is_left_out_with_a_warning(part, options, caplog):
     options = {"predictor": Ema(0.3), **options}
