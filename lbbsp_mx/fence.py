@@ -62,7 +62,7 @@ def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:
 
 def arrays_in(values: Any) -> Iterator[Array]:
     """Yields the arrays in a nested list."""
-    if isinstance(values, Array):
+    if hasattr(values, "wait_to_read"):
         yield values
     else:
         for each in values:
