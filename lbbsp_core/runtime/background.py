@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -37,17 +37,6 @@ class BackgroundThread:
             self._queue.get()()
 
 
-class BackgroundCall(Generic[T]):
-    """Call that runs on a thread that all such calls of the process share, after earlier ones."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._future = _shared_thread().start(call)
-
-    def result(self) -> T:
-        """Waits for the call, and returns its value or raises its exception."""
-        return self._future.result()
-
-
 def _run(call: Callable[[], T], future: Future[T]) -> None:
     try:
         future.set_result(call())
@@ -56,5 +45,6 @@ def _run(call: Callable[[], T], future: Future[T]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _shared_thread() -> BackgroundThread:
+def background_thread() -> BackgroundThread:
+    """Returns the thread that all sessions of this process share."""
     return BackgroundThread("lbbsp-background")

@@ -129,17 +129,13 @@ class RunningFigures:
         self._steps: deque[StepTimes] = deque(maxlen=RECENT)
         self._epoch = _NOTHING
         self._irregular = _NOTHING  # steps of the epoch that are counted only if no other one is
-        self._recent = Figures(0.0, 1.0)
-
-    @property
-    def recent(self) -> Figures:
+        self.recent = Figures(0.0, 1.0)
         """Figures of the last `RECENT` regular steps."""
-        return self._recent
 
     @property
     def epoch(self) -> Figures:
         """Figures of the steps since `begin_epoch`."""
-        return self._epoch.figures or self._irregular.figures or self._recent
+        return self._epoch.figures or self._irregular.figures or self.recent
 
     def begin_epoch(self) -> None:
         """Forgets the steps of the last epoch."""
@@ -152,11 +148,11 @@ class RunningFigures:
             self._irregular = total((self._irregular, times))
             if self._steps:
                 return
-            self._recent = times.figures or self._recent
+            self.recent = times.figures or self.recent
             return
         self._epoch = total((self._epoch, times))
         self._steps.append(times)
-        self._recent = total(self._steps).figures or self._recent
+        self.recent = total(self._steps).figures or self.recent
 
 
 _NOTHING: Final = StepTimes(0.0, 0.0, 0.0)

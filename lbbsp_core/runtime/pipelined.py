@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import Indices, Order
-from lbbsp_core.runtime.background import BackgroundCall
+from lbbsp_core.runtime.background import background_thread
 from lbbsp_core.runtime.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.handshake import Facts
@@ -90,7 +91,7 @@ class PipelinedSession(WorkerSession):
         super().__init__(collectives, global_batch_size, options, **session)
         self._open_meter()  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
-        self._barrier: BackgroundCall[tuple[list[StepMessage], float]] | None = None
+        self._barrier: Future[tuple[list[StepMessage], float]] | None = None
         self._finishing = threading.RLock()  # several threads may ask for the state
         self._resumes = False
         self._skips = False
@@ -209,7 +210,8 @@ class PipelinedSession(WorkerSession):
             self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
         # The position contains the lag, on which it depends whether messages are exchanged again.
         tail, again = _tail(self._position(), weight), self._may_exchange_again()
-        self._barrier = BackgroundCall(partial(self._pass, computed, summed, flags, tail, again))
+        barrier = partial(self._pass, computed, summed, flags, tail, again)
+        self._barrier = background_thread().start(barrier)
 
     def pass_inner(
         self,

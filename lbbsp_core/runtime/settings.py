@@ -40,14 +40,10 @@ class SharedSettings:
 
     def __init__(self) -> None:
         self._offered: Settings = {}
-        self._disputed: int | None = None
+        self.disputed: int | None = None
+        """First step in which the settings of two workers differed; None if there is none."""
         self.fingerprint = 0
         """Fingerprint of the settings, in [0, 2^24); 0 if none are offered."""
-
-    @property
-    def disputed(self) -> int | None:
-        """First step in which the settings of two workers differed; None if there is none."""
-        return self._disputed
 
     def offer(self, settings: Settings) -> None:
         """Sets the settings of this worker in the running step."""
@@ -56,15 +52,15 @@ class SharedSettings:
 
     def compare(self, step: int, fingerprints: Sequence[int]) -> None:
         """Notes whether the workers' fingerprints of a step differ."""
-        if self._disputed is None and any(each != fingerprints[0] for each in fingerprints):
-            self._disputed = step
+        if self.disputed is None and any(each != fingerprints[0] for each in fingerprints):
+            self.disputed = step
 
     def check(self, collectives: Collectives, remedy: str) -> None:
         """Raises if settings differed; call it on all workers, before the next `offer`.
 
         It is a collective only where fingerprints differed, which all workers know.
         """
-        step, self._disputed = self._disputed, None
+        step, self.disputed = self.disputed, None
         if step is None:
             return
         texts = gather_bytes(collectives, json.dumps(list(self._offered.items())).encode())

@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import chain, count
 
@@ -29,6 +28,7 @@ from lbbsp_core.measure import BusyTimer
 from lbbsp_core.runtime import pipelined, step_meter
 from lbbsp_core.runtime import session as session_module
 from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.background import BackgroundThread
 from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.runtime.protocol import WIDTH
@@ -99,27 +99,19 @@ def step(session, collectives):
     session.after_allreduce(rows)
 
 
-class OwnThread:
-    """Stands for `BackgroundCall`: the workers here would wait for each other in one thread."""
+own = threading.local()
 
-    def __init__(self, call):
-        self._future = Future()
-        name = threading.current_thread().name
-        threading.Thread(target=self._run, args=(call,), name=name, daemon=True).start()
 
-    def _run(self, call):
-        try:
-            self._future.set_result(call())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    def result(self):
-        return self._future.result(PATIENCE_SECONDS)
+def own_thread() -> BackgroundThread:
+    """Stands for the shared thread, in which the workers here would wait for each other."""
+    if not hasattr(own, "thread"):
+        own.thread = BackgroundThread(threading.current_thread().name)
+    return own.thread
 
 
 @pytest.fixture
 def own_threads(monkeypatch):
-    monkeypatch.setattr(pipelined, "BackgroundCall", OwnThread)
+    monkeypatch.setattr(pipelined, "background_thread", own_thread)
 
 
 def done() -> None:
