@@ -11,14 +11,13 @@ optimizer does what it does in one process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import FunctionType
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-from lbbsp_tf.compat.values import Nest, is_broken, patched
+from lbbsp_tf.compat.values import Nest, is_broken, patch
 
 
 def allow_conditional_updates() -> None:
@@ -35,14 +34,10 @@ def allow_conditional_updates() -> None:
         apply.__closure__,
     )
 
-    @wraps(apply)
-    def apply_gradients(
-        self: TFOptimizer, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
-    ) -> None:
-        function = distributed if _updates_need_merge_call() else apply
-        function(self, grads, trainable_variables)
+    def apply_gradients(apply: Callable[..., None], *args: object, **options: object) -> None:
+        (distributed if _updates_need_merge_call() else apply)(*args, **options)
 
-    TFOptimizer._backend_apply_gradients = patched(apply_gradients)
+    patch(TFOptimizer, "_backend_apply_gradients", apply_gradients)
 
 
 class _DistributedOps:

@@ -8,13 +8,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from functools import wraps
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.cluster_variables import DEVICES_REMEDY
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import patch
 
 HEARTBEAT_MILLISECONDS = 24_000
 """Time after which TensorFlow itself ends a job whose worker is silent.
@@ -28,18 +27,17 @@ FAILED = "has failed: see its output"
 
 def be_patient() -> None:
     """Makes strategies that are created from now on leave silent workers to our heartbeats."""
-    original = context.Context.configure_coordination_service
-    known = inspect.signature(original).parameters
-    if is_patched(original) or "heartbeat_timeout_in_ms" not in known:
-        return
+    known = inspect.signature(context.Context.configure_coordination_service).parameters
+    if "heartbeat_timeout_in_ms" in known:
+        patch(context.Context, "configure_coordination_service", _configure)
 
-    @wraps(original)
-    def configure(self: context.Context, *args: object, **options: object) -> None:
-        if len(args) < 5:  # as a positional argument, the time is the fifth
-            options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
-        original(self, *args, **options)
 
-    context.Context.configure_coordination_service = patched(configure)
+def _configure(
+    original: Callable[..., None], self: context.Context, *args: object, **options: object
+) -> None:
+    if len(args) < 5:  # as a positional argument, the time is the fifth
+        options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
+    original(self, *args, **options)
 
 
 def let_sigterm_end() -> None:

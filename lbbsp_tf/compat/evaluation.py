@@ -9,9 +9,9 @@ whose result is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum
-from functools import wraps
+from functools import partial
 from typing import NamedTuple
 
 import keras
@@ -37,6 +37,7 @@ from lbbsp_tf.compat.values import (
     PerThread,
     is_patched,
     local,
+    patch,
     patched,
     replaced,
     replaced_attribute,
@@ -91,16 +92,13 @@ def patch_evaluation(
         kinds: Returns what the scalars of a model's `test_step` are, in order, from a batch.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
-    if is_patched(iterator.__init__):
-        return
-    iterator.__init__ = patched(_iterate_over_rows(iterator.__init__, check_all_call))
-    iterator.catch_stop_iteration = patched(_checked(iterator.catch_stop_iteration, check_samples))
-    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function, kinds))
-    trainer.make_predict_function = patched(_predict_on_rows(trainer.make_predict_function))
-    trainer.predict_on_batch = patched(_predict_locally(trainer.predict_on_batch))
-    trainer._get_metrics_result_or_logs = patched(
-        _agree_on_logs(trainer._get_metrics_result_or_logs, global_logs)
-    )
+    patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
+    patch(iterator, "catch_stop_iteration", partial(_then_checked, check_samples))
+    for kind, on_rows in (("test", partial(_test_on_rows, kinds)), ("predict", _predict_on_rows)):
+        made_once = partial(_make_once, f"{kind}_function", on_rows)
+        patch(trainer, f"make_{kind}_function", made_once)
+    patch(trainer, "predict_on_batch", _predict_locally)
+    patch(trainer, "_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs))
 
 
 def last_rows(model: keras.Model) -> int:
@@ -285,118 +283,108 @@ def regularisation(model: keras.Model) -> tf.Tensor:
 
 
 def _iterate_over_rows(
-    original: Callable[..., None], check_all_call: Callable[..., None]
-) -> Callable[..., None]:
-    """Wraps the constructor of Keras's iterator over epochs."""
-
-    @wraps(original)
-    def initialise(
-        self: keras_trainer.TFEpochIterator,
-        distribute_strategy: tf.distribute.Strategy | None = None,
-        *args: object,
-        **options: object,
-    ) -> None:
-        distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
-        training = "class_weight" in options  # only `fit` passes it
-        if training or distributed or not _has_replicas(distribute_strategy):
-            original(self, distribute_strategy, *args, **options)
-            return
-        EpochIterator.__init__(self, *args, **options)
-        self._distribute_strategy = distribute_strategy
-        check_all_call(self.num_batches)
-        self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
-
-    return initialise
+    check_all_call: Callable[[int | None], None],
+    original: Callable[..., None],
+    self: keras_trainer.TFEpochIterator,
+    distribute_strategy: tf.distribute.Strategy | None = None,
+    *args: object,
+    **options: object,
+) -> None:
+    """Replaces the constructor of Keras's iterator over epochs."""
+    distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
+    training = "class_weight" in options  # only `fit` passes it
+    if training or distributed or not _has_replicas(distribute_strategy):
+        original(self, distribute_strategy, *args, **options)
+        return
+    EpochIterator.__init__(self, *args, **options)
+    self._distribute_strategy = distribute_strategy
+    check_all_call(self.num_batches)
+    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
 
 
-def _checked(
-    original: Callable[..., None], check_samples: Callable[..., None]
-) -> Callable[..., None]:
-    """Wraps the context in which Keras iterates over an epoch."""
+@contextmanager
+def _then_checked(
+    check_samples: Callable[[list[Nest]], None],
+    original: Callable[..., AbstractContextManager[None]],
+    epochs: keras_trainer.TFEpochIterator,
+) -> Iterator[None]:
+    """Replaces `catch_stop_iteration`, the context in which Keras iterates over an epoch."""
+    with original(epochs):
+        yield
+    if isinstance(epochs._distributed_dataset, Rows):
+        check_samples(epochs._distributed_dataset.samples)
 
-    @contextmanager
-    def catch_stop_iteration(self: keras_trainer.TFEpochIterator) -> Iterator[None]:
-        with original(self):
-            yield
-        if isinstance(self._distributed_dataset, Rows):
-            check_samples(self._distributed_dataset.samples)
 
-    return catch_stop_iteration
+def _make_once(
+    name: str,
+    make: Callable[[keras_trainer.TensorFlowTrainer, Callable[[], None]], Callable[..., Nest]],
+    original: Callable[..., None],
+    model: keras_trainer.TensorFlowTrainer,
+    force: bool = False,
+) -> None:
+    """Replaces `make_test_function` or `make_predict_function`, which set the attribute `name`."""
+    if not _has_replicas(model.distribute_strategy):
+        original(model, force)
+        return
+    known = getattr(model, name)
+    if force or known is None or not is_patched(known):  # it may be of before the patch
+        setattr(model, name, patched(make(model, lambda: original(model, force=True))))
 
 
 def _test_on_rows(
-    original: Callable[..., None], kinds: Callable[[keras.Model, Nest], Sequence[Kind]]
-) -> Callable[..., None]:
-    """Wraps `make_test_function`."""
+    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
+    model: keras_trainer.TensorFlowTrainer,
+    make: Callable[[], None],
+) -> Callable[[Iterator[Nest]], Nest]:
+    """Returns the function of a step of `evaluate`."""
+    take_whole_batches(model)
+    step, is_known = RowsStep(model, model.test_step), False
+    with replaced(model, "test_step", step.test):
+        make()
+    function = model.test_function
 
-    @wraps(original)
-    def make_test_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _has_replicas(self.distribute_strategy):
-            original(self, force)
-            return
-        if _is_current(self.test_function) and not force:
-            return
-        take_whole_batches(self)
-        step, is_known = RowsStep(self, self.test_step), False
-        with replaced(self, "test_step", step.test):
-            original(self, force=True)
-        function = self.test_function
+    def test_function(iterator: Iterator[Nest]) -> Nest:
+        nonlocal is_known
+        logs = None
+        for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
+            if not is_known and isinstance(data, ReplicaRows):
+                batch = local(model.distribute_strategy, data.batch)
+                step.kinds, is_known = kinds(model, batch), True
+            logs, rows = function(iter([data]))
+            set_last_rows(model, rows)
+        if logs is None:
+            raise StopIteration
+        return logs
 
-        def test_function(iterator: Iterator[Nest]) -> Nest:
-            nonlocal is_known
-            logs = None
-            for _, data in zip(range(self.steps_per_execution), iterator, strict=False):
-                if not is_known and isinstance(data, ReplicaRows):
-                    batch = local(self.distribute_strategy, data.batch)
-                    step.kinds, is_known = kinds(self, batch), True
-                logs, rows = function(iter([data]))
-                set_last_rows(self, rows)
-            if logs is None:
-                raise StopIteration
-            return logs
-
-        self.test_function = patched(test_function)
-
-    return make_test_function
+    return test_function
 
 
-def _predict_on_rows(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `make_predict_function`."""
+def _predict_on_rows(
+    model: keras_trainer.TensorFlowTrainer, make: Callable[[], None]
+) -> Callable[[Nest], Nest]:
+    """Returns the function of a step of `predict`."""
+    functions = []
+    for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
+        make()
+        functions.append(model.predict_function)
 
-    @wraps(original)
-    def make_predict_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _has_replicas(self.distribute_strategy):
-            original(self, force)
-            return
-        if _is_current(self.predict_function) and not force:
-            return
-        functions = []
-        for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
-            original(self, force=True)
-            functions.append(self.predict_function)
+    def predict_function(data: Nest) -> Nest:
+        if _local_only.value:
+            with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
+                return functions[1](data)
+        # Keras looks the step up when it traces, not when it makes the function.
+        with replaced(model, "predict_step", RowsStep(model, model.predict_step).predict):
+            return functions[0](data)
 
-        def predict_function(data: Nest) -> Nest:
-            if _local_only.value:
-                with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
-                    return functions[1](data)
-            # Keras looks the step up when it traces, not when it makes the function.
-            with replaced(self, "predict_step", RowsStep(self, self.predict_step).predict):
-                return functions[0](data)
-
-        self.predict_function = patched(predict_function)
-
-    return make_predict_function
+    return predict_function
 
 
-def _predict_locally(original: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Wraps `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
-
-    @wraps(original)
-    def predict_on_batch(self: keras_trainer.TensorFlowTrainer, x: Nest) -> Nest:
-        with _local_only.set(True):
-            return original(self, x)
-
-    return predict_on_batch
+def _predict_locally(
+    original: Callable[..., Nest], model: keras_trainer.TensorFlowTrainer, x: Nest
+) -> Nest:
+    """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
+    with _local_only.set(True):
+        return original(model, x)
 
 
 def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
@@ -405,31 +393,22 @@ def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) 
 
 
 def _agree_on_logs(
-    original: Callable[..., Logs], global_logs: Callable[[keras.Model, Logs], Logs]
-) -> Callable[..., Logs]:
-    """Wraps `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
-
-    @wraps(original)
-    def _get_metrics_result_or_logs(self: keras_trainer.TensorFlowTrainer, logs: Logs) -> Logs:
-        if not _has_replicas(self.distribute_strategy):
-            return original(self, logs)
-        with current_activity().during(Activity.MEETING):  # results of metrics are global
-            result = original(self, logs)
-        if result is not logs:
-            return result
-        return global_logs(self, logs)
-
-    return _get_metrics_result_or_logs
+    global_logs: Callable[[keras.Model, Logs], Logs],
+    original: Callable[..., Logs],
+    model: keras_trainer.TensorFlowTrainer,
+    logs: Logs,
+) -> Logs:
+    """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
+    if not _has_replicas(model.distribute_strategy):
+        return original(model, logs)
+    with current_activity().during(Activity.MEETING):  # results of metrics are global
+        result = original(model, logs)
+    return global_logs(model, logs) if result is logs else result
 
 
 def _has_replicas(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether batches are split among several replicas that `LoadBalancer` supports."""
     return isinstance(strategy, STRATEGIES) and strategy.num_replicas_in_sync > 1
-
-
-def _is_current(function: Callable[..., Nest] | None) -> bool:
-    """Returns whether the model already has our function, not one of before the patch."""
-    return function is not None and is_patched(function)
 
 
 def has_rows(leaf: object) -> bool:

@@ -18,7 +18,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from lbbsp_tf.compat.replicas import mean_over_replicas
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patch, patched
 
 Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
 
@@ -40,9 +40,7 @@ def intercepted_scalars(handler: Handler) -> Iterator[None]:
     Args:
         handler: Called as ``handler(value, sample_weight)``; returns both.
     """
-    mean = keras.metrics.Mean
-    if not is_patched(mean.update_state):
-        mean.update_state = patched(_replacing(mean.update_state))
+    patch(keras.metrics.Mean, "update_state", _with_scalar_replaced)
     with _handler.set(handler):
         yield
 
@@ -62,21 +60,16 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
 
 
-def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:
-    @wraps(update_state)
-    def replacing(
-        self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
-    ) -> None:
-        handler = _handler.value
-        if handler is not None and _is_scalar(values):
-            values, sample_weight = handler(values, sample_weight)
-        return update_state(self, values, sample_weight)
-
-    return replacing
-
-
-def _is_scalar(values: object) -> bool:
-    return not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
+def _with_scalar_replaced(
+    update_state: Callable[..., None],
+    metric: keras.metrics.Mean,
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+) -> None:
+    is_scalar = not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
+    if _handler.value is not None and is_scalar:
+        values, sample_weight = _handler.value(values, sample_weight)
+    update_state(metric, values, sample_weight)
 
 
 @contextmanager

@@ -11,13 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import PerThread, patch
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas
@@ -32,21 +31,18 @@ def noise_of_replica(rank: int) -> Iterator[None]:
     Args:
         rank: Number of the replica; 0 draws what a single process would draw.
     """
-    if not is_patched(SeedGenerator.next):
-        SeedGenerator.next = patched(_by_rank(SeedGenerator.next))
+    patch(SeedGenerator, "next", _by_rank)
     with _rank.set(rank):
         yield
 
 
-def _by_rank(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    @wraps(draw)
-    def next_seed(self: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        seed = draw(self, ordered)
-        if not _rank.value:
-            return seed
-        return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
-
-    return next_seed
+def _by_rank(
+    draw: Callable[..., tf.Tensor], generator: SeedGenerator, ordered: bool = True
+) -> tf.Tensor:
+    seed = draw(generator, ordered)
+    if not _rank.value:
+        return seed
+    return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
 
 
 def has_global_seed() -> bool:
