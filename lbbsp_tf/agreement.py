@@ -17,27 +17,19 @@ import keras
 import numpy as np
 
 from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.protocol import (
-    DisagreementError,
-    pack_float,
-    unpack_float,
-)
+from lbbsp_core.runtime.protocol import DisagreementError, pack_float, unpack_float
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.board import Meetings
 from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.liveness import current_activity
 from lbbsp_tf.sources import digests_of
 
 Logs = Mapping[str, object]
 
 _WEIGHTS = "trainable weights"
 _EVALUATED = "the data of evaluate, predict or validation"
-_BATCHES = "number of batches of evaluate, predict or validation"
 _COMPARED = 256
 
 _CAUSE = (
@@ -74,12 +66,6 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
         name: value if name not in numbers else metrics[name] if name in metrics else next(means)
         for name, value in logs.items()
     }
-
-
-def check_all_call(meetings: Meetings, batches: int | None) -> None:
-    """Waits until all workers evaluate, or predict, as many batches; see `Meetings.meet`."""
-    with current_activity().during(Activity.MEETING):
-        meetings.meet("evaluate or predict", _BATCHES, batches or 0)
 
 
 def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.runtime.cluster_variables import (
@@ -124,20 +123,20 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    service = context.context()
-    if "timeout_in_ms" not in inspect.signature(service.get_config_key_value).parameters:
-        return  # before TensorFlow 2.19: the wait for a worker could not be limited
+    from lbbsp_tf.board import CoordinationBoard, read_value
+
+    if not CoordinationBoard.is_available():
+        return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
     own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        service.set_config_key_value(f"lbbsp/devices/{rank}", own)
-    try:
-        told = [
-            json.loads(service.get_config_key_value(f"lbbsp/devices/{each}", _PEER_MILLISECONDS))
-            for each in range(workers)
-        ]
-    except tf.errors.OpError:
-        return  # a worker without a LoadBalancer fails in the handshake
+        context.context().set_config_key_value(f"lbbsp/devices/{rank}", own)
+    told: list[list[Any]] = []
+    while len(told) < workers:
+        text = read_value(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
+        if text is None:
+            return  # a worker without a LoadBalancer fails in the handshake
+        told.append(json.loads(text))
     types, counts, drivers = map(list, zip(*told, strict=True))
     if len(set(types)) > 1:
         raise DisagreementError(

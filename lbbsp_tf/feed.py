@@ -45,7 +45,7 @@ class TrainingInput:
         self._latest: PlannedPipeline | None = None
         self._drawn: Sequence[PlannedPipeline] = []
         self._reads: SharedReads = SharedReads(1)
-        self._iterators: list[BatchIterator] = []
+        self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
         self._steps = 0
         self._wait = InputWait()
@@ -65,11 +65,6 @@ class TrainingInput:
     def spec(self) -> str:
         """Shapes and types of batches, as text."""
         return str(self._pipeline.batches.element_spec)
-
-    @property
-    def iterators(self) -> list[BatchIterator]:
-        """Iterators from which the replicas draw; the same for data sets of one structure."""
-        return self._iterators
 
     @property
     def structure(self) -> Nest:
@@ -236,14 +231,14 @@ class TrainingInput:
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
         spec = self._pipeline.batches.element_spec
-        if not self._iterators or self._iterators[0].element_spec != spec:
-            self._iterators = [BatchIterator(spec) for _ in self._sessions]
+        if not self.iterators or self.iterators[0].element_spec != spec:
+            self.iterators = [BatchIterator(spec) for _ in self._sessions]
         if self._pipeline.source.records is not None:
             self._pipeline.source.records.forget_from(self._session.step)
         earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
         self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
-        for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
+        for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
             iterator.start(pipeline)
         earlier.close()  # a failed fit does not close it
 
@@ -264,7 +259,7 @@ class TrainingInput:
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
-        self._wait.add(self._iterators[0].waited_seconds, self._session.busy_seconds)
+        self._wait.add(self.iterators[0].waited_seconds, self._session.busy_seconds)
         self._steps += 1
         if self._steps == 1:
             self._compare_records()
@@ -279,7 +274,7 @@ class TrainingInput:
         if self._pipeline is not None:
             self._warn_of_waits()
         self.forget_fit()
-        for iterator in self._iterators:
+        for iterator in self.iterators:
             iterator.stop()
         self._reads.close()
         self._drawn = []

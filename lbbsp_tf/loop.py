@@ -46,15 +46,13 @@ class BalancedLoop:
         self._graph: tf.Graph | None = None
         self._found: list[tf.Variable] | None = None
         self._active = self._leader.workers > 1
-        if not self._active:
-            if not isinstance(data, tf.data.Dataset):  # rows of an array would be single samples
-                raise _not_of_balancer()
-            return
-        if not isinstance(data, PlaceholderDataset):
-            raise _not_of_balancer()
-        data.example()  # as Keras does, to announce the data set
-        training.begin({}, self._weights, self._learning_rates)
-        iter(data)
+        kind = PlaceholderDataset if self._active else tf.data.Dataset
+        if not isinstance(data, kind):  # rows of an array would be single samples
+            raise ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")
+        if self._active:
+            data.example()  # as Keras does, to announce the data set
+            training.begin({}, self._weights, self._learning_rates)
+            iter(data)
 
     def __enter__(self) -> BalancedLoop:
         return self
@@ -135,7 +133,3 @@ class BalancedLoop:
         for batch in self._data:
             yield self._run(batch)
             self._training.sessions.skip_step()
-
-
-def _not_of_balancer() -> ValueError:
-    return ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")

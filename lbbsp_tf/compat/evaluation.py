@@ -9,7 +9,7 @@ whose result is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple
@@ -78,7 +78,7 @@ class ReplicaRows(NamedTuple):
 
 def patch_evaluation(
     global_logs: Callable[[keras.Model, Logs], Logs],
-    check_all_call: Callable[[int | None], None],
+    check_all_call: Callable[[int], None],
     check_samples: Callable[[list[Nest]], None],
     kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
 ) -> None:
@@ -87,7 +87,7 @@ def patch_evaluation(
     Args:
         global_logs: Computes the logs of all workers from those that a custom `train_step` or
             `test_step` has computed on this worker.
-        check_all_call: Called with the number of batches, if known, before they are read.
+        check_all_call: Called with the number of batches, 0 if unknown, before they are read.
         check_samples: Called with some samples that this worker has read.
         kinds: Returns what the scalars of a model's `test_step` are, in order, from a batch.
     """
@@ -240,13 +240,14 @@ class RowsStep:
                 value = (value - own) / tf.cast(divisor, value.dtype) + own
             return value, fraction if weight is None else weight
 
-        with ExitStack() as stack:
-            stack.enter_context(fresh_traces())
-            stack.enter_context(one_replica_view())
-            stack.enter_context(added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)))
-            stack.enter_context(intercepted_scalars(scalar))
-            stack.enter_context(token_means_scaled(token_factor))
-            stack.enter_context(whole_batches(fraction, lambda tensors, run: run(tensors)))
+        with (
+            fresh_traces(),
+            one_replica_view(),
+            added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)),
+            intercepted_scalars(scalar),
+            token_means_scaled(token_factor),
+            whole_batches(fraction, lambda tensors, run: run(tensors)),
+        ):
             yield
 
     def predict(self, data: Nest) -> Nest:
@@ -283,7 +284,7 @@ def regularisation(model: keras.Model) -> tf.Tensor:
 
 
 def _iterate_over_rows(
-    check_all_call: Callable[[int | None], None],
+    check_all_call: Callable[[int], None],
     original: Callable[..., None],
     self: keras_trainer.TFEpochIterator,
     distribute_strategy: tf.distribute.Strategy | None = None,
@@ -298,7 +299,8 @@ def _iterate_over_rows(
         return
     EpochIterator.__init__(self, *args, **options)
     self._distribute_strategy = distribute_strategy
-    check_all_call(self.num_batches)
+    with current_activity().during(Activity.MEETING):
+        check_all_call(self.num_batches or 0)
     self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
 
 
