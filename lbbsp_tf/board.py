@@ -22,11 +22,7 @@ _BATCHES = "number of batches of evaluate, predict or validation"
 
 
 class CoordinationBoard:
-    """Board of heartbeats on the service that `MultiWorkerMirroredStrategy` runs.
-
-    Args:
-        rank: Number of this worker.
-    """
+    """Board of heartbeats on the service that `MultiWorkerMirroredStrategy` runs."""
 
     holder = 0
 

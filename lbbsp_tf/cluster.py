@@ -39,11 +39,7 @@ def check_tf_config() -> None:
 
 
 def check_chief() -> None:
-    """Raises an error unless this process is the chief of workers and parameter servers.
-
-    Raises:
-        ValueError: ``TF_CONFIG`` names no such cluster or another task; names the remedy.
-    """
+    """Raises an error unless this process is the chief of workers and parameter servers."""
     check_tf_config()
     config = json.loads(env.tf_config() or "{}")
     cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
@@ -73,17 +69,7 @@ def cluster_size() -> int:
 def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
-    """Returns this worker's rank and N, chief first, as TensorFlow orders the replicas.
-
-    Args:
-        resolver: Cluster resolver of the strategy.
-
-    Returns:
-        ``(rank, workers)``; ``(0, 1)`` without a cluster.
-
-    Raises:
-        ValueError: The task is none of those that train.
-    """
+    """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
     if chiefs + workers < 2:
@@ -110,15 +96,6 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     TensorFlow's collectives fail for different types, and wait for each other indefinitely for
     different numbers. Every worker must call it; one that does not is not waited for longer than a
     minute. Worker 0 warns of different drivers.
-
-    Args:
-        rank: Number of this worker.
-        workers: Number of workers.
-        devices: Devices of this worker, as TensorFlow names them.
-
-    Raises:
-        DisagreementError: The types differ; names them and the remedy.
-        ValueError: The numbers differ; names them and the remedy.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context

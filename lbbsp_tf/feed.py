@@ -29,12 +29,7 @@ MIN_WAIT_SECONDS = 0.005
 
 
 class TrainingInput:
-    """Input of one balancer: from `dataset` to the end of the fit that trains on it.
-
-    Args:
-        sessions: Sessions of this process's replicas, with the plans.
-        strategy: Strategy of the workers.
-    """
+    """Input of one balancer: from `dataset` to the end of the fit that trains on it."""
 
     def __init__(self, sessions: ReplicaSessions, strategy: tf.distribute.Strategy) -> None:
         self._sessions = sessions
@@ -187,9 +182,6 @@ class TrainingInput:
 
         Samples of a stream are compared as they are read, and those that are another time
         different on any worker (augmented at random) are not compared.
-
-        Raises:
-            DisagreementError: They differ; names the worker and the remedy.
         """
         source = self._pipeline.source
         if source.records is not None:
@@ -204,11 +196,7 @@ class TrainingInput:
                 raise
 
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:
-        """Allows one iteration of the announced data set, that of a fit that has begun.
-
-        Raises:
-            ValueError: Something else iterates over the placeholders.
-        """
+        """Allows one iteration of the announced data set, that of a fit that has begun."""
         if self._may_iterate and pipeline is self._pipeline:
             self._may_iterate = False
             return
@@ -247,11 +235,7 @@ class TrainingInput:
         return self._pipeline.first_samples(count)
 
     def begin_step(self) -> None:
-        """Raises an error if the fit does not iterate over the announced data set.
-
-        Raises:
-            ValueError: The data set came from elsewhere.
-        """
+        """Raises an error if the fit does not iterate over the announced data set."""
         if self._may_iterate:
             raise ValueError(
                 "fit needs the data of the balancer: call fit(balancer.dataset(x, y), ...)"
@@ -285,11 +269,7 @@ class TrainingInput:
         self._may_iterate = False
 
     def _compare_records(self) -> None:
-        """Checks that all workers have read the same records; a collective.
-
-        Raises:
-            DisagreementError: They have not; names the remedy.
-        """
+        """Checks that all workers have read the same records; a collective."""
         records = self._pipeline.source.records
         if records is None:
             return
@@ -308,11 +288,7 @@ class TrainingInput:
 
 
 def _refuse_for_streams(**options: object) -> None:
-    """Raises an error for options that have no effect on a `tf.data.Dataset`.
-
-    Raises:
-        ValueError: Names the option and the remedy.
-    """
+    """Raises an error for options that have no effect on a `tf.data.Dataset`."""
     for name, value in options.items():
         if value is None:
             continue
@@ -346,9 +322,7 @@ class InputWait:
     def add(self, waited_seconds: float, busy_seconds: float) -> None:
         """Adds a step, unless it is excluded: then it does not add to the busy time.
 
-        Args:
-            waited_seconds: Seconds of all waits so far.
-            busy_seconds: Busy seconds of all included steps so far.
+        Both are sums over all steps so far.
         """
         if self._last is not None and busy_seconds > self._last[1]:
             self._waited += waited_seconds - self._last[0]

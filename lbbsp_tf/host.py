@@ -24,13 +24,7 @@ class HostCalls:
     def call(
         self, function: HostFunction, inputs: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
     ) -> list[tf.Tensor]:
-        """Calls a function of arrays from the graph, or at once.
-
-        Args:
-            function: Function that returns a list of arrays.
-            inputs: Tensors that it is given as arrays.
-            specs: Specifications of the tensors that the call returns.
-        """
+        """Calls a function of arrays from the graph, or at once."""
         if tf.executing_eagerly():
             arrays = function(*(tensor.numpy() for tensor in inputs))
             return [tf.constant(v, spec.dtype) for v, spec in zip(arrays, specs, strict=True)]

@@ -16,18 +16,7 @@ from lbbsp_tf.training import Training
 
 
 class BalancedLoop:
-    """Balanced steps of a custom training loop; `LoadBalancer.loop` creates it.
-
-    Args:
-        train_step: Function of a batch that applies gradients by Keras optimizers, written as for
-            a single process; for example `keras.Model.train_step` of a compiled model.
-        data: What `LoadBalancer.dataset` has returned.
-        strategy: Strategy of the user.
-        training: Parts of the balancer.
-
-    Raises:
-        ValueError: `data` did not come from the balancer, or its session cannot start.
-    """
+    """Balanced steps of a custom training loop; `LoadBalancer.loop` creates it."""
 
     def __init__(
         self,

@@ -14,11 +14,7 @@ SampleMap = Callable[..., Nest]
 def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> SampleMap:
     """Returns a function of a batch that applies `function` to each of its samples.
 
-    Args:
-        function: Function of the tensors of a sample, as for `tf.data.Dataset.map`.
-        readers: Number of samples that are processed at the same time.
-        padded: What becomes of results whose lengths differ: True pads them by zeros to the
-            longest of the batch, False makes ragged tensors, None refuses them.
+    Results whose lengths differ are `padded` as in `LoadBalancer.dataset`.
     """
 
     def over_batch(*batch: Nest) -> Nest:
@@ -75,8 +71,5 @@ def unpacked(spec: Nest) -> SampleMap:
 
     A data set calls functions with the parts of a tuple, also of a tuple of one part such as
     ``((a, b),)``, or with the element itself if that is no tuple.
-
-    Args:
-        spec: Structure of the elements.
     """
     return lambda *parts: parts if isinstance(spec, tuple) else parts[0]

@@ -30,9 +30,6 @@ class WorkerScalars:
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
-
-    Args:
-        session: Session of this process.
     """
 
     def __init__(self, session: WorkerSession) -> None:
@@ -108,12 +105,7 @@ class WorkerScalars:
 
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
-    """Returns means over steps of a worker, by name: over the regular ones, if there are any.
-
-    Args:
-        lines: Steps, at least one.
-        rank: Rank of the worker.
-    """
+    """Returns means over steps of a worker, by name: over the regular ones, if there are any."""
     lines = [line for line in lines if line.is_regular] or lines
     busy = [line.busy_seconds[rank] for line in lines]
     scalars = {

@@ -20,17 +20,7 @@ _REMEDY = "let it follow what loop.epoch() yields, which is the same on all work
 
 
 class Training:
-    """Parts of one balancer, which take part in each event of a training.
-
-    Args:
-        strategy: Strategy of the user.
-        sessions: Sessions of this process's replicas.
-        weight_by: See `LoadBalancer`.
-        verify: See `LoadBalancer`.
-
-    Raises:
-        ValueError: `weight_by` is unknown.
-    """
+    """Parts of one balancer, which take part in each event of a training."""
 
     def __init__(
         self,
@@ -61,11 +51,8 @@ class Training:
     ) -> None:
         """Starts the sessions for the announced data set; a collective.
 
-        Args:
-            facts: What all workers must agree on, in addition to what the sessions compare.
-            weights: Returns the weights, to be compared every some steps.
-            settings: Returns settings to be compared in every step, in a loop whose end of an epoch
-                only the user's code sees.
+        Weights are compared every some steps; settings in every step, in a loop whose end of an
+        epoch only the user's code sees.
         """
         self._weights, self._settings = weights, settings
         self.input.begin_fit()
@@ -76,9 +63,7 @@ class Training:
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
         """Moves to the epoch at which the training begins, and starts to draw; a collective.
 
-        Args:
-            epoch: Number of the epoch.
-            resumes: Whether the sessions are at a step of it already.
+        If it `resumes`, the sessions are at a step of it already.
         """
         if not resumes:
             self.sessions.begin_epoch(epoch)

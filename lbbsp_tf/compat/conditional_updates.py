@@ -57,10 +57,7 @@ def cond_of_replicas(
 ) -> None:
     """Runs one of two branches in a replica, on all replicas alike; both may leave its context.
 
-    Args:
-        pred: Scalar that is the same in all replicas.
-        true_fn: Branch that is run if it is true; what it returns is ignored.
-        false_fn: The other branch.
+    What they return is ignored.
     """
 
     def across_replicas(

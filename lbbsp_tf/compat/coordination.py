@@ -52,22 +52,13 @@ def let_sigterm_end() -> None:
 
 
 def tell_of_failure(who: str) -> None:
-    """Ends the collectives of all other workers with an error; this one must have met them.
-
-    Args:
-        who: Name of this worker, "worker 1 (address)".
-    """
+    """Ends the collectives of all other workers with an error; this one must have met them."""
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {FAILED}")
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
-    """Returns why, or for which worker, a collective has failed; None if its error does not tell.
-
-    Args:
-        error: Error with which this worker ends.
-        name: Returns the name of the worker with a job and index.
-    """
+    """Returns why, or for which worker, a collective has failed; None if that is unknown."""
     if not isinstance(error, tf.errors.OpError):
         return None
     if told := re.search(rf"worker \d+ \(\S+\) {FAILED}", str(error)):

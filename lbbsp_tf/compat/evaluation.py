@@ -63,17 +63,11 @@ _local_only = PerThread()
 
 
 class ReplicaRows(NamedTuple):
-    """One replica's rows of a global batch.
+    """One replica's rows of a global batch."""
 
-    Args:
-        batch: Nest of tensors; one row, to be discarded, if the replica has none.
-        rows: Number of rows of the replica; may be 0.
-        total: Number of rows of the global batch.
-    """
-
-    batch: Nest
-    rows: tf.Tensor
-    total: tf.Tensor
+    batch: Nest  # one row, to be discarded, if the replica has none
+    rows: tf.Tensor  # number; may be 0
+    total: tf.Tensor  # rows of the global batch
 
 
 def patch_evaluation(
@@ -84,12 +78,10 @@ def patch_evaluation(
 ) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
 
-    Args:
-        global_logs: Computes the logs of all workers from those that a custom `train_step` or
-            `test_step` has computed on this worker.
-        check_all_call: Called with the number of batches, 0 if unknown, before they are read.
-        check_samples: Called with some samples that this worker has read.
-        kinds: Returns what the scalars of a model's `test_step` are, in order, from a batch.
+    `global_logs` is given what a custom `train_step` or `test_step` has logged on this worker,
+    `check_all_call` the number of batches (0 if unknown) before they are read, `check_samples` some
+    samples that were read, and `kinds` a batch, to tell what the scalars of a `test_step` are, in
+    order.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
@@ -123,10 +115,6 @@ class Rows:
     It has iterators of its own. Those of TensorFlow's strategies have threads for autotuning, of
     which TensorFlow can lose the cancellation when a busy worker deletes the iterator: a fit would
     end minutes late.
-
-    Args:
-        dataset: Global batches, the same on all workers.
-        strategy: Strategy of the replicas.
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
@@ -154,16 +142,7 @@ class Rows:
 
 
 def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -> tf.data.Dataset:
-    """Splits global batches into the rows of this process's replicas.
-
-    Args:
-        dataset: Global batches, the same on all workers.
-        places: Places of the replicas, see `rows_of`.
-        replicas: Number of replicas of all processes.
-
-    Returns:
-        Each batch, followed by one `ReplicaRows` for each place.
-    """
+    """Returns global batches, each followed by the `ReplicaRows` of some places, see `rows_of`."""
     spec = dataset.element_spec
 
     def split(*elements: Nest) -> tuple[Nest, ...]:
@@ -189,12 +168,7 @@ def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
 
 
 class RowsStep:
-    """Wraps `test_step` or `predict_step` for `strategy.run`.
-
-    Args:
-        model: Keras model.
-        step: Bound method of the model.
-    """
+    """Wraps `test_step` or `predict_step` for `strategy.run`."""
 
     def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
         self._model = model

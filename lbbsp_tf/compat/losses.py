@@ -26,9 +26,8 @@ _vector_factor = PerThread()
 def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterator[None]:
     """Multiplies each loss that is divided by a number of tokens by a factor, in this thread.
 
-    Args:
-        factor: Function of the divisor of this worker's loss (its valid tokens under a mask, or
-            the sum of its sample weights), and of words that say so.
+    `factor` is a function of the divisor of this worker's loss (its valid tokens under a mask, or
+    the sum of its sample weights), and of words that say so.
     """
     patch(loss_module, "apply_mask", _scaled_mask)
     patch(loss_module, "reduce_values", _scaled_by_weights)
@@ -40,11 +39,8 @@ def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterato
 def added_vectors_scaled(factor: tf.Tensor, batch: Batch) -> Iterator[None]:
     """Multiplies by a factor what `add_loss` was given as a vector with a loss of each sample.
 
-    Keras sums such a vector, and adds the sum to a loss that is a mean over samples.
-
-    Args:
-        factor: Scalar.
-        batch: Tensor of the batch. Its number of samples is the length of such a vector.
+    Keras sums such a vector, and adds the sum to a loss that is a mean over samples. The length of
+    such a vector is the number of samples of `batch`.
     """
     patch(keras_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _scaled_vector)
     rows = int(count_rows(batch)) if tf.executing_eagerly() else None  # unknown in a graph

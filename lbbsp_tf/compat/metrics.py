@@ -35,11 +35,7 @@ _whole = PerThread()
 
 @contextmanager
 def intercepted_scalars(handler: Handler) -> Iterator[None]:
-    """Replaces each scalar in this thread's `Mean.update_state`, and its weight.
-
-    Args:
-        handler: Called as ``handler(value, sample_weight)``; returns both.
-    """
+    """Replaces each scalar in this thread's `Mean.update_state`, and its weight."""
     patch(keras.metrics.Mean, "update_state", _with_scalar_replaced)
     with _handler.set(handler):
         yield
@@ -76,9 +72,7 @@ def _with_scalar_replaced(
 def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
     """Updates metrics written by hand with the rows of all replicas, in this thread.
 
-    Args:
-        share: Share of this replica's samples in those of all; without any, its rows do not count.
-        run: Runs a collective on tensors.
+    A replica whose `share` of all samples is 0 adds no rows.
     """
     with _whole.set((share, run)):
         yield

@@ -25,15 +25,9 @@ _steps_in_progress: list[object] = []
 def intercepted_apply(handler: Callable[[Gradients, Apply], Gradients]) -> Iterator[None]:
     """Passes the gradients of outermost `apply` and `sum_gradients` in this thread to a handler.
 
-    Optimizers do not reduce gradients over replicas inside the context.
-
-    Args:
-        handler: Called as ``handler(gradients, apply)``; ``apply(gradients)`` continues with the
-            optimizer's own method, and is None in `sum_gradients`, which returns what it returns.
-
-    Raises:
-        ValueError: An `apply` runs in a graph inside that of the context, in which it cannot be
-            summed over replicas.
+    Optimizers do not reduce gradients over replicas inside the context. ``handler(gradients,
+    apply)`` calls ``apply(gradients)`` to continue with the optimizer's own method; it is None in
+    `sum_gradients`, which returns what the handler returns.
     """
     _patch_classes()
     _steps_in_progress.append(handler)

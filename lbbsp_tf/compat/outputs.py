@@ -34,11 +34,7 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 
 
 def write_once_per_job(rank: int) -> None:
-    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic.
-
-    Args:
-        rank: Number of this worker, in [0, workers).
-    """
+    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic."""
     for name in ("save", "save_weights"):
         patch(keras.Model, name, partial(_save_atomically, rank))
     if rank == 0:

@@ -28,8 +28,7 @@ _rank = PerThread()
 def noise_of_replica(rank: int) -> Iterator[None]:
     """Makes this thread draw noise of its own from the random states that replicas share.
 
-    Args:
-        rank: Number of the replica; 0 draws what a single process would draw.
+    Replica 0 draws what a single process would draw.
     """
     patch(SeedGenerator, "next", _by_rank)
     with _rank.set(rank):
@@ -56,11 +55,7 @@ def forget_global_seed() -> None:
 
 
 def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
-    """Returns a function that makes this thread's global random state that of a replica's thread.
-
-    Args:
-        strategy: Strategy under which the state is created, unless it exists.
-    """
+    """Returns a function that makes this thread's global random state that of a replica's."""
     # Keras draws the seed from Python's generator, which must give the user's next models the
     # numbers that it would give them without us.
     state = random.getstate()

@@ -74,9 +74,7 @@ def restore_callbacks(
 ) -> None:
     """Restores what `callback_states` has returned, to the same callbacks in the same order.
 
-    Args:
-        callbacks: Callbacks of the fit.
-        states: What each of them has seen; None leaves one as it is.
+    A state of None leaves a callback as it is.
     """
     stateful = list(_stateful(callbacks))
     if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
@@ -94,14 +92,7 @@ def is_mirrored(variable: keras.Variable) -> bool:
 def assign_total(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: np.ndarray, *, sends: bool
 ) -> None:
-    """Assigns a value that was read over all replicas.
-
-    Args:
-        strategy: Strategy of the variable.
-        variable: Variable of a metric.
-        value: Its value over all replicas.
-        sends: Whether the value counts here, if the variable is a sum over processes.
-    """
+    """Assigns a value that was read over all replicas; a sum, only where `sends` is true."""
     is_sum = getattr(variable.value, "aggregation", None) == tf.VariableAggregation.SUM
     if is_mirrored(variable) or not is_sum:
         variable.assign(value)

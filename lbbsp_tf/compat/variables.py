@@ -76,11 +76,7 @@ def _with_comparison(
 def explained_by_variables(own: int = 0) -> Iterator[None]:
     """Replaces an error of a collective by one that names the variables that differ, if any do.
 
-    Args:
-        own: 1 if this worker creates a variable in the context, else 0.
-
-    Raises:
-        DisagreementError: Another worker has created another variable, or one more.
+    `own` is 1 if this worker creates a variable in the context.
     """
     try:
         yield
