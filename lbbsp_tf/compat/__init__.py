@@ -45,7 +45,6 @@ from lbbsp_tf.compat.random import (
 )
 from lbbsp_tf.compat.replicas import STRATEGIES, one_replica_view
 from lbbsp_tf.compat.state import (
-    Callbacks,
     assign_total,
     callback_states,
     global_random_state,
@@ -63,7 +62,6 @@ from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
 __all__ = [
     "STRATEGIES",
     "Apply",
-    "Callbacks",
     "Gradient",
     "Gradients",
     "Kind",

@@ -51,8 +51,7 @@ def _build_from_local_batch(
         else:
             *_, batches = next(iter(iterator))
             data_batch = local(self.distribute_strategy, next(batches))
-    with self.distribute_strategy.scope():
-        _build(self, data_batch)
+    build(self, data_batch)
 
 
 def require_targets(model: keras.Model, batch: Nest) -> None:
@@ -70,30 +69,26 @@ def require_targets(model: keras.Model, batch: Nest) -> None:
         )
 
 
-def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
-    """Builds the model symbolically, or leaves it to a custom `train_step`.
-
-    The step of a VAE, a GAN or a distillation trains layers that the model holds, and the model
-    itself cannot be called. What is not built yet is then created when the step is traced.
-    """
-    require_targets(model, data_batch)
-    has_step = type(model).train_step is not keras_trainer.TensorFlowTrainer.train_step
-    if not has_step or type(model).call is not keras.Model.call:
-        try:
-            model._symbolic_build(data_batch=data_batch)
-            return
-        except Exception:
-            if not has_step:
-                raise
-    layers = model._flatten_layers(include_self=False)
-    if model.optimizer is not None and all(layer.built for layer in layers):
-        model.optimizer.build(model.trainable_variables)
-
-
 def build(model: keras.Model, batch: Nest) -> None:
-    """Builds what is not built yet of a model, its optimizer and its metrics."""
+    """Builds what is not built yet of a model, its optimizer and its metrics, from a small batch.
+
+    Or leaves it to a custom `train_step`: the step of a VAE, a GAN or a distillation trains layers
+    that the model holds, and the model itself cannot be called. What is not built yet is then
+    created when the step is traced.
+    """
+    require_targets(model, batch)
+    has_step = type(model).train_step is not keras_trainer.TensorFlowTrainer.train_step
     with model.distribute_strategy.scope():
-        _build(model, batch)
+        if not has_step or type(model).call is not keras.Model.call:
+            try:
+                model._symbolic_build(data_batch=batch)
+                return
+            except Exception:
+                if not has_step:
+                    raise
+        layers = model._flatten_layers(include_self=False)
+        if model.optimizer is not None and all(layer.built for layer in layers):
+            model.optimizer.build(model.trainable_variables)
 
 
 def _reduce_locally(
