@@ -11,7 +11,7 @@ optimizer does what it does in one process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import keras
 import tensorflow as tf
@@ -26,9 +26,10 @@ def allow_conditional_updates() -> None:
     if apply is None or not is_broken(apply, "ops.cond("):
         return
     # Keras's own code, which sees another `ops.cond`.
+    ops = SimpleNamespace(**{**vars(keras.ops), "cond": cond_of_replicas})
     distributed = FunctionType(
         apply.__code__,
-        {**apply.__globals__, "ops": _DistributedOps()},
+        {**apply.__globals__, "ops": ops},
         apply.__name__,
         apply.__defaults__,
         apply.__closure__,
@@ -38,18 +39,6 @@ def allow_conditional_updates() -> None:
         (distributed if _updates_need_merge_call() else apply)(*args, **options)
 
     patch(TFOptimizer, "_backend_apply_gradients", apply_gradients)
-
-
-class _DistributedOps:
-    """`keras.ops` with a `cond` whose branches may update distributed variables."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(keras.ops, name)
-
-    @staticmethod
-    def cond(pred: tf.Tensor, true_fn: Callable[[], Nest], false_fn: Callable[[], Nest]) -> None:
-        """Runs one of two branches, whose results are ignored, on all replicas alike."""
-        cond_of_replicas(pred, true_fn, false_fn)
 
 
 def cond_of_replicas(
