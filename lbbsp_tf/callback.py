@@ -179,7 +179,7 @@ class LoadBalancer(keras.callbacks.Callback):
     @property
     def verified_error(self) -> float | None:
         """Difference that ``verify=True`` has found, relative to the gradient; else None."""
-        return self._training.verified_error
+        return self._training.preparation.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -376,9 +376,9 @@ class LoadBalancer(keras.callbacks.Callback):
             if self._logs:
                 self._logs.begin_fit()
         else:
-            compat.require_targets(self.model, self._input.structure)
+            compat.require_targets(self.model, self._input.latest.batches.element_spec)
             if self._checkpoints:
-                compat.build(self.model, self._input.example())
+                compat.build(self.model, self._input.latest.example)
         if self.active or self._checkpoints:
             self._run_after_history()
 
@@ -448,7 +448,7 @@ class LoadBalancer(keras.callbacks.Callback):
         layers = synchronized_layers(model)
         traced_for = (model, model.optimizer, config, *self._input.iterators, *layers)
         if [*map(id, traced_for)] != [*map(id, self._traced_for)]:
-            step = self._training.prepare(TrainStep.of_model(model))
+            step = self._training.preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function = self._only_in_fit(model, model.train_function)

@@ -37,7 +37,7 @@ class TrainingInput:
         self._strategy = strategy
         self._announced: PlannedPipeline | None = None
         self._pipeline: PlannedPipeline | None = None
-        self._latest: PlannedPipeline | None = None
+        self.latest: PlannedPipeline | None = None
         self._drawn: Sequence[PlannedPipeline] = []
         self._reads: SharedReads = SharedReads(1)
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
@@ -48,7 +48,7 @@ class TrainingInput:
     @property
     def order(self) -> GlobalOrder | None:
         """Order of the data set that a fit was given last, or else of the latest one."""
-        pipeline = self._announced or self._latest
+        pipeline = self._announced or self.latest
         return pipeline.order if pipeline else None
 
     @property
@@ -62,18 +62,9 @@ class TrainingInput:
         return str(self._pipeline.batches.element_spec)
 
     @property
-    def structure(self) -> Nest:
-        """Shapes and types of the batches of the latest data set, from which nothing is drawn."""
-        return self._latest.batches.element_spec
-
-    def example(self) -> Nest:
-        """Returns a batch of one sample of the latest data set."""
-        return self._latest.example
-
-    @property
     def validation_data(self) -> Nest:
         """Samples that the latest data set keeps for validation; None without any."""
-        source = self._latest.source if self._latest else None
+        source = self.latest.source if self.latest else None
         return source.validation_data if isinstance(source, Arrays) else None
 
     def dataset(
@@ -152,7 +143,7 @@ class TrainingInput:
             readers=int(readers),
             prefetch=int(prefetch),
         )
-        self._latest = pipeline
+        self.latest = pipeline
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()
@@ -170,7 +161,7 @@ class TrainingInput:
     def begin_fit(self) -> None:
         """Prepares the session for the announced data set; call it when the training begins."""
         pipeline, self._announced = self._announced, None
-        self._pipeline = self._latest = pipeline
+        self._pipeline = self.latest = pipeline
         self._sessions.use_order(pipeline.order)
         self._sessions.use_lag(1 + pipeline.prefetch)
         self._may_iterate = True
@@ -213,7 +204,7 @@ class TrainingInput:
     @property
     def is_reshuffled(self) -> bool:
         """True if the order of the latest data set cannot be continued in its middle."""
-        source = self._latest.source
+        source = self.latest.source
         return isinstance(source, Stream) and source.is_reshuffled
 
     def begin_epochs(self) -> None:

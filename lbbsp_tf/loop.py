@@ -64,7 +64,7 @@ class BalancedLoop:
             return
         if self._run is None:
             training.begin_first_epoch(0)
-            step = training.prepare(self._train_step)
+            step = training.preparation.prepare(self._train_step)
 
             def run() -> Nest:
                 self._graph, self._found = compat.current_graph(), None

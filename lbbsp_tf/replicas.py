@@ -7,7 +7,7 @@ repeat its handshake with the answers that it got.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.activity import CurrentActivity
@@ -76,9 +76,6 @@ class ReplicaSessions(Sequence[WorkerSession]):
 
     def __getitem__(self, index: int) -> WorkerSession:
         return self._sessions[index]
-
-    def __iter__(self) -> Iterator[WorkerSession]:
-        return iter(self._sessions)
 
     def start(self, facts: Mapping[str, int]) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""

@@ -13,8 +13,6 @@ from lbbsp_core.runtime.settings import Settings
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions
-from lbbsp_tf.step import BalancedStep
-from lbbsp_tf.train_step import TrainStep
 
 _REMEDY = "let it follow what loop.epoch() yields, which is the same on all workers"
 
@@ -34,14 +32,9 @@ class Training:
         self.input = TrainingInput(sessions, strategy)
         self._weights: Callable[[], Iterable[np.ndarray]] = tuple
         self._settings: Callable[[], Settings] | None = None
-        self._preparation = StepPreparation(
+        self.preparation = StepPreparation(
             strategy, sessions, self.input, weight_by=weight_by, verify=verify
         )
-
-    @property
-    def verified_error(self) -> float | None:
-        """See `LoadBalancer`."""
-        return self._preparation.verified_error
 
     def begin(
         self,
@@ -72,17 +65,13 @@ class Training:
 
     def begin_epoch(self) -> None:
         """Begins a further epoch, whose first step is excluded; a collective."""
-        self._preparation.begin_epoch()
+        self.preparation.begin_epoch()
         self.sessions.exclude_step()
-
-    def prepare(self, train_step: TrainStep) -> BalancedStep:
-        """Returns the balanced step of a train step; see `StepPreparation.prepare`."""
-        return self._preparation.prepare(train_step)
 
     def begin_step(self) -> None:
         """Sets the weight of a sample; restarts the timers if the step is excluded."""
         self.input.begin_step()
-        self._preparation.set_samples(sum(self.sessions.leader.sizes))
+        self.preparation.set_samples(sum(self.sessions.leader.sizes))
         leader, is_last = self.sessions.leader, False
         if self._settings:
             leader.offer_settings(self._settings, _REMEDY)
@@ -93,7 +82,7 @@ class Training:
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
-        self._preparation.end_step()
+        self.preparation.end_step()
         self.sessions.leader.check_weights()
         self.sessions.leader.check_settings(_REMEDY)
         self.leave_steps()
