@@ -64,10 +64,7 @@ def check_model_class(model: object) -> None:
 
 
 def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
-    """Raises an error unless `strategy` is supported.
-
-    A single worker with one device may use any.
-    """
+    """Raises an error unless `strategy` is supported; a single replica may use any."""
     if workers > 1 and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "

@@ -87,10 +87,7 @@ class HostColumn:
 
 
 class FrameColumn(HostColumn):
-    """Column of a pandas data frame, shape ``(samples, columns)``, or a series, ``(samples, 1)``.
-
-    These are the shapes in which Keras reads them.
-    """
+    """Column of a pandas data frame, or of a series as ``(samples, 1)``, as Keras reads them."""
 
     def __init__(self, frame: Any, name: str = "x") -> None:
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
@@ -170,10 +167,7 @@ class SparseColumn:
 
 
 def map_columns(name: str, value: Nest) -> Nest:
-    """Makes a column of each array in a nest; lists of arrays become tuples.
-
-    A list of strings, paths or numbers is an array.
-    """
+    """Makes a column of each array in a nest; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):

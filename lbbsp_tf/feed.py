@@ -311,10 +311,7 @@ class InputWait:
         self._warned = False
 
     def add(self, waited_seconds: float, busy_seconds: float) -> None:
-        """Adds a step, unless it is excluded: then it does not add to the busy time.
-
-        Both are sums over all steps so far.
-        """
+        """Adds a step, from sums over all so far; an excluded one does not add to the busy time."""
         if self._last is not None and busy_seconds > self._last[1]:
             self._waited += waited_seconds - self._last[0]
             self._busy += busy_seconds - self._last[1]

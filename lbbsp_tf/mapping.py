@@ -12,10 +12,7 @@ SampleMap = Callable[..., Nest]
 
 
 def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> SampleMap:
-    """Returns a function of a batch that applies `function` to each of its samples.
-
-    Results whose lengths differ are `padded` as in `LoadBalancer.dataset`.
-    """
+    """Returns a function of a batch that applies `function` to each of its samples."""
 
     def over_batch(*batch: Nest) -> Nest:
         samples = tf.data.Dataset.from_tensor_slices(batch)
@@ -27,7 +24,7 @@ def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> S
 
 
 def _batched(results: tf.data.Dataset, size: tf.Tensor, padded: bool | None) -> Nest:
-    """Returns all elements of a data set as one batch."""
+    """Returns all elements of a data set as one batch, `padded` as in `LoadBalancer.dataset`."""
     spec = results.element_spec
     if not any(map(_varies, tf.nest.flatten(spec))):
         return results.batch(size).get_single_element()

@@ -48,10 +48,7 @@ class ModelState:
                     yield layer.name, name
 
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
-        """Returns the state; a collective, because statistics are averaged over replicas.
-
-        Processes that need no `copy` only take part.
-        """
+        """Returns the state, if `copy`; a collective: statistics are averaged over replicas."""
         numbers = {id(variable): i for i, variable in enumerate(self._model.variables)}
         trained = []
         for optimizer in optimizers_of(self._model):

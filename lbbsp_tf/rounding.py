@@ -33,10 +33,7 @@ _LARGEST_ROUNDING = 0.3  # of a gradient
 
 
 class Comparison:
-    """Comparison of sketches of one `apply`, to within their rounding.
-
-    The trials of `splits` show how large the gradients are and how they are rounded.
-    """
+    """Comparison of sketches of one `apply`, to within the rounding that `splits` show."""
 
     def __init__(self, precision: Precision, splits: Sequence[Split], call: int) -> None:
         trials = [trial for split in splits for trial in (split.whole, split.first, split.second)]

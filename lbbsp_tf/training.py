@@ -54,11 +54,8 @@ class Training:
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
-        """Moves to the epoch at which the training begins, and starts to draw; a collective.
-
-        If it `resumes`, the sessions are at a step of it already.
-        """
-        if not resumes:
+        """Moves to the epoch at which the training begins, and starts to draw; a collective."""
+        if not resumes:  # else the sessions are at a step of it already
             self.sessions.begin_epoch(epoch)
         self.sessions.leader.check_same("first epoch", epoch)
         self.input.begin_epochs()

@@ -32,7 +32,7 @@ def largest_error(
     batch: Nest,
     sizes: Sequence[int],
 ) -> float:
-    """Returns the largest relative difference of a gradient from that of the whole batch.
+    """Returns the largest relative difference of a weighted step's gradient from the whole batch's.
 
     Both are computed from the same samples and weights, and with the same noise for all samples;
     nothing is applied. Every worker must call it at the same time.

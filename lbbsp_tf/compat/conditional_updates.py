@@ -44,10 +44,7 @@ def allow_conditional_updates() -> None:
 def cond_of_replicas(
     pred: tf.Tensor, true_fn: Callable[[], object], false_fn: Callable[[], object]
 ) -> None:
-    """Runs one of two branches in a replica, on all replicas alike; both may leave its context.
-
-    What they return is ignored.
-    """
+    """Runs one of two branches in a replica, on all replicas alike; both may leave its context."""
 
     def across_replicas(
         strategy: tf.distribute.Strategy, preds: Nest, true_fns: Nest, false_fns: Nest

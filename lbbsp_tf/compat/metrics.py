@@ -70,10 +70,7 @@ def _with_scalar_replaced(
 
 @contextmanager
 def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
-    """Updates metrics written by hand with the rows of all replicas, in this thread.
-
-    A replica whose `share` of all samples is 0 adds no rows.
-    """
+    """Updates metrics written by hand with the rows of all replicas, in this thread."""
     with _whole.set((share, run)):
         yield
 
@@ -138,7 +135,7 @@ def _of_all(share: tf.Tensor, run: Run, leaf: object) -> object:
     if leaf.shape.rank == 0:
         part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
         return run([part], lambda parts: [context.all_reduce("SUM", parts[0])])[0]
-    rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]
+    rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]  # else those of another replica
     (found,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
     mask = get_keras_mask(leaf)
     if mask is not None:

@@ -26,10 +26,7 @@ _rank = PerThread()
 
 @contextmanager
 def noise_of_replica(rank: int) -> Iterator[None]:
-    """Makes this thread draw noise of its own from the random states that replicas share.
-
-    Replica 0 draws what a single process would draw.
-    """
+    """Makes this thread draw noise of its own from the random states that replicas share."""
     patch(SeedGenerator, "next", _by_rank)
     with _rank.set(rank):
         yield
@@ -39,7 +36,7 @@ def _by_rank(
     draw: Callable[..., tf.Tensor], generator: SeedGenerator, ordered: bool = True
 ) -> tf.Tensor:
     seed = draw(generator, ordered)
-    if not _rank.value:
+    if not _rank.value:  # the first replica draws what a single process would draw
         return seed
     return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
 

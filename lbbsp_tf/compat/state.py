@@ -72,14 +72,11 @@ def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]
 def restore_callbacks(
     callbacks: Callbacks, states: Sequence[tuple[str, Mapping[str, object] | None]]
 ) -> None:
-    """Restores what `callback_states` has returned, to the same callbacks in the same order.
-
-    A state of None leaves a callback as it is.
-    """
+    """Restores what `callback_states` has returned, to the same callbacks in the same order."""
     stateful = list(_stateful(callbacks))
     if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
         for (callback, _, names), (_, values) in zip(stateful, states, strict=True):
-            for name in names if values is not None else ():
+            for name in names if values is not None else ():  # None: it is left as it is
                 setattr(callback, name, values[name])
 
 

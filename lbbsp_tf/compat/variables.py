@@ -73,11 +73,8 @@ def _with_comparison(
 
 
 @contextlib.contextmanager
-def explained_by_variables(own: int = 0) -> Iterator[None]:
-    """Replaces an error of a collective by one that names the variables that differ, if any do.
-
-    `own` is 1 if this worker creates a variable in the context.
-    """
+def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker creates one
+    """Replaces an error of a collective by one that names the variables that differ, if any do."""
     try:
         yield
     except tf.errors.OpError as error:
