@@ -17,27 +17,19 @@ import keras
 import numpy as np
 
 from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.collectives import Collectives
 from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.protocol import (
-    DisagreementError,
-    pack_float,
-    unpack_float,
-)
+from lbbsp_core.runtime.protocol import DisagreementError, pack_float, unpack_float
 from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.board import Meetings
 from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.liveness import current_activity
 from lbbsp_tf.sources import digests_of
 
 Logs = Mapping[str, object]
 
 _WEIGHTS = "trainable weights"
 _EVALUATED = "the data of evaluate, predict or validation"
-_BATCHES = "number of batches of evaluate, predict or validation"
 _COMPARED = 256
 
 _CAUSE = (
@@ -52,13 +44,6 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     An entry with the name of a metric becomes the metric's result over all workers. Other numbers
     are averaged, weighted by each worker's rows in the last step. Numbers that are equal on all
     workers, arrays and other values are kept. Every worker must call this.
-
-    Args:
-        model: Keras model.
-        logs: Logs of this worker.
-
-    Raises:
-        DisagreementError: Workers have logs with different names.
     """
     logs = _flat(logs)
     collectives = mirrored_collectives(model.distribute_strategy)
@@ -76,22 +61,8 @@ def global_logs(model: keras.Model, logs: Logs) -> dict[str, object]:
     }
 
 
-def check_all_call(meetings: Meetings, batches: int | None) -> None:
-    """Waits until all workers evaluate, or predict, as many batches; see `Meetings.meet`."""
-    with current_activity().during(Activity.MEETING):
-        meetings.meet("evaluate or predict", _BATCHES, batches or 0)
-
-
 def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
-    """Raises unless all workers have evaluated, or predicted, the same samples; a collective.
-
-    Args:
-        session: Any session of this process.
-        samples: Some samples that this worker has read.
-
-    Raises:
-        DisagreementError: Samples differ; names the worker and the remedy.
-    """
+    """Raises unless all workers have evaluated, or predicted, the same samples; a collective."""
     digests = [digest for each in samples for digest in digests_of(each)]
     digests += [Digest(0.0, 0.0)] * _COMPARED  # their numbers may differ, too
     session.check_samples(digests[:_COMPARED], _EVALUATED)
@@ -102,11 +73,6 @@ def weighted_means(values: Sequence[float], weight: int, collectives: Collective
 
     Values that are equal on all workers are kept. Those of a worker without weight do not count,
     not even if they are NaN. Scalar arithmetic by rank gives the same bits on all workers.
-
-    Args:
-        values: Values of this worker, as many as on the others.
-        weight: Weight of this worker, the same for all values.
-        collectives: Collectives of the workers.
     """
     row = [weight, *(half for value in values for half in pack_float(value))]
     rows = collectives.all_gather(row)
@@ -170,11 +136,7 @@ def weights_of(model: keras.Model) -> Iterator[np.ndarray]:
 
 
 def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
-    """Raises unless all workers start with the same learning rates; a collective.
-
-    Raises:
-        DisagreementError: They differ; names the values.
-    """
+    """Raises unless all workers start with the same learning rates; a collective."""
     rates = (keras.ops.convert_to_numpy(each.learning_rate) for each in optimizers_of(model))
     text = ", ".join(f"{float(rate):.7g}" for rate in rates)
     handshake.compare(collectives, {"learning rate": text})
@@ -186,9 +148,6 @@ def check_models(model: keras.Model, collectives: Collectives) -> None:
     Weights may differ by the rounding of unlike processors, see `lbbsp_core.runtime.digest`. Every
     worker must call this, after all callbacks. Variables that the strategy does not keep equal
     (statistics that are averaged when they are read) are not compared.
-
-    Raises:
-        DisagreementError: Something differs; names it, the ranks and the likely cause.
     """
     facts = model_facts(model)
     rows = collectives.all_gather(list(facts.values()))

@@ -18,13 +18,11 @@ _READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker repl
 _FIRST_READ_MILLISECONDS = 20  # many workers may have no row yet
 _ELSEWHERE_SECONDS = 5  # for which the last sums of a step may still travel
 
+_BATCHES = "number of batches of evaluate, predict or validation"
+
 
 class CoordinationBoard:
-    """Board of heartbeats on the service that `MultiWorkerMirroredStrategy` runs.
-
-    Args:
-        rank: Number of this worker.
-    """
+    """Board of heartbeats on the service that `MultiWorkerMirroredStrategy` runs."""
 
     holder = 0
 
@@ -58,40 +56,29 @@ class CoordinationBoard:
 
 
 class Meetings:
-    """Points at which all workers wait for each other, outside of collectives.
+    """Points at which all workers wait for each other before they evaluate or predict.
 
     A collective that only some call would be taken for the one that the others call.
-
-    Args:
-        rank: Number of this worker.
-        workers: Number of workers.
     """
 
     def __init__(self, rank: int, workers: int) -> None:
         self._rank, self._workers, self._number = rank, workers, 0
 
-    def meet(self, call: str, fact: str, value: int) -> None:
-        """Waits until all workers have called this as often.
+    def meet(self, batches: int) -> None:
+        """Waits until all workers have called this as often, with as many batches.
 
-        Args:
-            call: What all workers have to call, for the error.
-            fact: Name of an integer.
-            value: Its value on this worker.
-
-        Raises:
-            RuntimeError: A worker waits for the others elsewhere, or has reached its end.
-            DisagreementError: The workers have other values.
+        One that waits for the others elsewhere, or has reached its end, is named in an error.
         """
         if self._workers == 1 or not CoordinationBoard.is_available():
             return
         service, board, begun = context.context(), CoordinationBoard(self._rank), time.monotonic()
         key = f"lbbsp/meet/{self._number}"
-        service.set_config_key_value(f"{key}/{self._rank}", str(value))
-        values: list[int] = []
-        while (other := len(values)) < self._workers:
+        service.set_config_key_value(f"{key}/{self._rank}", str(batches))
+        found: list[int] = []
+        while (other := len(found)) < self._workers:
             text = read_value(f"{key}/{other}", _READ_MILLISECONDS)
             if text is not None:
-                values.append(int(text))
+                found.append(int(text))
                 continue
             beat = Beat.of(board.read(other) or Beat().row())
             waits = beat.activity in WAITS and beat.seconds >= _ELSEWHERE_SECONDS
@@ -99,14 +86,14 @@ class Meetings:
             if (waits and late) or beat.activity == Activity.LEAVING:
                 service.delete_config_key_value(f"{key}/{self._rank}")
                 raise RuntimeError(
-                    f"worker {self._rank} has called {call}, and worker {other} is "
+                    f"worker {self._rank} has called evaluate or predict, and worker {other} is "
                     f"{describe(beat.activity, beat.step)}: call it on all workers, also in "
                     "callbacks and after fit"
                 )
         if self._number:  # which all have read
             service.delete_config_key_value(f"lbbsp/meet/{self._number - 1}/{self._rank}")
         self._number += 1
-        compare_facts([fact], [[value] for value in values])
+        compare_facts([_BATCHES], [[each] for each in found])
 
 
 def read_value(key: str, milliseconds: int) -> str | None:

@@ -147,10 +147,9 @@ class LoadBalancer(keras.callbacks.Callback):
         self._logs = FigureLogs(self._session) if logs and self.active else None
         self._scalars = WorkerScalars(self._session)
         self._train_function: Callable[..., object] | None = None
-        self._traced_for: _Identities | None = None
+        self._traced_for: tuple[object, ...] = ()
         self._in_fit = self._in_step = False
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
-        compat.patch_epochs()
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
             return
@@ -159,7 +158,7 @@ class LoadBalancer(keras.callbacks.Callback):
         compat.synchronize_moments()
         compat.patch_evaluation(
             agreement.global_logs,
-            partial(agreement.check_all_call, Meetings(self.rank, self.workers)),
+            Meetings(self.rank, self.workers).meet,
             partial(agreement.check_evaluated, self._session),
             kinds_of_evaluated,
         )
@@ -180,7 +179,7 @@ class LoadBalancer(keras.callbacks.Callback):
     @property
     def verified_error(self) -> float | None:
         """Difference that ``verify=True`` has found, relative to the gradient; else None."""
-        return self._training.verified_error
+        return self._training.preparation.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -377,9 +376,9 @@ class LoadBalancer(keras.callbacks.Callback):
             if self._logs:
                 self._logs.begin_fit()
         else:
-            compat.require_targets(self.model, self._input.structure)
+            compat.require_targets(self.model, self._input.latest.batches.element_spec)
             if self._checkpoints:
-                compat.build(self.model, self._input.example())
+                compat.build(self.model, self._input.latest.example)
         if self.active or self._checkpoints:
             self._run_after_history()
 
@@ -446,11 +445,10 @@ class LoadBalancer(keras.callbacks.Callback):
         """Wraps the model's step for this fit; traces it again only if the model has changed."""
         model = self.model
         config = getattr(model, "_compile_config", None)
-        traced_for = _Identities(
-            model, model.optimizer, config, *self._input.iterators, *synchronized_layers(model)
-        )
-        if traced_for != self._traced_for:
-            step = self._training.prepare(TrainStep.of_model(model))
+        layers = synchronized_layers(model)
+        traced_for = (model, model.optimizer, config, *self._input.iterators, *layers)
+        if [*map(id, traced_for)] != [*map(id, self._traced_for)]:
+            step = self._training.preparation.prepare(TrainStep.of_model(model))
             with compat.replaced(model, "train_step", step):
                 model.make_train_function(force=True)
             self._train_function = self._only_in_fit(model, model.train_function)
@@ -525,18 +523,3 @@ class LoadBalancer(keras.callbacks.Callback):
         history.on_train_batch_end = last_at_batch_end
         history.on_epoch_end = last_at_epoch_end
         history.on_train_end = last_at_train_end
-
-
-class _Identities:
-    """Objects that a trace depends on; equal if they are the same ones."""
-
-    def __init__(self, *objects: object) -> None:
-        self._objects = objects
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identities) and [*map(id, self._objects)] == [
-            *map(id, other._objects)
-        ]
-
-    def __hash__(self) -> int:
-        return hash(tuple(map(id, self._objects)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -21,12 +21,7 @@ logger = logging.getLogger("lbbsp.tf")
 
 
 def check_keras() -> None:
-    """Raises an error unless Keras is recent enough, uses TensorFlow, and is also `tf.keras`.
-
-    Raises:
-        RuntimeError: Keras is older or has another backend, or `tf.keras` is Keras 2; names the
-            remedy.
-    """
+    """Raises an error unless Keras is recent enough, uses TensorFlow, and is also `tf.keras`."""
     if env.uses_legacy_keras():
         raise RuntimeError(
             "TF_USE_LEGACY_KERAS makes tf.keras Keras 2, whose models LoadBalancer cannot train: "
@@ -49,11 +44,7 @@ def check_keras() -> None:
 
 
 def require_strategy(strategy: object) -> None:
-    """Raises an error unless `strategy` is a strategy of TensorFlow.
-
-    Raises:
-        TypeError: It is something else, such as the global batch size.
-    """
+    """Raises an error unless `strategy` is a strategy of TensorFlow."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise TypeError(
             f"strategy must be a tf.distribute.Strategy, got {shortened(strategy)}: write "
@@ -63,11 +54,7 @@ def require_strategy(strategy: object) -> None:
 
 
 def check_model_class(model: object) -> None:
-    """Raises an error unless `model` belongs to Keras 3.
-
-    Raises:
-        TypeError: The model's class is another one, such as one of the package ``tf_keras``.
-    """
+    """Raises an error unless `model` belongs to Keras 3."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"the model must be a keras.Model of Keras {keras.__version__}, got a class of "
@@ -77,15 +64,7 @@ def check_model_class(model: object) -> None:
 
 
 def check_strategy(strategy: tf.distribute.Strategy, workers: int) -> None:
-    """Raises an error unless `strategy` is supported.
-
-    Args:
-        strategy: Strategy of the user.
-        workers: Number of its workers; a single one with one device may use any strategy.
-
-    Raises:
-        ValueError: The strategy is not supported; names the remedy.
-    """
+    """Raises an error unless `strategy` is supported; a single replica may use any."""
     if workers > 1 and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "strategy must be a tf.distribute.MultiWorkerMirroredStrategy, got "
@@ -119,15 +98,7 @@ def warn_of_auto_jit(session: WorkerSession, strategy: tf.distribute.Strategy) -
 def check_callbacks(
     callbacks: Sequence[keras.callbacks.Callback], balancer: type[keras.callbacks.Callback]
 ) -> None:
-    """Raises an error for several balancers, and for callbacks that would repeat samples.
-
-    Args:
-        callbacks: Callbacks of the fit.
-        balancer: Class of the balancer.
-
-    Raises:
-        ValueError: Names the callback and the remedy.
-    """
+    """Raises an error for several balancers, and for callbacks that would repeat samples."""
     balancers = sum(isinstance(callback, balancer) for callback in callbacks)
     if balancers > 1:
         raise ValueError(
@@ -146,11 +117,7 @@ def check_callbacks(
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:
-    """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``.
-
-    Raises:
-        ValueError: The numbers differ; names the right one.
-    """
+    """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``."""
     if given != steps_per_epoch:
         raise ValueError(
             f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given!r}: "
@@ -168,11 +135,7 @@ def not_fed_by_balancer() -> ValueError:
 
 
 def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Raises an error if `model` cannot be trained; warns if its training is not exact.
-
-    Raises:
-        ValueError: The model or its options are not supported; names the remedy.
-    """
+    """Raises an error if `model` cannot be trained; warns if its training is not exact."""
     if model.distribute_strategy is not strategy:
         raise ValueError(
             "the model must belong to the balancer's strategy: build and compile it inside `with "
@@ -195,30 +158,21 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 "worker would count its own samples only: create the metrics and compile the model "
                 "inside `with strategy.scope():`"
             )
-    for layer in model._flatten_layers(include_self=False, recursive=True):
+    layers = list(model._flatten_layers(include_self=False, recursive=True))
+    for layer in layers:
         if getattr(layer, "stateful", False):
             raise ValueError(
                 f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
                 "of workers change from step to step: build it with stateful=False"
             )
-    for problem in _inexact(model):
-        logger.warning("%s", problem)
-
-
-def _inexact(model: keras.Model) -> Iterator[str]:
-    """Yields the reasons why uneven batches differ from one whole batch in this model."""
-    layers = list(model._flatten_layers(include_self=False, recursive=True))
-    if any(_is_plain_batch_norm(layer) for layer in layers):
-        yield (
+    if any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+        for layer in layers
+    ):
+        logger.warning(
             "BatchNormalization normalises each worker's batch separately, so that the result "
             "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "
             "use BatchNormalization(synchronized=True)"
         )
-
-
-def _is_plain_batch_norm(layer: keras.layers.Layer) -> bool:
-    return (
-        isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.runtime.cluster_variables import (
@@ -40,11 +39,7 @@ def check_tf_config() -> None:
 
 
 def check_chief() -> None:
-    """Raises an error unless this process is the chief of workers and parameter servers.
-
-    Raises:
-        ValueError: ``TF_CONFIG`` names no such cluster or another task; names the remedy.
-    """
+    """Raises an error unless this process is the chief of workers and parameter servers."""
     check_tf_config()
     config = json.loads(env.tf_config() or "{}")
     cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
@@ -74,17 +69,7 @@ def cluster_size() -> int:
 def rank_and_workers(
     resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
 ) -> tuple[int, int]:
-    """Returns this worker's rank and N, chief first, as TensorFlow orders the replicas.
-
-    Args:
-        resolver: Cluster resolver of the strategy.
-
-    Returns:
-        ``(rank, workers)``; ``(0, 1)`` without a cluster.
-
-    Raises:
-        ValueError: The task is none of those that train.
-    """
+    """Returns this worker's rank, chief first, and N; ``(0, 1)`` without a cluster."""
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = len(spec.get("chief", ())), len(spec.get("worker", ()))
     if chiefs + workers < 2:
@@ -111,33 +96,24 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     TensorFlow's collectives fail for different types, and wait for each other indefinitely for
     different numbers. Every worker must call it; one that does not is not waited for longer than a
     minute. Worker 0 warns of different drivers.
-
-    Args:
-        rank: Number of this worker.
-        workers: Number of workers.
-        devices: Devices of this worker, as TensorFlow names them.
-
-    Raises:
-        DisagreementError: The types differ; names them and the remedy.
-        ValueError: The numbers differ; names them and the remedy.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    service = context.context()
-    if "timeout_in_ms" not in inspect.signature(service.get_config_key_value).parameters:
-        return  # before TensorFlow 2.19: the wait for a worker could not be limited
+    from lbbsp_tf.board import CoordinationBoard, read_value
+
+    if not CoordinationBoard.is_available():
+        return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
     own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        service.set_config_key_value(f"lbbsp/devices/{rank}", own)
-    try:
-        told = [
-            json.loads(service.get_config_key_value(f"lbbsp/devices/{each}", _PEER_MILLISECONDS))
-            for each in range(workers)
-        ]
-    except tf.errors.OpError:
-        return  # a worker without a LoadBalancer fails in the handshake
+        context.context().set_config_key_value(f"lbbsp/devices/{rank}", own)
+    told: list[list[Any]] = []
+    while len(told) < workers:
+        text = read_value(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
+        if text is None:
+            return  # a worker without a LoadBalancer fails in the handshake
+        told.append(json.loads(text))
     types, counts, drivers = map(list, zip(*told, strict=True))
     if len(set(types)) > 1:
         raise DisagreementError(

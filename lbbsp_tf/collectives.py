@@ -26,12 +26,8 @@ def mirrored_collectives(strategy: tf.distribute.Strategy) -> MirroredCollective
 class MirroredCollectives:
     """Collectives of a multi-worker strategy, which every process must call.
 
-    The workers among which a batch is divided are the replicas.
-
-    Args:
-        strategy: Strategy of the replicas.
-        rank: Number of this process's first replica, in [0, replicas).
-        local: Number of replicas of this process.
+    The workers among which a batch is divided are the replicas. `rank` is the number of this
+    process's first one.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int, local: int = 1) -> None:

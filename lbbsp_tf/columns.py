@@ -17,15 +17,10 @@ _SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
 
 
 class Column(Protocol):
-    """Values of all samples along the first axis.
-
-    Args:
-        shape: Shape of the whole array.
-        in_memory: Whether reading takes negligible time.
-    """
+    """Values of all samples along the first axis."""
 
     shape: tuple[int, ...]
-    in_memory: bool
+    in_memory: bool  # reading takes negligible time
 
     def __len__(self) -> int: ...
 
@@ -39,16 +34,7 @@ class Column(Protocol):
 
 
 class HostColumn:
-    """Column that Python reads: NumPy arrays, memory maps, HDF5 data sets, lists of strings.
-
-    Args:
-        array: Array with ``shape``, ``dtype`` and ``__getitem__``.
-        name: Argument that holds the array, for messages.
-
-    Raises:
-        TypeError: The first sample is neither numbers nor strings.
-        ValueError: Values are missing.
-    """
+    """Column that Python reads: NumPy arrays, memory maps, HDF5 data sets, lists of strings."""
 
     def __init__(self, array: Any, name: str = "x") -> None:
         self._array, self._name = array, name
@@ -101,18 +87,7 @@ class HostColumn:
 
 
 class FrameColumn(HostColumn):
-    """Column of a pandas data frame, shape ``(samples, columns)``, or a series, ``(samples, 1)``.
-
-    These are the shapes in which Keras reads them.
-
-    Args:
-        frame: Data frame or series.
-        name: Argument that holds the frame, for messages.
-
-    Raises:
-        TypeError: The first sample is neither numbers nor strings.
-        ValueError: Values are missing in a column that is not of NumPy's numbers.
-    """
+    """Column of a pandas data frame, or of a series as ``(samples, 1)``, as Keras reads them."""
 
     def __init__(self, frame: Any, name: str = "x") -> None:
         self._frame = frame.to_frame() if frame.ndim == 1 else frame
@@ -130,11 +105,7 @@ class FrameColumn(HostColumn):
 
 
 class TensorColumn:
-    """Column of a `tf.Tensor` or `tf.RaggedTensor`.
-
-    Args:
-        tensor: Tensor; kept in host memory.
-    """
+    """Column of a `tf.Tensor` or `tf.RaggedTensor`, kept in host memory."""
 
     in_memory = True
 
@@ -156,11 +127,7 @@ class TensorColumn:
 
 
 class SparseColumn:
-    """Column of a sparse matrix, of TensorFlow or SciPy.
-
-    Args:
-        tensor: Sparse tensor of at least two axes.
-    """
+    """Column of a sparse matrix, of TensorFlow or SciPy."""
 
     in_memory = True
 
@@ -200,16 +167,7 @@ class SparseColumn:
 
 
 def map_columns(name: str, value: Nest) -> Nest:
-    """Makes a column of each array in a nest; lists of arrays become tuples.
-
-    Args:
-        name: Argument that holds the nest, for messages.
-        value: Array, or a tuple, list or dict of arrays. A list of strings, paths or numbers is
-            an array.
-
-    Raises:
-        ValueError: A value is not an array; names the remedy.
-    """
+    """Makes a column of each array in a nest; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
@@ -226,15 +184,7 @@ def map_columns(name: str, value: Nest) -> Nest:
 
 
 def column(name: str, array: Any) -> Column:
-    """Makes a column of an array.
-
-    Args:
-        name: Argument that holds the array, for messages.
-        array: Array whose first axis is that of samples.
-
-    Raises:
-        ValueError: It is not an array; names the remedy.
-    """
+    """Makes a column of an array."""
     kind = _kind(array)
     if kind is HostColumn and not _is_indexed_array(array):
         array = np.asarray(array)
@@ -258,11 +208,7 @@ def column(name: str, array: Any) -> Column:
 
 
 def spec_of(values: np.ndarray) -> tf.TensorSpec:
-    """Returns the specification of the tensor that TensorFlow makes of an array.
-
-    Raises:
-        TypeError: TensorFlow has no such data type.
-    """
+    """Returns the specification of the tensor of an array; raises a `TypeError` if it has none."""
     return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
 
 
@@ -272,11 +218,7 @@ def as_native(values: np.ndarray) -> np.ndarray:
 
 
 def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
-    """Returns values that TensorFlow can take, in the data type of the first sample.
-
-    Raises:
-        TypeError: They are of another kind, such as floats among integers.
-    """
+    """Returns values that TensorFlow can take, in the data type of the first sample."""
     values = as_native(values)
     if (spec.dtype == tf.string) != (values.dtype == object):
         raise TypeError(f"got {values.dtype} instead of {spec.dtype.name}")
@@ -286,11 +228,7 @@ def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
 
 
 def string_bytes(values: np.ndarray) -> np.ndarray:
-    """Encodes strings and paths as bytes; leaves numbers as they are.
-
-    Raises:
-        TypeError: An object is neither a string nor a path.
-    """
+    """Encodes strings and paths as bytes; leaves numbers as they are."""
     if values.dtype.kind not in "OUST":
         return values
     encoded = np.empty(values.shape, object)

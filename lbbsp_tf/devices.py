@@ -10,11 +10,7 @@ from lbbsp_core.runtime.identity import Devices, cpu
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> Devices:
-    """Returns the device of each replica of this process, such as "cpu, 2 cores" or a GPU's name.
-
-    Args:
-        strategy: Strategy of the replicas.
-    """
+    """Returns the device of each local replica, such as "cpu, 2 cores" or a GPU's name."""
     local = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
     are_gpus = all(device.device_type == "GPU" for device in local)
     names = tuple(_text(device, len(local)) for device in local)

@@ -47,13 +47,7 @@ def _devices() -> list[Finding]:
 
 
 def check_count(gpus: int, by_driver: int, *, is_cuda_build: bool) -> Finding:
-    """Compares the GPUs that TensorFlow sees with those of the driver.
-
-    Args:
-        gpus: Number of GPUs that TensorFlow sees.
-        by_driver: Number of GPUs of the driver; 0 if they are hidden from this process.
-        is_cuda_build: Whether TensorFlow is built with CUDA.
-    """
+    """Compares the GPUs that TensorFlow sees with those of the driver."""
     check = "devices of TensorFlow"
     if gpus:
         return ok(check, f"{gpus} GPU{'s' * (gpus != 1)}")
@@ -74,11 +68,6 @@ def check_capability(name: str, capability: tuple[int, int], built: Sequence[str
     Code for a capability runs on the same major version with the same or a later minor one. A
     build for "compute_90" contains the code of "sm_90", and PTX besides, which the driver can
     compile for any later capability.
-
-    Args:
-        name: Name of the GPU.
-        capability: Its compute capability, such as (8, 6).
-        built: Capabilities of the build, such as ``["sm_80", "compute_90"]``.
     """
     check, version = f"GPU: {name}", ".".join(map(str, capability))
     fields = [re.fullmatch(r"(sm_|compute_)?(\d+)\.?(\d)([af]?)", each) for each in built]

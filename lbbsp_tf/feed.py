@@ -29,12 +29,7 @@ MIN_WAIT_SECONDS = 0.005
 
 
 class TrainingInput:
-    """Input of one balancer: from `dataset` to the end of the fit that trains on it.
-
-    Args:
-        sessions: Sessions of this process's replicas, with the plans.
-        strategy: Strategy of the workers.
-    """
+    """Input of one balancer: from `dataset` to the end of the fit that trains on it."""
 
     def __init__(self, sessions: ReplicaSessions, strategy: tf.distribute.Strategy) -> None:
         self._sessions = sessions
@@ -42,10 +37,10 @@ class TrainingInput:
         self._strategy = strategy
         self._announced: PlannedPipeline | None = None
         self._pipeline: PlannedPipeline | None = None
-        self._latest: PlannedPipeline | None = None
+        self.latest: PlannedPipeline | None = None
         self._drawn: Sequence[PlannedPipeline] = []
         self._reads: SharedReads = SharedReads(1)
-        self._iterators: list[BatchIterator] = []
+        self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
         self._steps = 0
         self._wait = InputWait()
@@ -53,7 +48,7 @@ class TrainingInput:
     @property
     def order(self) -> GlobalOrder | None:
         """Order of the data set that a fit was given last, or else of the latest one."""
-        pipeline = self._announced or self._latest
+        pipeline = self._announced or self.latest
         return pipeline.order if pipeline else None
 
     @property
@@ -67,23 +62,9 @@ class TrainingInput:
         return str(self._pipeline.batches.element_spec)
 
     @property
-    def iterators(self) -> list[BatchIterator]:
-        """Iterators from which the replicas draw; the same for data sets of one structure."""
-        return self._iterators
-
-    @property
-    def structure(self) -> Nest:
-        """Shapes and types of the batches of the latest data set, from which nothing is drawn."""
-        return self._latest.batches.element_spec
-
-    def example(self) -> Nest:
-        """Returns a batch of one sample of the latest data set."""
-        return self._latest.example
-
-    @property
     def validation_data(self) -> Nest:
         """Samples that the latest data set keeps for validation; None without any."""
-        source = self._latest.source if self._latest else None
+        source = self.latest.source if self.latest else None
         return source.validation_data if isinstance(source, Arrays) else None
 
     def dataset(
@@ -162,7 +143,7 @@ class TrainingInput:
             readers=int(readers),
             prefetch=int(prefetch),
         )
-        self._latest = pipeline
+        self.latest = pipeline
         if self._session.workers == 1:
             self._session.use_order(order)
             return pipeline.epoch()
@@ -180,7 +161,7 @@ class TrainingInput:
     def begin_fit(self) -> None:
         """Prepares the session for the announced data set; call it when the training begins."""
         pipeline, self._announced = self._announced, None
-        self._pipeline = self._latest = pipeline
+        self._pipeline = self.latest = pipeline
         self._sessions.use_order(pipeline.order)
         self._sessions.use_lag(1 + pipeline.prefetch)
         self._may_iterate = True
@@ -192,9 +173,6 @@ class TrainingInput:
 
         Samples of a stream are compared as they are read, and those that are another time
         different on any worker (augmented at random) are not compared.
-
-        Raises:
-            DisagreementError: They differ; names the worker and the remedy.
         """
         source = self._pipeline.source
         if source.records is not None:
@@ -209,11 +187,7 @@ class TrainingInput:
                 raise
 
     def _check_iteration(self, pipeline: PlannedPipeline) -> None:
-        """Allows one iteration of the announced data set, that of a fit that has begun.
-
-        Raises:
-            ValueError: Something else iterates over the placeholders.
-        """
+        """Allows one iteration of the announced data set, that of a fit that has begun."""
         if self._may_iterate and pipeline is self._pipeline:
             self._may_iterate = False
             return
@@ -230,20 +204,20 @@ class TrainingInput:
     @property
     def is_reshuffled(self) -> bool:
         """True if the order of the latest data set cannot be continued in its middle."""
-        source = self._latest.source
+        source = self.latest.source
         return isinstance(source, Stream) and source.is_reshuffled
 
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
         spec = self._pipeline.batches.element_spec
-        if not self._iterators or self._iterators[0].element_spec != spec:
-            self._iterators = [BatchIterator(spec) for _ in self._sessions]
+        if not self.iterators or self.iterators[0].element_spec != spec:
+            self.iterators = [BatchIterator(spec) for _ in self._sessions]
         if self._pipeline.source.records is not None:
             self._pipeline.source.records.forget_from(self._session.step)
         earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
         self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
-        for iterator, pipeline in zip(self._iterators, self._drawn, strict=True):
+        for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
             iterator.start(pipeline)
         earlier.close()  # a failed fit does not close it
 
@@ -252,11 +226,7 @@ class TrainingInput:
         return self._pipeline.first_samples(count)
 
     def begin_step(self) -> None:
-        """Raises an error if the fit does not iterate over the announced data set.
-
-        Raises:
-            ValueError: The data set came from elsewhere.
-        """
+        """Raises an error if the fit does not iterate over the announced data set."""
         if self._may_iterate:
             raise ValueError(
                 "fit needs the data of the balancer: call fit(balancer.dataset(x, y), ...)"
@@ -264,7 +234,7 @@ class TrainingInput:
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
-        self._wait.add(self._iterators[0].waited_seconds, self._session.busy_seconds)
+        self._wait.add(self.iterators[0].waited_seconds, self._session.busy_seconds)
         self._steps += 1
         if self._steps == 1:
             self._compare_records()
@@ -279,7 +249,7 @@ class TrainingInput:
         if self._pipeline is not None:
             self._warn_of_waits()
         self.forget_fit()
-        for iterator in self._iterators:
+        for iterator in self.iterators:
             iterator.stop()
         self._reads.close()
         self._drawn = []
@@ -290,11 +260,7 @@ class TrainingInput:
         self._may_iterate = False
 
     def _compare_records(self) -> None:
-        """Checks that all workers have read the same records; a collective.
-
-        Raises:
-            DisagreementError: They have not; names the remedy.
-        """
+        """Checks that all workers have read the same records; a collective."""
         records = self._pipeline.source.records
         if records is None:
             return
@@ -313,11 +279,7 @@ class TrainingInput:
 
 
 def _refuse_for_streams(**options: object) -> None:
-    """Raises an error for options that have no effect on a `tf.data.Dataset`.
-
-    Raises:
-        ValueError: Names the option and the remedy.
-    """
+    """Raises an error for options that have no effect on a `tf.data.Dataset`."""
     for name, value in options.items():
         if value is None:
             continue
@@ -349,12 +311,7 @@ class InputWait:
         self._warned = False
 
     def add(self, waited_seconds: float, busy_seconds: float) -> None:
-        """Adds a step, unless it is excluded: then it does not add to the busy time.
-
-        Args:
-            waited_seconds: Seconds of all waits so far.
-            busy_seconds: Busy seconds of all included steps so far.
-        """
+        """Adds a step, from sums over all so far; an excluded one does not add to the busy time."""
         if self._last is not None and busy_seconds > self._last[1]:
             self._waited += waited_seconds - self._last[0]
             self._busy += busy_seconds - self._last[1]

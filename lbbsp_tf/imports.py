@@ -8,12 +8,7 @@ _BACKENDS: Final = frozenset({"jax", "torch", "openvino"})
 
 
 def import_keras() -> None:
-    """Imports TensorFlow and Keras.
-
-    Raises:
-        ModuleNotFoundError: One of them is missing, or another backend of Keras that was chosen;
-            names the remedy.
-    """
+    """Imports TensorFlow and Keras; an error names what to install."""
     try:
         import keras  # noqa: F401
         import tensorflow  # noqa: F401

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class SwitchingIterator:
-    """Iterator over one data set after the other, all of the same structure.
-
-    Args:
-        element_spec: Structure of the elements.
-    """
+    """Iterator over one data set after the other, all of the same structure."""
 
     def __init__(self, element_spec: Nest) -> None:
         # The iterator holds its first data set indefinitely, so that one is empty.
@@ -52,9 +48,6 @@ class SharedReads(Generic[T]):
     Each replica asks for every step once, in order, on its own threads. A replica may be ahead of
     others by the batches that it prefetches. The first to ask for a step reads it, and the others
     wait for the result. Reads never overlap, because whoever asks for a step has got the last one.
-
-    Args:
-        replicas: Number of replicas of this process.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -64,12 +57,7 @@ class SharedReads(Generic[T]):
         self._iterator: SwitchingIterator | None = None
 
     def get(self, step: int, read: Callable[[], T]) -> T:
-        """Returns what was read for a step, and forgets it when all replicas have asked for it.
-
-        Args:
-            step: Global step.
-            read: Reads the step, if no other replica has.
-        """
+        """Returns what was read for a step, and forgets it when all replicas have asked for it."""
         with self._lock:
             is_first = step not in self._reads
             future, asked = self._reads.setdefault(step, (Future(), []))

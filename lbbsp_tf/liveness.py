@@ -66,16 +66,7 @@ def watch_from_import() -> None:
 def start_heartbeat(
     rank: int, addresses: Sequence[str], options: SessionOptions
 ) -> Heartbeat | None:
-    """Starts the heartbeat of this process, or changes its times if it has one.
-
-    Args:
-        rank: Number of this worker.
-        addresses: Addresses of all workers, by rank.
-        options: Options of the user.
-
-    Returns:
-        The heartbeat; None before TensorFlow 2.19, whose reads have no time limit.
-    """
+    """Starts the heartbeat of this process, or changes its times; None before TensorFlow 2.19."""
     heartbeat = _heartbeat(rank, tuple(addresses))
     if heartbeat is not None:
         heartbeat.use_times(options.silence_seconds, options.limit_seconds)

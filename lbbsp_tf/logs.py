@@ -14,9 +14,6 @@ class FigureLogs:
 
     After a step they are those of the recent steps, after an epoch those of the epoch. They are
     the same on all workers.
-
-    Args:
-        session: Session of this process.
     """
 
     def __init__(self, session: WorkerSession) -> None:

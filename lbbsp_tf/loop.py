@@ -16,18 +16,7 @@ from lbbsp_tf.training import Training
 
 
 class BalancedLoop:
-    """Balanced steps of a custom training loop; `LoadBalancer.loop` creates it.
-
-    Args:
-        train_step: Function of a batch that applies gradients by Keras optimizers, written as for
-            a single process; for example `keras.Model.train_step` of a compiled model.
-        data: What `LoadBalancer.dataset` has returned.
-        strategy: Strategy of the user.
-        training: Parts of the balancer.
-
-    Raises:
-        ValueError: `data` did not come from the balancer, or its session cannot start.
-    """
+    """Balanced steps of a custom training loop; `LoadBalancer.loop` creates it."""
 
     def __init__(
         self,
@@ -46,15 +35,13 @@ class BalancedLoop:
         self._graph: tf.Graph | None = None
         self._found: list[tf.Variable] | None = None
         self._active = self._leader.workers > 1
-        if not self._active:
-            if not isinstance(data, tf.data.Dataset):  # rows of an array would be single samples
-                raise _not_of_balancer()
-            return
-        if not isinstance(data, PlaceholderDataset):
-            raise _not_of_balancer()
-        data.example()  # as Keras does, to announce the data set
-        training.begin({}, self._weights, self._learning_rates)
-        iter(data)
+        kind = PlaceholderDataset if self._active else tf.data.Dataset
+        if not isinstance(data, kind):  # rows of an array would be single samples
+            raise ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")
+        if self._active:
+            data.example()  # as Keras does, to announce the data set
+            training.begin({}, self._weights, self._learning_rates)
+            iter(data)
 
     def __enter__(self) -> BalancedLoop:
         return self
@@ -77,7 +64,7 @@ class BalancedLoop:
             return
         if self._run is None:
             training.begin_first_epoch(0)
-            step = training.prepare(self._train_step)
+            step = training.preparation.prepare(self._train_step)
 
             def run() -> Nest:
                 self._graph, self._found = compat.current_graph(), None
@@ -135,7 +122,3 @@ class BalancedLoop:
         for batch in self._data:
             yield self._run(batch)
             self._training.sessions.skip_step()
-
-
-def _not_of_balancer() -> ValueError:
-    return ValueError("a loop needs the data of the balancer: pass balancer.dataset(x, y)")

@@ -12,14 +12,7 @@ SampleMap = Callable[..., Nest]
 
 
 def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> SampleMap:
-    """Returns a function of a batch that applies `function` to each of its samples.
-
-    Args:
-        function: Function of the tensors of a sample, as for `tf.data.Dataset.map`.
-        readers: Number of samples that are processed at the same time.
-        padded: What becomes of results whose lengths differ: True pads them by zeros to the
-            longest of the batch, False makes ragged tensors, None refuses them.
-    """
+    """Returns a function of a batch that applies `function` to each of its samples."""
 
     def over_batch(*batch: Nest) -> Nest:
         samples = tf.data.Dataset.from_tensor_slices(batch)
@@ -31,7 +24,7 @@ def over_samples(function: SampleMap, *, readers: int, padded: bool | None) -> S
 
 
 def _batched(results: tf.data.Dataset, size: tf.Tensor, padded: bool | None) -> Nest:
-    """Returns all elements of a data set as one batch."""
+    """Returns all elements of a data set as one batch, `padded` as in `LoadBalancer.dataset`."""
     spec = results.element_spec
     if not any(map(_varies, tf.nest.flatten(spec))):
         return results.batch(size).get_single_element()
@@ -75,8 +68,5 @@ def unpacked(spec: Nest) -> SampleMap:
 
     A data set calls functions with the parts of a tuple, also of a tuple of one part such as
     ``((a, b),)``, or with the element itself if that is no tuple.
-
-    Args:
-        spec: Structure of the elements.
     """
     return lambda *parts: parts if isinstance(spec, tuple) else parts[0]

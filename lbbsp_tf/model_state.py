@@ -15,13 +15,7 @@ from lbbsp_tf.agreement import optimizers_of
 
 
 class ModelState:
-    """State of one model, which is read after a step, and restored before one.
-
-    Args:
-        model: Built model.
-        strategy: Strategy of the model.
-        rank: Number of this process's first replica.
-    """
+    """State of one model, which is read after a step, and restored before one."""
 
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, rank: int) -> None:
         self._model = model
@@ -54,11 +48,7 @@ class ModelState:
                     yield layer.name, name
 
     def read(self, *, copy: bool) -> tuple[Json, Arrays]:
-        """Returns the state; a collective, because statistics are averaged over replicas.
-
-        Args:
-            copy: Whether to return the arrays; other processes only take part.
-        """
+        """Returns the state, if `copy`; a collective: statistics are averaged over replicas."""
         numbers = {id(variable): i for i, variable in enumerate(self._model.variables)}
         trained = []
         for optimizer in optimizers_of(self._model):
@@ -74,11 +64,7 @@ class ModelState:
         return {"trained": trained}, arrays
 
     def restore(self, state: Json, arrays: Arrays) -> None:
-        """Restores weights and optimizers; call it before the step is traced.
-
-        Raises:
-            ValueError: The state is that of another model or optimizer.
-        """
+        """Restores weights and optimizers; call it before the step is traced."""
         _check_count("model", self._model.variables, _group(arrays, "model"))
         self._build_optimizers(state)
         for group, variables in self._groups().items():
@@ -90,11 +76,7 @@ class ModelState:
         _assign_all("model", self._model.variables, arrays)
 
     def restore_in_epoch(self, arrays: Arrays) -> None:
-        """Restores metrics, after Keras has reset them, and the global random state.
-
-        Raises:
-            ValueError: The state is that of another model.
-        """
+        """Restores metrics, after Keras has reset them, and the global random state."""
         saved = _group(arrays, "metrics")
         if saved:
             variables = self._model.metrics_variables
@@ -132,12 +114,7 @@ class ModelState:
 
 
 def _raw_variables(value: object, outside: tuple[int, ...] = ()) -> Iterator[tf.Variable]:
-    """Yields TensorFlow's own variables in the value of an attribute.
-
-    Args:
-        value: The value.
-        outside: Identities of the collections in which it is, of which it may be one.
-    """
+    """Yields TensorFlow's own variables in a value; `outside` has the ids of what holds it."""
     if isinstance(value, tf.Variable):
         yield value
     elif isinstance(value, tf.Module):

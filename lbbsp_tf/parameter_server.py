@@ -132,15 +132,10 @@ def fit_asynchronously(
 
 
 class _Push(NamedTuple):
-    """Report of an iteration.
+    """Report of an iteration."""
 
-    Args:
-        line: Line of the run record, with times of the first parameter server's clock.
-        loss: Mean loss of the batch.
-    """
-
-    line: PushLine
-    loss: float
+    line: PushLine  # with times of the first parameter server's clock
+    loss: float  # mean of the batch
 
     @classmethod
     def packed(cls, loss: tf.Tensor, **line: tf.Tensor) -> tf.Tensor:
@@ -161,9 +156,6 @@ class _Tally:
     `tf.Variable.assign_add` reads its result after the addition, when another push may already
     have been counted: only CountUpTo adds and reads in one operation. Create a tally inside the
     strategy's scope.
-
-    Args:
-        workers: Number of workers, N.
     """
 
     def __init__(self, workers: int) -> None:
@@ -340,11 +332,7 @@ def _devices(workers: int) -> list[str]:
 
 
 def _pack_arrays(x: Nest, y: Nest, sample_weight: Nest) -> Nest:
-    """Packs in-memory data as Keras does: a nest of NumPy arrays, floats as floatx.
-
-    Raises:
-        ValueError: A value is not an array, or lengths differ.
-    """
+    """Packs in-memory data as Keras does: a nest of NumPy arrays, floats as floatx."""
     # Lists become tuples, as in Keras's own adapters: tf.data would stack a list into one tensor.
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
     arrays = keras.tree.map_structure(_as_array, packed)

@@ -7,7 +7,7 @@ repeat its handshake with the answers that it got.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.activity import CurrentActivity
@@ -20,11 +20,7 @@ from lbbsp_core.runtime.session_state import gather_state
 
 
 class LocalReplicas:
-    """Collectives of replicas that all belong to one process.
-
-    Args:
-        replicas: Number of replicas, N.
-    """
+    """Collectives of replicas that all belong to one process."""
 
     rank = 0
 
@@ -40,15 +36,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
     """Sessions of the replicas of this process, in the order of their ranks.
 
     Methods act on all of them; properties are those of the leader, which are the same in all.
-
-    Args:
-        collectives: Collectives of the job, with the rank of this process's first replica.
-        count: Number of replicas of this process, >= 1.
-        global_batch_size: X, samples per step over all replicas.
-        options: Options of the user.
-        versions: Versions of the framework's packages, for the run record.
-        activity: Takes what the process does, as its leader notes it.
-        devices: Devices of the replicas of this process.
+    `collectives` have the rank of this process's first replica.
     """
 
     def __init__(
@@ -88,9 +76,6 @@ class ReplicaSessions(Sequence[WorkerSession]):
 
     def __getitem__(self, index: int) -> WorkerSession:
         return self._sessions[index]
-
-    def __iter__(self) -> Iterator[WorkerSession]:
-        return iter(self._sessions)
 
     def start(self, facts: Mapping[str, int]) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""

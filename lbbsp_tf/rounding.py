@@ -13,15 +13,10 @@ from lbbsp_tf.trial import Split
 
 
 class Precision(NamedTuple):
-    """Precision of gradients that are computed without long sums.
+    """Precision of gradients that are computed without long sums."""
 
-    Args:
-        tolerance: Largest difference of a gradient, relative to its norm.
-        floor: Fraction of the largest norm to which differences of smaller gradients are relative.
-    """
-
-    tolerance: float
-    floor: float
+    tolerance: float  # largest difference of a gradient, relative to its norm
+    floor: float  # of the largest norm: differences of smaller gradients are relative to it
 
 
 DOUBLE: Final = Precision(1e-6, 1e-7)
@@ -38,13 +33,7 @@ _LARGEST_ROUNDING = 0.3  # of a gradient
 
 
 class Comparison:
-    """Comparison of sketches of one `apply`, to within their rounding.
-
-    Args:
-        precision: Precision of the gradients.
-        splits: Trials that show how large the gradients are and how they are rounded.
-        call: Number of the `apply`.
-    """
+    """Comparison of sketches of one `apply`, to within the rounding that `splits` show."""
 
     def __init__(self, precision: Precision, splits: Sequence[Split], call: int) -> None:
         trials = [trial for split in splits for trial in (split.whole, split.first, split.second)]

@@ -25,13 +25,7 @@ def count_rows(tensor: Batch) -> tf.Tensor:
 
 
 def slice_rows(tensor: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
-    """Returns the rows ``begin .. end - 1``.
-
-    Args:
-        tensor: Tensor of any kind.
-        begin: First row, an int64 scalar.
-        end: Row after the last one, an int64 scalar.
-    """
+    """Returns the rows ``begin .. end - 1``."""
     if not isinstance(tensor, tf.SparseTensor):
         return tensor[begin:end]
     rest = tensor.dense_shape[1:]

@@ -18,14 +18,8 @@ def share_checkpoint(
 ) -> Checkpoint | None:
     """Returns the checkpoint of the chief on all workers; a collective.
 
-    The workers need no common file system.
-
-    Args:
-        read: Reads and checks the checkpoint; called on the chief.
-        collectives: Collectives of the workers; None if there is only one process.
-
-    Raises:
-        ValueError: The chief could not read or use it; the same error on all workers.
+    The workers need no common file system. If the chief cannot read or use it, all raise the same
+    `ValueError`.
     """
     found: Checkpoint | None = None
     problem = None

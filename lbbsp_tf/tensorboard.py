@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.record import StepLine
@@ -30,9 +31,6 @@ class WorkerScalars:
 
     Summaries are written by TensorFlow itself, since ``tf.summary.scalar`` needs the package
     ``tensorboard``.
-
-    Args:
-        session: Session of this process.
     """
 
     def __init__(self, session: WorkerSession) -> None:
@@ -95,7 +93,10 @@ class WorkerScalars:
         if run not in self._writers:
             self._writers[run] = tf.summary.create_file_writer(f"{self._folder}/{run}")
         with self._writers[run].as_default(step), tf.summary.record_if(True):
-            tf.summary.experimental.write_raw_pb(_summary(scalars).SerializeToString())
+            metadata = tf.compat.v1.SummaryMetadata(data_class=1)  # DATA_CLASS_SCALAR
+            metadata.plugin_data.plugin_name = "scalars"
+            for name, value in scalars.items():
+                tf.summary.write(f"lbbsp/{name}", np.float32(value), metadata=metadata)
 
     def _changes(self, lines: Sequence[StepLine]) -> float:
         """Returns in how many full steps the plan is another one than in the full step before."""
@@ -108,12 +109,7 @@ class WorkerScalars:
 
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
-    """Returns means over steps of a worker, by name: over the regular ones, if there are any.
-
-    Args:
-        lines: Steps, at least one.
-        rank: Rank of the worker.
-    """
+    """Returns means over steps of a worker, by name: over the regular ones, if there are any."""
     lines = [line for line in lines if line.is_regular] or lines
     busy = [line.busy_seconds[rank] for line in lines]
     scalars = {
@@ -126,14 +122,3 @@ def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     if ratios:
         scalars["predicted_over_measured"] = fmean(ratios)
     return scalars
-
-
-def _summary(scalars: dict[str, float]) -> tf.compat.v1.Summary:
-    """Returns scalars as TensorBoard's plugin for them reads them."""
-    metadata = tf.compat.v1.SummaryMetadata(data_class=1)  # DATA_CLASS_SCALAR
-    metadata.plugin_data.plugin_name = "scalars"
-    summary = tf.compat.v1.Summary()
-    for name, value in scalars.items():
-        tensor = tf.make_tensor_proto(value, tf.float32)
-        summary.value.add(tag=f"lbbsp/{name}", metadata=metadata, tensor=tensor)
-    return summary

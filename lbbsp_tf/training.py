@@ -13,24 +13,12 @@ from lbbsp_core.runtime.settings import Settings
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions
-from lbbsp_tf.step import BalancedStep
-from lbbsp_tf.train_step import TrainStep
 
 _REMEDY = "let it follow what loop.epoch() yields, which is the same on all workers"
 
 
 class Training:
-    """Parts of one balancer, which take part in each event of a training.
-
-    Args:
-        strategy: Strategy of the user.
-        sessions: Sessions of this process's replicas.
-        weight_by: See `LoadBalancer`.
-        verify: See `LoadBalancer`.
-
-    Raises:
-        ValueError: `weight_by` is unknown.
-    """
+    """Parts of one balancer, which take part in each event of a training."""
 
     def __init__(
         self,
@@ -44,14 +32,9 @@ class Training:
         self.input = TrainingInput(sessions, strategy)
         self._weights: Callable[[], Iterable[np.ndarray]] = tuple
         self._settings: Callable[[], Settings] | None = None
-        self._preparation = StepPreparation(
+        self.preparation = StepPreparation(
             strategy, sessions, self.input, weight_by=weight_by, verify=verify
         )
-
-    @property
-    def verified_error(self) -> float | None:
-        """See `LoadBalancer`."""
-        return self._preparation.verified_error
 
     def begin(
         self,
@@ -61,11 +44,8 @@ class Training:
     ) -> None:
         """Starts the sessions for the announced data set; a collective.
 
-        Args:
-            facts: What all workers must agree on, in addition to what the sessions compare.
-            weights: Returns the weights, to be compared every some steps.
-            settings: Returns settings to be compared in every step, in a loop whose end of an epoch
-                only the user's code sees.
+        Weights are compared every some steps; settings in every step, in a loop whose end of an
+        epoch only the user's code sees.
         """
         self._weights, self._settings = weights, settings
         self.input.begin_fit()
@@ -74,30 +54,21 @@ class Training:
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
-        """Moves to the epoch at which the training begins, and starts to draw; a collective.
-
-        Args:
-            epoch: Number of the epoch.
-            resumes: Whether the sessions are at a step of it already.
-        """
-        if not resumes:
+        """Moves to the epoch at which the training begins, and starts to draw; a collective."""
+        if not resumes:  # else the sessions are at a step of it already
             self.sessions.begin_epoch(epoch)
         self.sessions.leader.check_same("first epoch", epoch)
         self.input.begin_epochs()
 
     def begin_epoch(self) -> None:
         """Begins a further epoch, whose first step is excluded; a collective."""
-        self._preparation.begin_epoch()
+        self.preparation.begin_epoch()
         self.sessions.exclude_step()
-
-    def prepare(self, train_step: TrainStep) -> BalancedStep:
-        """Returns the balanced step of a train step; see `StepPreparation.prepare`."""
-        return self._preparation.prepare(train_step)
 
     def begin_step(self) -> None:
         """Sets the weight of a sample; restarts the timers if the step is excluded."""
         self.input.begin_step()
-        self._preparation.set_samples(sum(self.sessions.leader.sizes))
+        self.preparation.set_samples(sum(self.sessions.leader.sizes))
         leader, is_last = self.sessions.leader, False
         if self._settings:
             leader.offer_settings(self._settings, _REMEDY)
@@ -108,7 +79,7 @@ class Training:
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
-        self._preparation.end_step()
+        self.preparation.end_step()
         self.sessions.leader.check_weights()
         self.sessions.leader.check_settings(_REMEDY)
         self.leave_steps()

@@ -16,10 +16,6 @@ from lbbsp_tf.rows import slice_rows
 def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:
     """Returns sizes >= 1 with the sum `total`, one a worker, about as 1 : 2 : ... : workers.
 
-    Args:
-        total: Samples of all workers, >= `workers`.
-        workers: Number of workers.
-
     Example:
         >>> uneven_sizes(64, 3)
         (11, 21, 32)
@@ -36,20 +32,10 @@ def largest_error(
     batch: Nest,
     sizes: Sequence[int],
 ) -> float:
-    """Returns how far the gradients of a weighted step are from those of the whole batch.
+    """Returns the largest relative difference of a weighted step's gradient from the whole batch's.
 
     Both are computed from the same samples and weights, and with the same noise for all samples;
     nothing is applied. Every worker must call it at the same time.
-
-    Args:
-        strategy: Strategy of the model.
-        train_step: Train step of the user.
-        weighted_step: `BalancedStep.weighted`, with collectives.
-        batch: A whole global batch as tensors, the same on all workers.
-        sizes: Samples of each replica.
-
-    Returns:
-        Largest difference of a variable's gradient, relative to it.
     """
 
     def whole() -> list[tf.Tensor]:

@@ -11,14 +11,13 @@ optimizer does what it does in one process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-from lbbsp_tf.compat.values import Nest, is_broken, patched
+from lbbsp_tf.compat.values import Nest, is_broken, patch
 
 
 def allow_conditional_updates() -> None:
@@ -27,46 +26,25 @@ def allow_conditional_updates() -> None:
     if apply is None or not is_broken(apply, "ops.cond("):
         return
     # Keras's own code, which sees another `ops.cond`.
+    ops = SimpleNamespace(**{**vars(keras.ops), "cond": cond_of_replicas})
     distributed = FunctionType(
         apply.__code__,
-        {**apply.__globals__, "ops": _DistributedOps()},
+        {**apply.__globals__, "ops": ops},
         apply.__name__,
         apply.__defaults__,
         apply.__closure__,
     )
 
-    @wraps(apply)
-    def apply_gradients(
-        self: TFOptimizer, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]
-    ) -> None:
-        function = distributed if _updates_need_merge_call() else apply
-        function(self, grads, trainable_variables)
+    def apply_gradients(apply: Callable[..., None], *args: object, **options: object) -> None:
+        (distributed if _updates_need_merge_call() else apply)(*args, **options)
 
-    TFOptimizer._backend_apply_gradients = patched(apply_gradients)
-
-
-class _DistributedOps:
-    """`keras.ops` with a `cond` whose branches may update distributed variables."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(keras.ops, name)
-
-    @staticmethod
-    def cond(pred: tf.Tensor, true_fn: Callable[[], Nest], false_fn: Callable[[], Nest]) -> None:
-        """Runs one of two branches, whose results are ignored, on all replicas alike."""
-        cond_of_replicas(pred, true_fn, false_fn)
+    patch(TFOptimizer, "_backend_apply_gradients", apply_gradients)
 
 
 def cond_of_replicas(
     pred: tf.Tensor, true_fn: Callable[[], object], false_fn: Callable[[], object]
 ) -> None:
-    """Runs one of two branches in a replica, on all replicas alike; both may leave its context.
-
-    Args:
-        pred: Scalar that is the same in all replicas.
-        true_fn: Branch that is run if it is true; what it returns is ignored.
-        false_fn: The other branch.
-    """
+    """Runs one of two branches in a replica, on all replicas alike; both may leave its context."""
 
     def across_replicas(
         strategy: tf.distribute.Strategy, preds: Nest, true_fns: Nest, false_fns: Nest

@@ -8,13 +8,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from functools import wraps
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.cluster_variables import DEVICES_REMEDY
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import patch
 
 HEARTBEAT_MILLISECONDS = 24_000
 """Time after which TensorFlow itself ends a job whose worker is silent.
@@ -28,18 +27,17 @@ FAILED = "has failed: see its output"
 
 def be_patient() -> None:
     """Makes strategies that are created from now on leave silent workers to our heartbeats."""
-    original = context.Context.configure_coordination_service
-    known = inspect.signature(original).parameters
-    if is_patched(original) or "heartbeat_timeout_in_ms" not in known:
-        return
+    known = inspect.signature(context.Context.configure_coordination_service).parameters
+    if "heartbeat_timeout_in_ms" in known:
+        patch(context.Context, "configure_coordination_service", _configure)
 
-    @wraps(original)
-    def configure(self: context.Context, *args: object, **options: object) -> None:
-        if len(args) < 5:  # as a positional argument, the time is the fifth
-            options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
-        original(self, *args, **options)
 
-    context.Context.configure_coordination_service = patched(configure)
+def _configure(
+    original: Callable[..., None], self: context.Context, *args: object, **options: object
+) -> None:
+    if len(args) < 5:  # as a positional argument, the time is the fifth
+        options.setdefault("heartbeat_timeout_in_ms", HEARTBEAT_MILLISECONDS)
+    original(self, *args, **options)
 
 
 def let_sigterm_end() -> None:
@@ -54,22 +52,13 @@ def let_sigterm_end() -> None:
 
 
 def tell_of_failure(who: str) -> None:
-    """Ends the collectives of all other workers with an error; this one must have met them.
-
-    Args:
-        who: Name of this worker, "worker 1 (address)".
-    """
+    """Ends the collectives of all other workers with an error; this one must have met them."""
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(tf.errors.ABORTED, f"{who} {FAILED}")
 
 
 def lost_worker(error: BaseException | None, name: Callable[[str, int], str]) -> str | None:
-    """Returns why, or for which worker, a collective has failed; None if its error does not tell.
-
-    Args:
-        error: Error with which this worker ends.
-        name: Returns the name of the worker with a job and index.
-    """
+    """Returns why, or for which worker, a collective has failed; None if that is unknown."""
     if not isinstance(error, tf.errors.OpError):
         return None
     if told := re.search(rf"worker \d+ \(\S+\) {FAILED}", str(error)):

@@ -9,9 +9,9 @@ whose result is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
-from functools import wraps
+from functools import partial
 from typing import NamedTuple
 
 import keras
@@ -37,6 +37,7 @@ from lbbsp_tf.compat.values import (
     PerThread,
     is_patched,
     local,
+    patch,
     patched,
     replaced,
     replaced_attribute,
@@ -62,45 +63,34 @@ _local_only = PerThread()
 
 
 class ReplicaRows(NamedTuple):
-    """One replica's rows of a global batch.
+    """One replica's rows of a global batch."""
 
-    Args:
-        batch: Nest of tensors; one row, to be discarded, if the replica has none.
-        rows: Number of rows of the replica; may be 0.
-        total: Number of rows of the global batch.
-    """
-
-    batch: Nest
-    rows: tf.Tensor
-    total: tf.Tensor
+    batch: Nest  # one row, to be discarded, if the replica has none
+    rows: tf.Tensor  # number; may be 0
+    total: tf.Tensor  # rows of the global batch
 
 
 def patch_evaluation(
     global_logs: Callable[[keras.Model, Logs], Logs],
-    check_all_call: Callable[[int | None], None],
+    check_all_call: Callable[[int], None],
     check_samples: Callable[[list[Nest]], None],
     kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
 ) -> None:
     """Makes `evaluate`, validation and `predict` equal those of one process.
 
-    Args:
-        global_logs: Computes the logs of all workers from those that a custom `train_step` or
-            `test_step` has computed on this worker.
-        check_all_call: Called with the number of batches, if known, before they are read.
-        check_samples: Called with some samples that this worker has read.
-        kinds: Returns what the scalars of a model's `test_step` are, in order, from a batch.
+    `global_logs` is given what a custom `train_step` or `test_step` has logged on this worker,
+    `check_all_call` the number of batches (0 if unknown) before they are read, `check_samples` some
+    samples that were read, and `kinds` a batch, to tell what the scalars of a `test_step` are, in
+    order.
     """
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
-    if is_patched(iterator.__init__):
-        return
-    iterator.__init__ = patched(_iterate_over_rows(iterator.__init__, check_all_call))
-    iterator.catch_stop_iteration = patched(_checked(iterator.catch_stop_iteration, check_samples))
-    trainer.make_test_function = patched(_test_on_rows(trainer.make_test_function, kinds))
-    trainer.make_predict_function = patched(_predict_on_rows(trainer.make_predict_function))
-    trainer.predict_on_batch = patched(_predict_locally(trainer.predict_on_batch))
-    trainer._get_metrics_result_or_logs = patched(
-        _agree_on_logs(trainer._get_metrics_result_or_logs, global_logs)
-    )
+    patch(iterator, "__init__", partial(_iterate_over_rows, check_all_call))
+    patch(iterator, "catch_stop_iteration", partial(_then_checked, check_samples))
+    for kind, on_rows in (("test", partial(_test_on_rows, kinds)), ("predict", _predict_on_rows)):
+        made_once = partial(_make_once, f"{kind}_function", on_rows)
+        patch(trainer, f"make_{kind}_function", made_once)
+    patch(trainer, "predict_on_batch", _predict_locally)
+    patch(trainer, "_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs))
 
 
 def last_rows(model: keras.Model) -> int:
@@ -125,10 +115,6 @@ class Rows:
     It has iterators of its own. Those of TensorFlow's strategies have threads for autotuning, of
     which TensorFlow can lose the cancellation when a busy worker deletes the iterator: a fit would
     end minutes late.
-
-    Args:
-        dataset: Global batches, the same on all workers.
-        strategy: Strategy of the replicas.
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
@@ -156,16 +142,7 @@ class Rows:
 
 
 def split_rows(dataset: tf.data.Dataset, places: Sequence[int], replicas: int) -> tf.data.Dataset:
-    """Splits global batches into the rows of this process's replicas.
-
-    Args:
-        dataset: Global batches, the same on all workers.
-        places: Places of the replicas, see `rows_of`.
-        replicas: Number of replicas of all processes.
-
-    Returns:
-        Each batch, followed by one `ReplicaRows` for each place.
-    """
+    """Returns global batches, each followed by the `ReplicaRows` of some places, see `rows_of`."""
     spec = dataset.element_spec
 
     def split(*elements: Nest) -> tuple[Nest, ...]:
@@ -191,12 +168,7 @@ def rows_of(batch: Nest, place: tf.Tensor, replicas: int) -> ReplicaRows:
 
 
 class RowsStep:
-    """Wraps `test_step` or `predict_step` for `strategy.run`.
-
-    Args:
-        model: Keras model.
-        step: Bound method of the model.
-    """
+    """Wraps `test_step` or `predict_step` for `strategy.run`."""
 
     def __init__(self, model: keras.Model, step: Callable[[Nest], Nest]) -> None:
         self._model = model
@@ -242,13 +214,14 @@ class RowsStep:
                 value = (value - own) / tf.cast(divisor, value.dtype) + own
             return value, fraction if weight is None else weight
 
-        with ExitStack() as stack:
-            stack.enter_context(fresh_traces())
-            stack.enter_context(one_replica_view())
-            stack.enter_context(added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)))
-            stack.enter_context(intercepted_scalars(scalar))
-            stack.enter_context(token_means_scaled(token_factor))
-            stack.enter_context(whole_batches(fraction, lambda tensors, run: run(tensors)))
+        with (
+            fresh_traces(),
+            one_replica_view(),
+            added_vectors_scaled(1.0 / divisor, first_leaf(data.batch)),
+            intercepted_scalars(scalar),
+            token_means_scaled(token_factor),
+            whole_batches(fraction, lambda tensors, run: run(tensors)),
+        ):
             yield
 
     def predict(self, data: Nest) -> Nest:
@@ -285,118 +258,109 @@ def regularisation(model: keras.Model) -> tf.Tensor:
 
 
 def _iterate_over_rows(
-    original: Callable[..., None], check_all_call: Callable[..., None]
-) -> Callable[..., None]:
-    """Wraps the constructor of Keras's iterator over epochs."""
-
-    @wraps(original)
-    def initialise(
-        self: keras_trainer.TFEpochIterator,
-        distribute_strategy: tf.distribute.Strategy | None = None,
-        *args: object,
-        **options: object,
-    ) -> None:
-        distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
-        training = "class_weight" in options  # only `fit` passes it
-        if training or distributed or not _has_replicas(distribute_strategy):
-            original(self, distribute_strategy, *args, **options)
-            return
-        EpochIterator.__init__(self, *args, **options)
-        self._distribute_strategy = distribute_strategy
-        check_all_call(self.num_batches)
-        self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
-
-    return initialise
+    check_all_call: Callable[[int], None],
+    original: Callable[..., None],
+    self: keras_trainer.TFEpochIterator,
+    distribute_strategy: tf.distribute.Strategy | None = None,
+    *args: object,
+    **options: object,
+) -> None:
+    """Replaces the constructor of Keras's iterator over epochs."""
+    distributed = isinstance(options.get("x"), tf.distribute.DistributedDataset)
+    training = "class_weight" in options  # only `fit` passes it
+    if training or distributed or not _has_replicas(distribute_strategy):
+        original(self, distribute_strategy, *args, **options)
+        return
+    EpochIterator.__init__(self, *args, **options)
+    self._distribute_strategy = distribute_strategy
+    with current_activity().during(Activity.MEETING):
+        check_all_call(self.num_batches or 0)
+    self._distributed_dataset = Rows(self.data_adapter.get_tf_dataset(), distribute_strategy)
 
 
-def _checked(
-    original: Callable[..., None], check_samples: Callable[..., None]
-) -> Callable[..., None]:
-    """Wraps the context in which Keras iterates over an epoch."""
+@contextmanager
+def _then_checked(
+    check_samples: Callable[[list[Nest]], None],
+    original: Callable[..., AbstractContextManager[None]],
+    epochs: keras_trainer.TFEpochIterator,
+) -> Iterator[None]:
+    """Replaces `catch_stop_iteration`, the context in which Keras iterates over an epoch."""
+    with original(epochs):
+        yield
+    if isinstance(epochs._distributed_dataset, Rows):
+        check_samples(epochs._distributed_dataset.samples)
 
-    @contextmanager
-    def catch_stop_iteration(self: keras_trainer.TFEpochIterator) -> Iterator[None]:
-        with original(self):
-            yield
-        if isinstance(self._distributed_dataset, Rows):
-            check_samples(self._distributed_dataset.samples)
 
-    return catch_stop_iteration
+def _make_once(
+    name: str,
+    make: Callable[[keras_trainer.TensorFlowTrainer, Callable[[], None]], Callable[..., Nest]],
+    original: Callable[..., None],
+    model: keras_trainer.TensorFlowTrainer,
+    force: bool = False,
+) -> None:
+    """Replaces `make_test_function` or `make_predict_function`, which set the attribute `name`."""
+    if not _has_replicas(model.distribute_strategy):
+        original(model, force)
+        return
+    known = getattr(model, name)
+    if force or known is None or not is_patched(known):  # it may be of before the patch
+        setattr(model, name, patched(make(model, lambda: original(model, force=True))))
 
 
 def _test_on_rows(
-    original: Callable[..., None], kinds: Callable[[keras.Model, Nest], Sequence[Kind]]
-) -> Callable[..., None]:
-    """Wraps `make_test_function`."""
+    kinds: Callable[[keras.Model, Nest], Sequence[Kind]],
+    model: keras_trainer.TensorFlowTrainer,
+    make: Callable[[], None],
+) -> Callable[[Iterator[Nest]], Nest]:
+    """Returns the function of a step of `evaluate`."""
+    take_whole_batches(model)
+    step, is_known = RowsStep(model, model.test_step), False
+    with replaced(model, "test_step", step.test):
+        make()
+    function = model.test_function
 
-    @wraps(original)
-    def make_test_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _has_replicas(self.distribute_strategy):
-            original(self, force)
-            return
-        if _is_current(self.test_function) and not force:
-            return
-        take_whole_batches(self)
-        step, is_known = RowsStep(self, self.test_step), False
-        with replaced(self, "test_step", step.test):
-            original(self, force=True)
-        function = self.test_function
+    def test_function(iterator: Iterator[Nest]) -> Nest:
+        nonlocal is_known
+        logs = None
+        for _, data in zip(range(model.steps_per_execution), iterator, strict=False):
+            if not is_known and isinstance(data, ReplicaRows):
+                batch = local(model.distribute_strategy, data.batch)
+                step.kinds, is_known = kinds(model, batch), True
+            logs, rows = function(iter([data]))
+            set_last_rows(model, rows)
+        if logs is None:
+            raise StopIteration
+        return logs
 
-        def test_function(iterator: Iterator[Nest]) -> Nest:
-            nonlocal is_known
-            logs = None
-            for _, data in zip(range(self.steps_per_execution), iterator, strict=False):
-                if not is_known and isinstance(data, ReplicaRows):
-                    batch = local(self.distribute_strategy, data.batch)
-                    step.kinds, is_known = kinds(self, batch), True
-                logs, rows = function(iter([data]))
-                set_last_rows(self, rows)
-            if logs is None:
-                raise StopIteration
-            return logs
-
-        self.test_function = patched(test_function)
-
-    return make_test_function
+    return test_function
 
 
-def _predict_on_rows(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `make_predict_function`."""
+def _predict_on_rows(
+    model: keras_trainer.TensorFlowTrainer, make: Callable[[], None]
+) -> Callable[[Nest], Nest]:
+    """Returns the function of a step of `predict`."""
+    functions = []
+    for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
+        make()
+        functions.append(model.predict_function)
 
-    @wraps(original)
-    def make_predict_function(self: keras_trainer.TensorFlowTrainer, force: bool = False) -> None:
-        if not _has_replicas(self.distribute_strategy):
-            original(self, force)
-            return
-        if _is_current(self.predict_function) and not force:
-            return
-        functions = []
-        for _ in range(2):  # for rows, and for `predict_on_batch`: they differ in their traces
-            original(self, force=True)
-            functions.append(self.predict_function)
+    def predict_function(data: Nest) -> Nest:
+        if _local_only.value:
+            with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
+                return functions[1](data)
+        # Keras looks the step up when it traces, not when it makes the function.
+        with replaced(model, "predict_step", RowsStep(model, model.predict_step).predict):
+            return functions[0](data)
 
-        def predict_function(data: Nest) -> Nest:
-            if _local_only.value:
-                with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
-                    return functions[1](data)
-            # Keras looks the step up when it traces, not when it makes the function.
-            with replaced(self, "predict_step", RowsStep(self, self.predict_step).predict):
-                return functions[0](data)
-
-        self.predict_function = patched(predict_function)
-
-    return make_predict_function
+    return predict_function
 
 
-def _predict_locally(original: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Wraps `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
-
-    @wraps(original)
-    def predict_on_batch(self: keras_trainer.TensorFlowTrainer, x: Nest) -> Nest:
-        with _local_only.set(True):
-            return original(self, x)
-
-    return predict_on_batch
+def _predict_locally(
+    original: Callable[..., Nest], model: keras_trainer.TensorFlowTrainer, x: Nest
+) -> Nest:
+    """Replaces `predict_on_batch`, whose rows every worker passes, and gets, for itself."""
+    with _local_only.set(True):
+        return original(model, x)
 
 
 def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) -> Nest:
@@ -405,31 +369,22 @@ def _local_part(values: Nest, strategy: tf.distribute.Strategy, reduction: str) 
 
 
 def _agree_on_logs(
-    original: Callable[..., Logs], global_logs: Callable[[keras.Model, Logs], Logs]
-) -> Callable[..., Logs]:
-    """Wraps `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
-
-    @wraps(original)
-    def _get_metrics_result_or_logs(self: keras_trainer.TensorFlowTrainer, logs: Logs) -> Logs:
-        if not _has_replicas(self.distribute_strategy):
-            return original(self, logs)
-        with current_activity().during(Activity.MEETING):  # results of metrics are global
-            result = original(self, logs)
-        if result is not logs:
-            return result
-        return global_logs(self, logs)
-
-    return _get_metrics_result_or_logs
+    global_logs: Callable[[keras.Model, Logs], Logs],
+    original: Callable[..., Logs],
+    model: keras_trainer.TensorFlowTrainer,
+    logs: Logs,
+) -> Logs:
+    """Replaces `_get_metrics_result_or_logs`, which returns the logs of an epoch."""
+    if not _has_replicas(model.distribute_strategy):
+        return original(model, logs)
+    with current_activity().during(Activity.MEETING):  # results of metrics are global
+        result = original(model, logs)
+    return global_logs(model, logs) if result is logs else result
 
 
 def _has_replicas(strategy: tf.distribute.Strategy | None) -> bool:
     """Returns whether batches are split among several replicas that `LoadBalancer` supports."""
     return isinstance(strategy, STRATEGIES) and strategy.num_replicas_in_sync > 1
-
-
-def _is_current(function: Callable[..., Nest] | None) -> bool:
-    """Returns whether the model already has our function, not one of before the patch."""
-    return function is not None and is_patched(function)
 
 
 def has_rows(leaf: object) -> bool:

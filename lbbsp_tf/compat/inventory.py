@@ -51,34 +51,20 @@ _NEEDS_TIMEOUTS = "it needs TensorFlow 2.19 or later, whose coordination service
 
 
 class Patch(NamedTuple):
-    """One patch.
-
-    Args:
-        purpose: What it is for.
-        apply: Applies it, to this whole process or inside a context that is entered and left.
-        owner: Class or module that it changes.
-        names: Attributes of the owner that it replaces; none if only inside the context.
-        unless: What it means if they are left as they are; empty if all versions need it.
-    """
+    """One patch."""
 
     purpose: str
-    apply: Callable[[], object]
-    owner: Any = None
-    names: tuple[str, ...] = ()
-    unless: str = ""
+    apply: Callable[[], object]  # to this whole process, or inside the context that it returns
+    owner: Any = None  # class or module
+    names: tuple[str, ...] = ()  # attributes that it replaces; none if only inside the context
+    unless: str = ""  # what it means if they are left as they are; empty if all versions need it
 
 
 class State(NamedTuple):
-    """State of a patch in this process.
-
-    Args:
-        purpose: What the patch is for.
-        is_right: Whether it is in place, or not needed.
-        text: Whether it is needed and in place, and why not.
-    """
+    """State of a patch in this process."""
 
     purpose: str
-    is_right: bool
+    is_right: bool  # in place, or not needed
     text: str
 
 

@@ -17,11 +17,6 @@ def add_to_logs(callbacks: keras.callbacks.CallbackList, step: Values, epoch: Va
     """Adds values to the logs of each step and each epoch of a fit, for all of its callbacks.
 
     A callback can change the logs only for those after it in the list; the user's may come first.
-
-    Args:
-        callbacks: List of the fit's callbacks.
-        step: Returns what to add after a step.
-        epoch: Returns what to add after an epoch.
     """
     for name, values in zip(_HOOKS, (step, epoch), strict=True):
         setattr(callbacks, name, _adding(callbacks, name, values))

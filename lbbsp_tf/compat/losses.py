@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as loss_module
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import PerThread, patch
 from lbbsp_tf.rows import Batch, count_rows
 
 _WEIGHTED_MEAN = "mean_with_sample_weight"
@@ -27,14 +26,11 @@ _vector_factor = PerThread()
 def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterator[None]:
     """Multiplies each loss that is divided by a number of tokens by a factor, in this thread.
 
-    Args:
-        factor: Function of the divisor of this worker's loss (its valid tokens under a mask, or
-            the sum of its sample weights), and of words that say so.
+    `factor` is a function of the divisor of this worker's loss (its valid tokens under a mask, or
+    the sum of its sample weights), and of words that say so.
     """
-    for name, wrap in (("apply_mask", _scaling_masks), ("reduce_values", _scaling_weights)):
-        function = getattr(loss_module, name)
-        if not is_patched(function):
-            setattr(loss_module, name, patched(wrap(function)))
+    patch(loss_module, "apply_mask", _scaled_mask)
+    patch(loss_module, "reduce_values", _scaled_by_weights)
     with _token_factor.set(factor):
         yield
 
@@ -43,59 +39,48 @@ def token_means_scaled(factor: Callable[[tf.Tensor, str], tf.Tensor]) -> Iterato
 def added_vectors_scaled(factor: tf.Tensor, batch: Batch) -> Iterator[None]:
     """Multiplies by a factor what `add_loss` was given as a vector with a loss of each sample.
 
-    Keras sums such a vector, and adds the sum to a loss that is a mean over samples.
-
-    Args:
-        factor: Scalar.
-        batch: Tensor of the batch. Its number of samples is the length of such a vector.
+    Keras sums such a vector, and adds the sum to a loss that is a mean over samples. The length of
+    such a vector is the number of samples of `batch`.
     """
-    trainer = keras_trainer.TensorFlowTrainer
-    if not is_patched(trainer._aggregate_additional_loss):
-        aggregate = _scaling_vectors(trainer._aggregate_additional_loss)
-        trainer._aggregate_additional_loss = patched(aggregate)
+    patch(keras_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _scaled_vector)
     rows = int(count_rows(batch)) if tf.executing_eagerly() else None  # unknown in a graph
     with _vector_factor.set((factor, rows)):
         yield
 
 
-def _scaling_masks(apply_mask: Callable[..., tf.Tensor | None]) -> Callable[..., tf.Tensor | None]:
-    @wraps(apply_mask)
-    def masked(
-        sample_weight: tf.Tensor | None, mask: tf.Tensor | None, dtype: str, reduction: str
-    ) -> tf.Tensor | None:
-        weight, factor = apply_mask(sample_weight, mask, dtype, reduction), _token_factor.value
-        if factor is None or mask is None or reduction not in _MEANS:
-            return weight
-        tokens = tf.reduce_sum(tf.cast(mask, tf.float64))
-        return weight * tf.cast(factor(tokens, _UNDER_MASK), weight.dtype)
-
-    return masked
-
-
-def _scaling_weights(reduce_values: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    @wraps(reduce_values)
-    def reduced(
-        values: tf.Tensor,
-        sample_weight: tf.Tensor | None = None,
-        reduction: str = "sum_over_batch_size",
-    ) -> tf.Tensor:
-        loss, factor = reduce_values(values, sample_weight, reduction), _token_factor.value
-        if factor is None or reduction != _WEIGHTED_MEAN or sample_weight is None:
-            return loss
-        tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
-        return loss * tf.cast(factor(tokens, _OVER_WEIGHTS), loss.dtype)
-
-    return reduced
+def _scaled_mask(
+    apply_mask: Callable[..., tf.Tensor | None],
+    sample_weight: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    dtype: str,
+    reduction: str,
+) -> tf.Tensor | None:
+    weight, factor = apply_mask(sample_weight, mask, dtype, reduction), _token_factor.value
+    if factor is None or mask is None or reduction not in _MEANS:
+        return weight
+    tokens = tf.reduce_sum(tf.cast(mask, tf.float64))
+    return weight * tf.cast(factor(tokens, _UNDER_MASK), weight.dtype)
 
 
-def _scaling_vectors(aggregate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    @wraps(aggregate)
-    def scaled(self: keras.Model, loss: tf.Tensor) -> tf.Tensor:
-        factor, rows = _vector_factor.value or (None, None)
-        # What belongs to samples has their number as its length.
-        of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] == rows)
-        if factor is not None and of_samples:
-            loss = loss * tf.cast(factor, loss.dtype)
-        return aggregate(self, loss)
+def _scaled_by_weights(
+    reduce_values: Callable[..., tf.Tensor],
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+    reduction: str = "sum_over_batch_size",
+) -> tf.Tensor:
+    loss, factor = reduce_values(values, sample_weight, reduction), _token_factor.value
+    if factor is None or reduction != _WEIGHTED_MEAN or sample_weight is None:
+        return loss
+    tokens = tf.reduce_sum(tf.cast(sample_weight, tf.float64))
+    return loss * tf.cast(factor(tokens, _OVER_WEIGHTS), loss.dtype)
 
-    return scaled
+
+def _scaled_vector(
+    aggregate: Callable[..., tf.Tensor], model: keras.Model, loss: tf.Tensor
+) -> tf.Tensor:
+    factor, rows = _vector_factor.value or (None, None)
+    # What belongs to samples has their number as its length.
+    of_samples = loss.shape.rank != 0 and (not loss.shape or loss.shape[0] == rows)
+    if factor is not None and of_samples:
+        loss = loss * tf.cast(factor, loss.dtype)
+    return aggregate(model, loss)

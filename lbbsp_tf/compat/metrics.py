@@ -18,7 +18,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from lbbsp_tf.compat.replicas import mean_over_replicas
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patch, patched
 
 Handler: TypeAlias = "Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor | None]]"
 
@@ -35,14 +35,8 @@ _whole = PerThread()
 
 @contextmanager
 def intercepted_scalars(handler: Handler) -> Iterator[None]:
-    """Replaces each scalar in this thread's `Mean.update_state`, and its weight.
-
-    Args:
-        handler: Called as ``handler(value, sample_weight)``; returns both.
-    """
-    mean = keras.metrics.Mean
-    if not is_patched(mean.update_state):
-        mean.update_state = patched(_replacing(mean.update_state))
+    """Replaces each scalar in this thread's `Mean.update_state`, and its weight."""
+    patch(keras.metrics.Mean, "update_state", _with_scalar_replaced)
     with _handler.set(handler):
         yield
 
@@ -62,31 +56,21 @@ def with_results_of_all(train_step: Callable[[Nest], Nest]) -> Callable[[Nest], 
     return lambda batch: keras.tree.map_structure(of_all, train_step(batch))
 
 
-def _replacing(update_state: Callable[..., None]) -> Callable[..., None]:
-    @wraps(update_state)
-    def replacing(
-        self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
-    ) -> None:
-        handler = _handler.value
-        if handler is not None and _is_scalar(values):
-            values, sample_weight = handler(values, sample_weight)
-        return update_state(self, values, sample_weight)
-
-    return replacing
-
-
-def _is_scalar(values: object) -> bool:
-    return not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
+def _with_scalar_replaced(
+    update_state: Callable[..., None],
+    metric: keras.metrics.Mean,
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+) -> None:
+    is_scalar = not isinstance(values, tf.RaggedTensor) and len(keras.ops.shape(values)) == 0
+    if _handler.value is not None and is_scalar:
+        values, sample_weight = _handler.value(values, sample_weight)
+    update_state(metric, values, sample_weight)
 
 
 @contextmanager
 def whole_batches(share: tf.Tensor, run: Run) -> Iterator[None]:
-    """Updates metrics written by hand with the rows of all replicas, in this thread.
-
-    Args:
-        share: Share of this replica's samples in those of all; without any, its rows do not count.
-        run: Runs a collective on tensors.
-    """
+    """Updates metrics written by hand with the rows of all replicas, in this thread."""
     with _whole.set((share, run)):
         yield
 
@@ -151,7 +135,7 @@ def _of_all(share: tf.Tensor, run: Run, leaf: object) -> object:
     if leaf.shape.rank == 0:
         part = tf.where(share > 0, tf.cast(share, leaf.dtype) * leaf, 0)
         return run([part], lambda parts: [context.all_reduce("SUM", parts[0])])[0]
-    rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]
+    rows = leaf[: tf.where(share > 0, tf.shape(leaf)[0], 0)]  # else those of another replica
     (found,) = run([rows], lambda parts: [context.all_gather(parts[0], 0)])
     mask = get_keras_mask(leaf)
     if mask is not None:

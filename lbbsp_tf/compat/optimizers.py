@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, patch
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Gradients: TypeAlias = "Sequence[Gradient]"
@@ -26,15 +25,9 @@ _steps_in_progress: list[object] = []
 def intercepted_apply(handler: Callable[[Gradients, Apply], Gradients]) -> Iterator[None]:
     """Passes the gradients of outermost `apply` and `sum_gradients` in this thread to a handler.
 
-    Optimizers do not reduce gradients over replicas inside the context.
-
-    Args:
-        handler: Called as ``handler(gradients, apply)``; ``apply(gradients)`` continues with the
-            optimizer's own method, and is None in `sum_gradients`, which returns what it returns.
-
-    Raises:
-        ValueError: An `apply` runs in a graph inside that of the context, in which it cannot be
-            summed over replicas.
+    Optimizers do not reduce gradients over replicas inside the context. ``handler(gradients,
+    apply)`` calls ``apply(gradients)`` to continue with the optimizer's own method; it is None in
+    `sum_gradients`, which returns what the handler returns.
     """
     _patch_classes()
     _steps_in_progress.append(handler)
@@ -69,13 +62,11 @@ def sum_gradients(gradients: Nest) -> Nest:
 def _patch_classes() -> None:
     """Patches each class of Keras that defines a method of its own."""
     for owner in _keras_optimizers():
-        apply = vars(owner).get("apply")
-        if apply is not None and not is_patched(apply):
-            owner.apply = patched(_outermost_to_handler(apply))
+        if "apply" in vars(owner):
+            patch(owner, "apply", _outermost_to_handler)
     for owner in Optimizer.__mro__:
-        reduce = vars(owner).get("_all_reduce_sum_gradients")
-        if reduce is not None and not is_patched(reduce):
-            owner._all_reduce_sum_gradients = patched(_unless_intercepted(reduce))
+        if "_all_reduce_sum_gradients" in vars(owner):
+            patch(owner, "_all_reduce_sum_gradients", _unless_intercepted)
 
 
 def _keras_optimizers() -> Iterator[type]:
@@ -88,32 +79,25 @@ def _keras_optimizers() -> Iterator[type]:
                 yield subclass
 
 
-def _outermost_to_handler(apply: Callable[..., None]) -> Callable[..., None]:
-    @wraps(apply)
-    def intercepted(
-        self: Optimizer,
-        grads: Gradients,
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> None:
-        handler = _handler.value
-        if handler is None:
-            return apply(self, grads, trainable_variables)
+def _outermost_to_handler(
+    apply: Callable[..., None],
+    optimizer: Optimizer,
+    grads: Gradients,
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> None:
+    def proceed(gradients: Gradients) -> None:
+        # An optimizer that wraps others applies theirs, which is not the outermost any more.
+        with _handler.set(None):
+            apply(optimizer, gradients, trainable_variables)
 
-        def proceed(gradients: Gradients) -> None:
-            # An optimizer that wraps others applies theirs, which is not the outermost any more.
-            with _handler.set(None):
-                apply(self, gradients, trainable_variables)
-
-        handler(list(grads), proceed)
-        return None
-
-    return intercepted
+    if _handler.value is None:
+        apply(optimizer, grads, trainable_variables)
+    else:
+        _handler.value(list(grads), proceed)
 
 
-def _unless_intercepted(reduce: Callable[..., object]) -> Callable[..., object]:
+def _unless_intercepted(
+    reduce: Callable[..., object], optimizer: Optimizer, grads_and_vars: Sequence[object]
+) -> object:
     # Not by thread: a wrapping optimizer may apply the inner one in other threads.
-    @wraps(reduce)
-    def all_reduce_sum_gradients(self: Optimizer, grads_and_vars: Sequence[object]) -> object:
-        return list(grads_and_vars) if _steps_in_progress else reduce(self, grads_and_vars)
-
-    return all_reduce_sum_gradients
+    return list(grads_and_vars) if _steps_in_progress else reduce(optimizer, grads_and_vars)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial
 from pathlib import Path
 
 import keras
 
 from lbbsp_core.runtime.marks import scratch_folder
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import patch
 
 _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("filepath",),
@@ -34,51 +34,41 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 
 
 def write_once_per_job(rank: int) -> None:
-    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic.
-
-    Args:
-        rank: Number of this worker, in [0, workers).
-    """
+    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic."""
     for name in ("save", "save_weights"):
-        original = getattr(keras.Model, name)
-        if not is_patched(original):
-            setattr(keras.Model, name, patched(_replacing_file(original, rank)))
+        patch(keras.Model, name, partial(_save_atomically, rank))
     if rank == 0:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
-    if not is_patched(keras.Model.export):
-        keras.Model.export = patched(_exporting(keras.Model.export, folder))
-        keras.callbacks.RemoteMonitor.on_epoch_end = keras.callbacks.Callback.on_epoch_end
+    patch(keras.Model, "export", partial(_export_elsewhere, folder))
+    keras.callbacks.RemoteMonitor.on_epoch_end = keras.callbacks.Callback.on_epoch_end
     for callback, attributes in _PATHS.items():
-        if not is_patched(callback.set_model):
-            redirected = _redirected(callback.set_model, attributes, folder)
-            callback.set_model = patched(redirected)
+        patch(callback, "set_model", partial(_redirect, attributes, folder))
 
 
-def _redirected(
-    set_model: Callable[..., None],
+def _redirect(
     attributes: tuple[str, ...],
     folder: Callable[[], Path],
-) -> Callable[..., None]:
-    """Wraps a callback's `set_model`, which runs before it reads its paths."""
-
-    @wraps(set_model)
-    def redirect(self: keras.callbacks.Callback, model: keras.Model) -> None:
-        for attribute in attributes:
-            setattr(self, attribute, _elsewhere(vars(self)[attribute], folder()))
-        set_model(self, model)
-
-    return redirect
+    set_model: Callable[..., None],
+    callback: keras.callbacks.Callback,
+    model: keras.Model,
+) -> None:
+    """Replaces a callback's `set_model`, which runs before it reads its paths."""
+    for attribute in attributes:
+        setattr(callback, attribute, _elsewhere(vars(callback)[attribute], folder()))
+    set_model(callback, model)
 
 
-def _exporting(export: Callable[..., None], folder: Callable[[], Path]) -> Callable[..., None]:
-    """Wraps the export of a model, in which all workers must take part."""
-
-    @wraps(export)
-    def redirect(self: keras.Model, filepath: str | Path, *args: object, **options: object) -> None:
-        export(self, _elsewhere(filepath, folder()), *args, **options)
-
-    return redirect
+def _export_elsewhere(
+    folder: Callable[[], Path],
+    export: Callable[..., None],
+    model: keras.Model,
+    filepath: str | Path,
+    *args: object,
+    **options: object,
+) -> None:
+    """Replaces the export of a model, in which all workers must take part."""
+    export(model, _elsewhere(filepath, folder()), *args, **options)
 
 
 def _elsewhere(path: str | Path, folder: Path) -> str:
@@ -90,26 +80,23 @@ def _elsewhere(path: str | Path, folder: Path) -> str:
     return str(path)
 
 
-def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]:
-    """Wraps a method that saves a file, so that the file appears complete or not at all."""
-
-    @wraps(save)
-    def save_atomically(
-        self: keras.Model,
-        filepath: str | Path,
-        overwrite: bool = True,
-        *args: object,
-        **options: object,
-    ) -> None:
-        path = Path(os.fspath(filepath))
-        if not overwrite or args or options or "://" in str(filepath):
-            save(self, filepath, overwrite, *args, **options)
-            return
-        partial = path.with_name(f".{rank}-{os.getpid()}-{path.name}")
-        try:
-            save(self, str(partial), overwrite)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    return save_atomically
+def _save_atomically(
+    rank: int,
+    save: Callable[..., None],
+    model: keras.Model,
+    filepath: str | Path,
+    overwrite: bool = True,
+    *args: object,
+    **options: object,
+) -> None:
+    """Replaces a method that saves a file, so that the file appears complete or not at all."""
+    path = Path(os.fspath(filepath))
+    if not overwrite or args or options or "://" in str(filepath):
+        save(model, filepath, overwrite, *args, **options)
+        return
+    partial_file = path.with_name(f".{rank}-{os.getpid()}-{path.name}")
+    try:
+        save(model, str(partial_file), overwrite)
+        os.replace(partial_file, path)
+    finally:
+        partial_file.unlink(missing_ok=True)

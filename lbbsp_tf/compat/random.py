@@ -11,13 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import PerThread, patch
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"  # a constant in Keras 3.14, not in 3.12
 _STRIDE = 1_000_003  # between the seeds of replicas
@@ -27,26 +26,19 @@ _rank = PerThread()
 
 @contextmanager
 def noise_of_replica(rank: int) -> Iterator[None]:
-    """Makes this thread draw noise of its own from the random states that replicas share.
-
-    Args:
-        rank: Number of the replica; 0 draws what a single process would draw.
-    """
-    if not is_patched(SeedGenerator.next):
-        SeedGenerator.next = patched(_by_rank(SeedGenerator.next))
+    """Makes this thread draw noise of its own from the random states that replicas share."""
+    patch(SeedGenerator, "next", _by_rank)
     with _rank.set(rank):
         yield
 
 
-def _by_rank(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    @wraps(draw)
-    def next_seed(self: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        seed = draw(self, ordered)
-        if not _rank.value:
-            return seed
-        return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
-
-    return next_seed
+def _by_rank(
+    draw: Callable[..., tf.Tensor], generator: SeedGenerator, ordered: bool = True
+) -> tf.Tensor:
+    seed = draw(generator, ordered)
+    if not _rank.value:  # the first replica draws what a single process would draw
+        return seed
+    return seed + tf.constant([_rank.value * _STRIDE, 0], seed.dtype)
 
 
 def has_global_seed() -> bool:
@@ -60,11 +52,7 @@ def forget_global_seed() -> None:
 
 
 def shared_global_seed(strategy: tf.distribute.Strategy) -> Callable[[], None]:
-    """Returns a function that makes this thread's global random state that of a replica's thread.
-
-    Args:
-        strategy: Strategy under which the state is created, unless it exists.
-    """
+    """Returns a function that makes this thread's global random state that of a replica's."""
     # Keras draws the seed from Python's generator, which must give the user's next models the
     # numbers that it would give them without us.
     state = random.getstate()

@@ -52,12 +52,8 @@ def _one_in_view(original: property) -> property:
 def mean_over_replicas(logs: Nest, share: tf.Tensor) -> Nest:
     """Averages the fractional scalars in a nest over all replicas; other values are kept.
 
-    Call it in a replica. Values that are the same in all of them stay the same.
-
-    Args:
-        logs: What a custom step has returned.
-        share: Share of this replica's samples in those of all, a scalar of float64; a replica
-            without any does not count, not even if its values are NaN.
+    Call it in a replica. Values that are the same in all of them stay the same. A replica whose
+    `share` of all samples (of float64) is 0 does not count, not even if its values are NaN.
     """
     context = tf.distribute.get_replica_context()
 

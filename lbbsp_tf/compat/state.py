@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
 from typing import TypeAlias
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched
+from lbbsp_tf.compat.values import Nest, PerThread, patch
 
 _CALLBACK_STATE: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: (
@@ -36,13 +35,9 @@ _FIRST = "_lbbsp_first_batch"
 
 def patch_epochs() -> None:
     """Makes the iterator over epochs and the callbacks of a fit known to the balancer."""
-    if not is_patched(EpochIterator._enumerate_iterator):
-        EpochIterator._enumerate_iterator = patched(
-            _from_first_batch(EpochIterator._enumerate_iterator)
-        )
-        EpochIterator.__init__ = _noting(EpochIterator.__init__)
-        lists = keras.callbacks.CallbackList
-        lists.on_train_begin = _noting_callbacks(lists.on_train_begin)
+    patch(EpochIterator, "__init__", _noted)
+    patch(EpochIterator, "_enumerate_iterator", _from_first_batch)
+    patch(keras.callbacks.CallbackList, "on_train_begin", _with_callbacks_noted)
 
 
 def latest_epochs() -> EpochIterator | None:
@@ -77,16 +72,11 @@ def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]
 def restore_callbacks(
     callbacks: Callbacks, states: Sequence[tuple[str, Mapping[str, object] | None]]
 ) -> None:
-    """Restores what `callback_states` has returned, to the same callbacks in the same order.
-
-    Args:
-        callbacks: Callbacks of the fit.
-        states: What each of them has seen; None leaves one as it is.
-    """
+    """Restores what `callback_states` has returned, to the same callbacks in the same order."""
     stateful = list(_stateful(callbacks))
     if [kind for kind, _ in states] == [kind.__name__ for _, kind, _ in stateful]:
         for (callback, _, names), (_, values) in zip(stateful, states, strict=True):
-            for name in names if values is not None else ():
+            for name in names if values is not None else ():  # None: it is left as it is
                 setattr(callback, name, values[name])
 
 
@@ -99,14 +89,7 @@ def is_mirrored(variable: keras.Variable) -> bool:
 def assign_total(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: np.ndarray, *, sends: bool
 ) -> None:
-    """Assigns a value that was read over all replicas.
-
-    Args:
-        strategy: Strategy of the variable.
-        variable: Variable of a metric.
-        value: Its value over all replicas.
-        sends: Whether the value counts here, if the variable is a sum over processes.
-    """
+    """Assigns a value that was read over all replicas; a sum, only where `sends` is true."""
     is_sum = getattr(variable.value, "aggregation", None) == tf.VariableAggregation.SUM
     if is_mirrored(variable) or not is_sum:
         variable.assign(value)
@@ -130,32 +113,34 @@ def _stateful(
                 yield callback, kind, names
 
 
-def _from_first_batch(original: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Wraps the generator of an epoch, which always counts from batch 0."""
-
-    @wraps(original)
-    def enumerate_iterator(self: EpochIterator) -> Nest:
-        batches = original(self)
-        for _ in range(vars(self).pop(_FIRST, 0)):
-            next(batches)  # draws nothing: the step does
-        yield from batches
-
-    return enumerate_iterator
+def _from_first_batch(enumerate_iterator: Callable[..., Nest], epochs: EpochIterator) -> Nest:
+    """Replaces the generator of an epoch, which always counts from batch 0."""
+    batches = enumerate_iterator(epochs)
+    for _ in range(vars(epochs).pop(_FIRST, 0)):
+        next(batches)  # draws nothing: the step does
+    yield from batches
 
 
-def _noting(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def initialise(self: EpochIterator, *args: object, **options: object) -> None:
-        original(self, *args, **options)
-        _iterator.value = weakref.ref(self)
+def _noted(
+    initialise: Callable[..., None],
+    self: EpochIterator,
+    x: Nest,
+    *args: object,
+    **options: object,
+) -> None:
+    """Notes a new iterator over epochs, which is not to warn that it ignores ``shuffle=True``.
 
-    return initialise
+    That is the default of `fit`.
+    """
+    balanced = isinstance(x, tf.data.Dataset) and hasattr(x, "pipeline")  # on a single worker
+    if balanced or isinstance(x, tf.distribute.DistributedDataset):
+        options["shuffle"] = False
+    initialise(self, x, *args, **options)
+    _iterator.value = weakref.ref(self)
 
 
-def _noting_callbacks(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def on_train_begin(self: keras.callbacks.CallbackList, logs: Nest = None) -> None:
-        with _callbacks.set(self):
-            original(self, logs)
-
-    return on_train_begin
+def _with_callbacks_noted(
+    on_train_begin: Callable[..., None], callbacks: keras.callbacks.CallbackList, logs: Nest = None
+) -> None:
+    with _callbacks.set(callbacks):
+        on_train_begin(callbacks, logs)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from lbbsp_tf.compat.values import PerThread, is_patched, patched
+from lbbsp_tf.compat.values import PerThread, patch
 
 _traced_for = PerThread()
 
@@ -22,22 +22,14 @@ _traced_for = PerThread()
 @contextmanager
 def fresh_traces() -> Iterator[None]:
     """Makes this thread trace each `tf.function` again, for calls inside the context only."""
-    if not is_patched(function_context.make_function_context):
-        make = _including_context(function_context.make_function_context)
-        function_context.make_function_context = patched(make)
+    patch(function_context, "make_function_context", _including_traced_for)
     with _traced_for.set(object()):
         yield
 
 
-def _including_context(make: Callable[..., object]) -> Callable[..., object]:
-    @wraps(make)
-    def make_function_context(scope_type: object = None) -> object:
-        found, key = make(scope_type), _traced_for.value
-        if key is None:
-            return found
-        return type(found)((found.context, key), found.scope_type)
-
-    return make_function_context
+def _including_traced_for(make: Callable[..., Any], scope_type: object = None) -> object:
+    found, key = make(scope_type), _traced_for.value
+    return found if key is None else type(found)((found.context, key), found.scope_type)
 
 
 def current_graph() -> tf.Graph:

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -62,6 +63,19 @@ def replaced_attribute(owner: type | ModuleType, name: str, value: object) -> It
         yield
     finally:
         setattr(owner, name, before)
+
+
+def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:
+    """Replaces a function of a class or a module, once, by one that is given the original first."""
+    original = getattr(owner, name)
+    if is_patched(original):
+        return
+
+    @wraps(original)
+    def with_original(*args: object, **options: object) -> Any:
+        return replacement(original, *args, **options)
+
+    setattr(owner, name, patched(with_original))
 
 
 def is_patched(function: Callable[..., Nest]) -> bool:

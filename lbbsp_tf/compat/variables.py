@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -22,10 +21,10 @@ from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.activity import Activity
 from lbbsp_core.runtime.protocol import DisagreementError
-from lbbsp_tf.board import read_value
+from lbbsp_tf.board import CoordinationBoard, read_value
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
-from lbbsp_tf.compat.values import is_patched, patched
+from lbbsp_tf.compat.values import patch
 from lbbsp_tf.liveness import current_activity
 
 _BROADCAST = "_get_variable_creator_initial_value"
@@ -39,53 +38,43 @@ _job: list[tuple[int, int]] = []
 
 def compare_variables() -> None:
     """Makes workers compare each variable that they create with that of worker 0."""
-    create = getattr(CollectiveAllReduceExtended, _BROADCAST, None)
-    reads = context.context().get_config_key_value
-    if (
-        create is None
-        or is_patched(create)
-        or "timeout_in_ms" not in inspect.signature(reads).parameters
-    ):
-        return
+    if hasattr(CollectiveAllReduceExtended, _BROADCAST) and CoordinationBoard.is_available():
+        patch(CollectiveAllReduceExtended, _BROADCAST, _with_comparison)
 
-    @functools.wraps(create)
-    def with_comparison(
-        self: Any, replica_id: int, device: str, primary_var: Any, **options: Any
-    ) -> Any:
-        if replica_id == 0 and self._num_workers > 1 and "initial_value" in options:
-            given = options["initial_value"]
-            name = str(options.get("name") or "")
 
-            def compared() -> Any:
-                value = given() if callable(given) else given
-                _compare(self, name, value, options.get("dtype"))
-                return value
+def _with_comparison(
+    create: Callable[..., Callable[[], Any]],
+    extended: Any,
+    replica_id: int,
+    device: str,
+    primary_var: Any,
+    **options: Any,
+) -> Callable[[], Any]:
+    if replica_id == 0 and extended._num_workers > 1 and "initial_value" in options:
+        given = options["initial_value"]
+        name = str(options.get("name") or "")
 
-            options["initial_value"] = compared
-        create_value = create(
-            self, replica_id=replica_id, device=device, primary_var=primary_var, **options
-        )
+        def compared() -> Any:
+            value = given() if callable(given) else given
+            _compare(extended, name, value, options.get("dtype"))
+            return value
 
-        @functools.wraps(create_value)
-        def explained() -> Any:
-            with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
-                return create_value()
+        options["initial_value"] = compared
+    create_value = create(
+        extended, replica_id=replica_id, device=device, primary_var=primary_var, **options
+    )
 
-        return explained if replica_id == 0 else create_value
+    @functools.wraps(create_value)
+    def explained() -> Any:
+        with current_activity().during(Activity.MEETING), explained_by_variables(own=1):
+            return create_value()
 
-    setattr(CollectiveAllReduceExtended, _BROADCAST, patched(with_comparison))
+    return explained if replica_id == 0 else create_value
 
 
 @contextlib.contextmanager
-def explained_by_variables(own: int = 0) -> Iterator[None]:
-    """Replaces an error of a collective by one that names the variables that differ, if any do.
-
-    Args:
-        own: 1 if this worker creates a variable in the context, else 0.
-
-    Raises:
-        DisagreementError: Another worker has created another variable, or one more.
-    """
+def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker creates one
+    """Replaces an error of a collective by one that names the variables that differ, if any do."""
     try:
         yield
     except tf.errors.OpError as error:
