@@ -129,7 +129,7 @@ def parse(record):
 
 
 def shuffled():
-    return slices().shuffle(50, seed=5, reshuffle_each_iteration=False)
+    return slices().shuffle(50, seed=5)
 
 
 def double(x, y):
