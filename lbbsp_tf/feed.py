@@ -309,8 +309,9 @@ class TrainingInput:
         except DisagreementError as error:
             raise DisagreementError(
                 f"workers have read different records up to step {self._session.step - 1}: the "
-                "data must have the same order on all workers (give every shuffle() a seed, keep "
-                "map() and interleave() deterministic, sort lists of files)"
+                "data must be whole and have the same order on all workers (remove shard(); give "
+                "every shuffle() a seed; keep map() and interleave() deterministic; sort lists of "
+                "files; call keras.utils.set_random_seed before a PyDataset draws from np.random)"
             ) from error
 
     def _warn_of_waits(self) -> None:

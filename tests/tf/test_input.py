@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
+from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
@@ -598,6 +599,51 @@ def test_a_py_dataset_may_change_its_items_between_passes():
     assert [int(x[0, 0]) // 100 for x, _ in batches] == [1, 1, 1, 2, 2, 2, 3]
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_new):
+    class Noting(InBatches):
+        calls = ()
+
+        def __getitem__(self, index):
+            self.calls += (index,)
+            return super().__getitem__(index)
+
+        def on_epoch_begin(self):
+            self.calls += ("begin",)
+
+        def on_epoch_end(self):
+            self.calls += ("end",)
+
+    plain, items = Noting(), Noting()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    feed = TrainingInput(StubSession(), None)
+    options = {**OPTIONS, "shuffle": False, "prefetch": prefetch}
+    for fit in range(2):
+        model.fit(plain, epochs=2, shuffle=False, verbose=0)
+        if not fit or is_new:
+            batches = feed.dataset(items, **options)
+        epochs_of(feed, batches, 2)
+        hooks = [each.calls[each.calls.index("end") :] for each in (plain, items)]
+        assert hooks[0] == hooks[1]
+        assert hooks[0].count("end") == 3
+        plain.calls = items.calls = ()
+
+
+def test_images_of_keras_generators_are_read_in_order():
+    x = np.ones((SAMPLES, 4, 4, 1)) * NUMBERS[:, None, None, None]
+    for options in ({}, {"seed": 3}, {"shuffle": False}):
+        np.random.seed(0)
+        generator = ImageDataGenerator(horizontal_flip=True)
+        batches = open_data(generator.flow(x, NUMBERS, X, **options), shuffle=False)
+        drawn = [(x.numpy()[:, 0, 0, 0].tolist(), y.numpy().tolist()) for x, y in batches]
+        numbers = [n for _, y in drawn for n in y]
+        assert [n for x, _ in drawn for n in x] == numbers
+        assert sorted(numbers) == NUMBERS.tolist()
+        assert (numbers == NUMBERS.tolist()) == ("shuffle" in options)
+
+
 def test_changing_items_cannot_be_read_again_after_a_later_pass():
     batches = open_data(InBatches(samples=24), steps_per_epoch=4)
     assert len(list(batches)) == 4
@@ -750,6 +796,11 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
         ((pd.DataFrame({"a": pd.array([1, None], "Int64")}),), {}, r"x\['a'\] has missing values"),
         ((ROWS[:2], pd.Series(["a", None])), {}, r"y\[0\] has missing values: fill them in"),
         ((np.array(["a", None]),), {}, r"x has missing values: fill them in first"),
+        (
+            (ImageDataGenerator().flow(np.ones((27, 4, 4, 1)), NUMBERS, 5),),
+            {},
+            "item 0 of NumpyArrayIterator must be a global batch of 8 samples, got .5.",
+        ),
         ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
         ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
