@@ -435,6 +435,8 @@ class LoadBalancer(keras.callbacks.Callback):
             if self._logs:
                 self._logs.end_fit()
             self.model.train_function = None
+        else:
+            self._input.end_fit()
         if self.active or self._checkpoints:
             for hook in ("on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_epoch_end"):
                 vars(self.model.history).pop(hook, None)

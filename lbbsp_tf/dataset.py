@@ -53,29 +53,6 @@ class SessionPlan:
         return Draw(self._session.step_of_order(step), self._session.local_indices(step))
 
 
-class FirstSamples:
-    """Plan that draws the first samples of an order, outside of any step of the training.
-
-    Args:
-        order: Samples of each step.
-        count: Number of samples, at most the global batch size.
-    """
-
-    reads = None
-
-    def __init__(self, order: GlobalOrder, count: int) -> None:
-        self.order = order
-        self._count = count
-
-    def first_step(self) -> int:
-        """Returns a number that no step of a training has."""
-        return -1
-
-    def draw(self, step: int) -> Draw:
-        """Returns the samples."""
-        return Draw(0, self.order.indices(0)[: self._count])
-
-
 class PlannedPipeline:
     """Batches of one `LoadBalancer.dataset`, drawn by the plans.
 
@@ -117,7 +94,7 @@ class PlannedPipeline:
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
-        """This worker's batches, from the step that is running when an iteration starts."""
+        """This worker's batches of an epoch, from the step that is running when it is opened on."""
         plan = SessionPlan(self._session, self.order, self._reads)
         batches = self._mapped(self.source.batches(plan, self._host))
         if self.prefetch:
@@ -127,39 +104,30 @@ class PlannedPipeline:
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""
         steps = self.order.steps_per_epoch
-        epoch = self.batches.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+        epoch = self.batches.apply(tf.data.experimental.assert_cardinality(steps))
         epoch.pipeline = self  # keeps the Python functions alive
         return epoch
 
     @cached_property
     def example(self) -> Nest:
         """A batch of one sample."""
-        with tf.device("/CPU:0"):
-            raw = tf.data.Dataset.from_tensors(self.source.example())
-            return next(iter(self._mapped(raw)))
+        return self.first_samples(1)
 
     def first_samples(self, count: int) -> Nest:
         """Returns a batch of the first samples, the same for all sessions."""
-        host = HostCalls()
         with tf.device("/CPU:0"):
-            batches = self._mapped(self.source.batches(FirstSamples(self.order, count), host))
-            return next(iter(batches.with_options(self._options())))
+            raw = tf.data.Dataset.from_tensors(self.source.example(self.order.indices(0)[:count]))
+            return next(iter(self._mapped(raw).with_options(self._options())))
 
     def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
         """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
         return self._copy(self._session, (*self._batch_maps, batch_map))
 
-    def of_replicas(
-        self, sessions: Sequence[WorkerSession], reads: SharedReads
-    ) -> Sequence[PlannedPipeline]:
-        """Returns a pipeline of the same data for each replica of this process, for one fit.
-
-        Args:
-            sessions: Sessions of the replicas.
-            reads: Reads that the replicas share.
-        """
+    def of_replicas(self, sessions: Sequence[WorkerSession]) -> Sequence[PlannedPipeline]:
+        """Returns a pipeline of the same data for each replica of this process, for one fit."""
         if len(sessions) == 1:
             return [self]
+        reads: SharedReads = SharedReads(len(sessions))
         return [self._copy(session, self._batch_maps, reads) for session in sessions]
 
     def _copy(
@@ -194,13 +162,13 @@ class PlannedPipeline:
     def _options(self) -> tf.data.Options:
         """Returns options without automatic parallel maps and prefetching, which draw ahead."""
         options = tf.data.Options()
-        options.autotune.enabled = self.source.is_sequential  # only for the user's own pipeline
+        options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
         options.experimental_optimization.map_parallelization = False
-        # The default pool has one thread per core. Threads that wait for another replica must not
-        # hold up what it reads.
-        if self.readers > 1 or self._reads is not None:
+        # The default pool has one thread per core. Threads that wait for another replica, or for a
+        # tf.data.Dataset, must not hold up what is read.
+        if self.readers > 1 or self._reads is not None or self.source.is_sequential:
             options.threading.private_threadpool_size = self.readers + 2
         return options
 

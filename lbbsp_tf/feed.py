@@ -13,10 +13,9 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
-from lbbsp_tf.iteration import SharedReads
 from lbbsp_tf.mapping import SampleMap
 from lbbsp_tf.replicas import ReplicaSessions
-from lbbsp_tf.sources import Arrays, Source, open_source
+from lbbsp_tf.sources import Arrays, Batches, Source, open_source
 from lbbsp_tf.stream import Stream
 
 logger = logging.getLogger("lbbsp.tf")
@@ -39,10 +38,9 @@ class TrainingInput:
         self._pipeline: PlannedPipeline | None = None
         self.latest: PlannedPipeline | None = None
         self._drawn: Sequence[PlannedPipeline] = []
-        self._reads: SharedReads = SharedReads(1)
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
-        self._steps = 0
+        self._steps = self._end = 0
         self._wait = InputWait()
 
     @property
@@ -133,6 +131,9 @@ class TrainingInput:
             by_batch=source.by_batch,
             work=_of_training(work, source),
         )
+        if isinstance(source, Batches) and order == self._session.order:
+            step = self._session.step_of_order(self._session.step)
+            source.continue_at(step // order.steps_per_pass)
         pipeline = PlannedPipeline(
             self._session,
             order,
@@ -214,23 +215,27 @@ class TrainingInput:
             self.iterators = [BatchIterator(spec) for _ in self._sessions]
         if self._pipeline.source.records is not None:
             self._pipeline.source.records.forget_from(self._session.step)
-        earlier, self._reads = self._reads, SharedReads(len(self._sessions))
         # Iterators do not keep their pipelines alive.
-        self._drawn = self._pipeline.of_replicas(self._sessions, self._reads)
+        self._drawn = self._pipeline.of_replicas(self._sessions)
+        self._draw_epoch()
+
+    def _draw_epoch(self) -> None:
+        self._end = self._session.step + self._pipeline.order.steps_per_epoch
         for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
             iterator.start(pipeline)
-        earlier.close()  # a failed fit does not close it
 
     def first_samples(self, count: int) -> Nest:
         """Returns the first samples of the data set, the same on all workers."""
         return self._pipeline.first_samples(count)
 
     def begin_step(self) -> None:
-        """Raises an error if the fit does not iterate over the announced data set."""
+        """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
         if self._may_iterate:
             raise ValueError(
                 "fit needs the data of the balancer: call fit(balancer.dataset(x, y), ...)"
             )
+        if self._session.step == self._end:
+            self._draw_epoch()
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
@@ -251,8 +256,9 @@ class TrainingInput:
         self.forget_fit()
         for iterator in self.iterators:
             iterator.stop()
-        self._reads.close()
         self._drawn = []
+        if self.latest is not None and isinstance(self.latest.source, (Batches, Stream)):
+            self.latest.source.close()
 
     def forget_fit(self) -> None:
         """Forgets a fit that has ended or failed."""
@@ -269,8 +275,9 @@ class TrainingInput:
         except DisagreementError as error:
             raise DisagreementError(
                 f"workers have read different records up to step {self._session.step - 1}: the "
-                "data must have the same order on all workers (give every shuffle() a seed, keep "
-                "map() and interleave() deterministic, sort lists of files)"
+                "data must be whole and have the same order on all workers (remove shard(); give "
+                "every shuffle() a seed; keep map() and interleave() deterministic; sort lists of "
+                "files; call keras.utils.set_random_seed before a PyDataset draws from np.random)"
             ) from error
 
     def _warn_of_waits(self) -> None:

@@ -54,7 +54,6 @@ class SharedReads(Generic[T]):
         self._replicas = replicas
         self._lock = threading.Lock()
         self._reads: dict[int, tuple[Future[T], list[None]]] = {}
-        self._iterator: SwitchingIterator | None = None
 
     def get(self, step: int, read: Callable[[], T]) -> T:
         """Returns what was read for a step, and forgets it when all replicas have asked for it."""
@@ -70,16 +69,3 @@ class SharedReads(Generic[T]):
             except BaseException as error:  # every replica must learn of it
                 future.set_exception(error)
         return future.result()
-
-    def next_of(self, dataset: tf.data.Dataset) -> Nest:
-        """Returns the next element of one iteration; only the first data set given is opened."""
-        with tf.device("/CPU:0"):
-            if self._iterator is None:
-                self._iterator = SwitchingIterator(dataset.element_spec)
-                self._iterator.start(dataset)
-            return self._iterator.get_next()
-
-    def close(self) -> None:
-        """Ends the iteration, and releases its data set."""
-        if self._iterator is not None:
-            self._iterator.stop()

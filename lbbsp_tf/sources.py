@@ -7,7 +7,6 @@ sequence.
 
 from __future__ import annotations
 
-import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import NamedTuple, Protocol
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.utils import PyDataset
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
@@ -95,8 +95,8 @@ class Source(Protocol):
         """
         ...
 
-    def example(self) -> Nest:
-        """Returns a batch of one sample, in the form of `batches`."""
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples of the first step, in the form of `batches`."""
         ...
 
     def read_digests(self) -> Sequence[Digest] | None:
@@ -115,11 +115,8 @@ class Fingerprints:
         self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
 
     def add(self, step: int, data: bytes) -> None:
-        """Adds the records of a global step, unless they have been read before.
-
-        A negative step belongs to no training, and is ignored.
-        """
-        if step < 0 or (self._recent and step <= self._recent[-1][0]):
+        """Adds the records of a global step, unless they have been read before."""
+        if self._recent and step <= self._recent[-1][0]:
             return
         self._value = zlib.crc32(data, self._value)
         self._recent.append((step, self._value))
@@ -195,15 +192,14 @@ class Arrays:
             lambda step: self._take(*host.call(draw, [step], index), host)
         )
 
-    def example(self) -> Nest:
-        """Returns a batch of one sample."""
-        return self._take(tf.constant([0], tf.int64), HostCalls())
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples."""
+        return self._take(tf.constant(index), HostCalls())
 
     def read_digests(self) -> list[Digest]:
         """Reads some samples, and returns their digests."""
         with tf.device("/CPU:0"):
-            index = tf.constant(sampled(self.num_samples))
-            return digests_of(self._take(index, HostCalls()))
+            return digests_of(self.example(sampled(self.num_samples)))
 
     digests = cached_property(read_digests)
 
@@ -257,9 +253,9 @@ class Items:
             lambda step: self._packed(host.call(read, [step], self._rows))
         )
 
-    def example(self) -> Nest:
-        """Returns a batch of one sample."""
-        return self._packed([tf.constant(values) for values in self._read(np.zeros(1, np.int64))])
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples."""
+        return self._packed([tf.constant(values) for values in self._read(index)])
 
     def read_digests(self) -> list[Digest] | None:
         """Reads some samples, and returns their digests; None if they are others when read again.
@@ -358,14 +354,14 @@ class Batches:
     is_sequential = in_memory = False
     restore = None
 
-    def __init__(self, batches: keras.utils.PyDataset, global_batch_size: int) -> None:
+    def __init__(self, batches: PyDataset, global_batch_size: int) -> None:
         number = getattr(batches, "num_batches", None)
         if number is None:
             raise ValueError(
                 f"{type(batches).__name__} is endless: define __len__, or pass a tf.data.Dataset"
             )
         self._batches, self._size = batches, global_batch_size
-        self._pass = 0
+        self._pass = -1
         self.records = Fingerprints()
         first = as_batch(batches[0])
         last = as_batch(batches[number - 1]) if number > 1 else first
@@ -387,7 +383,7 @@ class Batches:
         def read(step: int) -> list[np.ndarray]:
             drawn = plan.draw(int(step))
             number = int(drawn.samples[0]) // self._size
-            number_of_pass = drawn.step // plan.order.steps_per_pass if step >= 0 else None
+            number_of_pass = drawn.step // plan.order.steps_per_pass
             read_item = partial(self._read, int(step), number, number_of_pass)
             leaves = plan.reads.get(int(step), read_item) if plan.reads else read_item()
             rows = drawn.samples - number * self._size
@@ -406,14 +402,16 @@ class Batches:
             )
         )
 
-    def example(self) -> Nest:
-        """Returns a batch of one sample."""
-        return tf.nest.map_structure(lambda leaf: tf.constant(as_native(leaf[:1])), self._structure)
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples of the first item, which is not read again."""
+        rows = index % self._size
+        return tf.nest.map_structure(
+            lambda leaf: tf.constant(as_native(leaf[rows])), self._structure
+        )
 
-    def _read(self, step: int, number: int, number_of_pass: int | None) -> list[np.ndarray]:
-        """Returns the leaves of an item, which belongs to a step of a pass or to no training."""
-        if number_of_pass is not None:
-            self._begin_pass(number_of_pass)
+    def _read(self, step: int, number: int, number_of_pass: int) -> list[np.ndarray]:
+        """Returns the leaves of an item, which belongs to a step of a pass."""
+        self._begin_pass(number_of_pass)
         batch = as_batch(self._batches[number])
         expected = min(self._size, self.num_samples - number * self._size)
         self._check_size(number, batch, expected)
@@ -422,8 +420,16 @@ class Batches:
         self.records.add(step, b"".join(_excerpt(leaf) for leaf in leaves))
         return leaves
 
+    def continue_at(self, number: int) -> None:
+        """Begins the next fit with a pass whose predecessors have been read in this process."""
+        self._pass = number - 1
+
+    def close(self) -> None:
+        """Ends the last pass of a fit."""
+        self._batches.on_epoch_end()
+
     def _begin_pass(self, number: int) -> None:
-        """Calls the hooks with which a data set may change its items between passes.
+        """Calls the hooks with which a data set may change its items, as Keras does.
 
         Raises:
             ValueError: A later pass has begun already, because its items were read ahead.
@@ -438,14 +444,14 @@ class Batches:
             )
         # A training that continues in a later pass needs the items of that pass.
         for _ in range(max(1, number - self._pass)):
-            self._batches.on_epoch_end()
+            self._batches.on_epoch_end()  # also before the first pass
             self._batches.on_epoch_begin()
         self._pass = number
 
     @property
     def _has_hooks(self) -> bool:
         """True if the data set does something between passes."""
-        kind, base = type(self._batches), keras.utils.PyDataset
+        kind, base = type(self._batches), PyDataset
         return any(
             getattr(kind, hook) is not getattr(base, hook)
             for hook in ("on_epoch_begin", "on_epoch_end")
@@ -511,7 +517,7 @@ def open_source(
             f"validation_split needs arrays, got a {kind}: split the data set yourself, and pass "
             "fit(..., validation_data=...)"
         )
-    if isinstance(x, keras.utils.PyDataset):
+    if isinstance(x, PyDataset):
         return Batches(x, global_batch_size)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
         return Items(x, readers, any_length)
@@ -523,13 +529,12 @@ def open_source(
 
 
 def step_numbers(plan: Plan, host: HostCalls) -> tf.data.Dataset:
-    """Returns a data set of global steps, counted from the one at which its iteration starts."""
+    """Returns the global steps of an epoch, from the one that is running when it is opened on."""
 
     def count(_: tf.Tensor) -> tf.data.Dataset:
         scalar = [tf.TensorSpec([], tf.int64)]
-        return tf.data.Dataset.counter(
-            *host.call(lambda: [np.int64(plan.first_step())], [], scalar)
-        )
+        (step,) = host.call(lambda: [np.int64(plan.first_step())], [], scalar)
+        return tf.data.Dataset.range(step, step + plan.order.steps_per_epoch)
 
     return tf.data.Dataset.from_tensors(0).flat_map(count)
 
@@ -577,7 +582,7 @@ def _refuse_sequences(x: Nest) -> None:
             "x must not be a torch DataLoader, whose batches have a fixed size: pass its data set, "
             "loader.dataset, and readers= in place of num_workers="
         )
-    if isinstance(x, types.GeneratorType) or (hasattr(x, "__next__") and not hasattr(x, "shape")):
+    if hasattr(x, "__next__") and not hasattr(x, "shape") and not isinstance(x, PyDataset):
         raise ValueError(
             f"x must not be a {type(x).__name__}, which can be read only once: pass "
             "tf.data.Dataset.from_generator(function, output_signature=...)"

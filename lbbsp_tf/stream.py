@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import weakref
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,10 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls
+from lbbsp_tf.iteration import SwitchingIterator
 from lbbsp_tf.mapping import unpacked
 from lbbsp_tf.rows import count_rows, slice_rows
-from lbbsp_tf.sources import Fingerprints, Plan, step_numbers
+from lbbsp_tf.sources import Draw, Fingerprints, Plan, step_numbers
 
 
 class _Records(NamedTuple):
@@ -83,6 +85,7 @@ class Stream:
         self._is_counted = is_certain and counted == self.num_samples
         options = tf.data.Options()
         options.deterministic = True  # all workers must read the same order
+        options.experimental_optimization.inject_prefetch = False  # it opens the next pass early
         self._dataset = dataset.with_options(options)
         self.records = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
@@ -92,80 +95,75 @@ class Stream:
         self._varies = not all(shape.is_fully_defined() for shape in shapes)
         self._dense = all(isinstance(each, tf.TensorSpec) for each in spec)
         self.restore = unpacked(dataset.element_spec) if self._varies and self._dense else None
+        self._reader: SwitchingIterator | None = None
+        self._at: int | None = None  # step of the order whose batch the reader gives next
+        self._ahead: _Records | None = None  # read, but not given yet
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        records = self._records(plan, host)
-        if plan.reads is None:
-            return self._cut(records, plan, host)
-        return self._cut_shared(records, plan, host)
-
-    def _cut(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this worker's rows of global batches that only it reads."""
-
-        def place(step: int, *facts: np.ndarray) -> list[np.ndarray]:
-            samples = plan.draw(int(step)).samples
-            self._record(int(step), samples, *facts)
-            return [self._place(samples)]
-
-        def keep(step: tf.Tensor, records: _Records) -> Nest:
-            inputs = [step, *_facts(_Records(*records))]
-            (place_of_rows,) = host.call(place, inputs, [tf.TensorSpec([2], tf.int64)])
-            return _slice(records[-1], place_of_rows)
-
-        return records.map(keep)
-
-    def _cut_shared(self, records: tf.data.Dataset, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns this replica's rows of global batches that the process reads once."""
-
-        def read(samples: Indices) -> Nest:
-            step, batch = plan.reads.next_of(records)
-            batch = _Records(*batch)
-            self._record(int(step), samples, *(fact.numpy() for fact in _facts(batch)))
-            return batch.batch
+        spec = self._passes().element_spec[-1]
+        specs = tf.nest.flatten(spec, expand_composites=True)
 
         def keep(step: int) -> list[np.ndarray]:
-            samples = plan.draw(int(step)).samples
+            drawn = plan.draw(int(step))
+            read = partial(self._read, int(step), drawn, plan.order.steps_per_pass)
             with tf.device("/CPU:0"):
-                batch = plan.reads.get(int(step), partial(read, samples))
-                rows = tf.nest.flatten(_slice(batch, self._place(samples)), expand_composites=True)
-            return [leaf.numpy() for leaf in rows]
+                batch = plan.reads.get(int(step), read) if plan.reads else read()
+                start = self._start(drawn.samples)
+                rows = _slice(batch, drawn.samples[0] - start, drawn.samples[-1] + 1 - start)
+                return [leaf.numpy() for leaf in tf.nest.flatten(rows, expand_composites=True)]
 
-        _, (*_, spec) = records.element_spec
-        specs = tf.nest.flatten(spec, expand_composites=True)
         return step_numbers(plan, host).map(
             lambda step: tf.nest.pack_sequence_as(
                 spec, host.call(keep, [step], specs), expand_composites=True
             )
         )
 
-    def _records(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
-        """Returns steps and their `_Records`, from the step at which the iteration starts."""
-        steps_per_pass = plan.order.steps_per_pass
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of some of the first samples."""
+        return _slice(self._first, 0, len(index))
+
+    @cached_property
+    def _first(self) -> Nest:
+        """First global batch, which the first pass gives once more."""
+        self._open(0)
+        self._ahead = self._next()
+        return self._ahead.batch
+
+    def _read(self, step: int, drawn: Draw, steps_per_pass: int) -> Nest:
+        """Returns the global batch of a step, which is checked and recorded.
+
+        A data set that is reshuffled has another order whenever it is opened. So each pass is
+        opened once, when its first batch is due, however many iterators follow each other.
+        """
+        place = 0 if self._endless else drawn.step % steps_per_pass
+        if drawn.step != self._at and (place or self._ahead is None):
+            self._open(place)
+        found, self._ahead, self._at = self._ahead or self._next(), None, drawn.step + 1
+        if not self._endless:
+            rows = int(count_rows(tf.nest.flatten(found.batch)[0]))
+            start = int(found.position) * self._size
+            self._check(self._start(drawn.samples), start, bool(found.may_be_last), rows)
+        self.records.add(step, _fingerprint(found.batch).numpy().tobytes())
+        return found.batch
+
+    def _open(self, place: int) -> None:
+        """Opens the passes, from a global batch of the first one on."""
         whole = self._passes()
+        if self._reader is None:
+            self._reader = SwitchingIterator(whole.element_spec)
+            weakref.finalize(self, self._reader.stop)
+        self._reader.start(whole.skip(place).concatenate(whole.repeat()))
+        self._ahead = None
 
-        def position(step: int) -> list[np.int64]:
-            return [np.int64(plan.draw(int(step)).step % steps_per_pass)]
+    def _next(self) -> _Records:
+        return _Records(*self._reader.get_next())
 
-        def from_step(step: tf.Tensor) -> tf.data.Dataset:
-            records = whole
-            if not self._endless:
-                skipped = host.call(position, [step], [tf.TensorSpec([], tf.int64)])
-                records = whole.skip(*skipped).concatenate(whole.repeat())
-            return tf.data.Dataset.zip((tf.data.Dataset.counter(step), records))
-
-        return step_numbers(plan, host).take(1).flat_map(from_step)
-
-    def example(self) -> Nest:
-        """Returns a batch of one sample: zeros if these have all properties of a sample."""
-        specs = tf.nest.flatten(self._dataset.element_spec)
-        if self._dense and not self._varies and all(each.dtype != tf.string for each in specs):
-            shape = lambda each: each.shape[1:] if self._batched else each.shape  # noqa: E731
-            return tf.nest.map_structure(
-                lambda each: tf.zeros([1, *shape(each)], each.dtype), self._dataset.element_spec
-            )
-        first = self._dataset.take(1)
-        return next(iter((first.unbatch().take(1) if self._batched else first).batch(1)))
+    def close(self) -> None:
+        """Ends the passes: the next fit opens the data set again."""
+        if self._reader is not None:
+            self._reader.stop()
+        self._at = self._ahead = None
 
     def _passes(self) -> tf.data.Dataset:
         """Returns the `_Records` of a pass over the data."""
@@ -189,32 +187,6 @@ class Stream:
             return samples.ragged_batch(self._size)
         return samples.batch(self._size)
 
-    def _record(
-        self,
-        step: int,
-        samples: Indices,
-        position: np.int64,
-        may_be_last: np.bool_,
-        rows: np.int64,
-        fingerprint: np.ndarray,
-    ) -> None:
-        """Checks and records a global batch.
-
-        Args:
-            step: Global step.
-            samples: Samples of this worker.
-            position: See `_Records`.
-            may_be_last: See `_Records`.
-            rows: Number of records.
-            fingerprint: Fingerprint of the records.
-
-        Raises:
-            ValueError: The data set has fewer or more records than it was said to have.
-        """
-        if not self._endless:
-            self._check(self._start(samples), int(position) * self._size, bool(may_be_last), rows)
-        self.records.add(step, fingerprint.tobytes())
-
     def _check(self, start: int, found: int, may_be_last: bool, rows: int) -> None:
         """Checks a global batch whose first sample must be `start`, and is `found`."""
         expected = min(self._size, self.num_samples - start)
@@ -231,17 +203,13 @@ class Stream:
                 "num_samples= to balancer.dataset(...), or leave samples out by take(...)"
             )
 
-    def _place(self, samples: Indices) -> np.ndarray:
-        """Returns where this worker's rows begin and end in their global batch."""
-        return np.array([samples[0], samples[-1] + 1], np.int64) - self._start(samples)
-
     def _start(self, samples: Indices) -> int:
         """Returns the first sample of a global batch."""
         return int(samples[0]) // self._size * self._size
 
 
-def _slice(batch: Nest, place: tf.Tensor | np.ndarray) -> Nest:
-    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, place[0], place[1]), batch)
+def _slice(batch: Nest, begin: int, end: int) -> Nest:
+    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, begin, end), batch)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
@@ -333,13 +301,6 @@ def _refuse_nested(dataset: tf.data.Dataset) -> None:
             f"elements of the tf.data.Dataset must be tensors, got {dataset.element_spec}: call "
             "flat_map(...) after window(...), as in flat_map(lambda window: window.batch(size))"
         )
-
-
-def _facts(records: _Records) -> list[tf.Tensor]:
-    """Returns the facts of a global batch that `Stream._record` checks."""
-    batch = records.batch
-    rows = count_rows(tf.nest.flatten(batch)[0])
-    return [records.position, records.may_be_last, rows, _fingerprint(batch)]
 
 
 def _fingerprint(batch: Nest) -> tf.Tensor:

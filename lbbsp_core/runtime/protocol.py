@@ -233,15 +233,21 @@ def fingerprint(text: str) -> int:
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 
+_REMEDIES = {
+    "number of samples": "pass the whole data set to all workers, without shard(...) or x[rank::n]"
+}
+
+
 def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
     """Raises if the workers do not agree on a static fact."""
     for column, name in enumerate(names):
         values = [int(row[column]) for row in rows]
         for rank, value in enumerate(values):
             if value != values[0]:
+                remedy = _REMEDIES.get(name, f"start all workers with the same {name}")
                 raise DisagreementError(
                     f"workers disagree on {name}: worker 0 has {values[0]}, worker {rank} has "
-                    f"{value}; start all workers with the same {name}"
+                    f"{value}; {remedy}"
                 )
 
 

@@ -103,12 +103,6 @@ def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
     object.__setattr__(model, _LAST_ROWS, rows)
 
 
-def spec_of_rows(iterator: object) -> Nest:
-    """Returns the structure of the batches of an iterator that yields `ReplicaRows`, or None."""
-    rows = getattr(iterator, "_distributed_dataset", None)
-    return rows.spec if isinstance(rows, Rows) else None
-
-
 class Rows:
     """Rows of this process's replicas in the global batches of a data set.
 
@@ -118,7 +112,7 @@ class Rows:
     """
 
     def __init__(self, dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
-        self.spec = dataset.element_spec
+        self.element_spec = dataset.element_spec
         self.samples: list[Nest] = []
         rank, workers = rank_and_workers(strategy.cluster_resolver)
         # `predict` orders the rows by place in the worker first, then by worker.

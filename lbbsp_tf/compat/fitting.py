@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from lbbsp_tf.compat.evaluation import spec_of_rows
 from lbbsp_tf.compat.state import patch_epochs
 from lbbsp_tf.compat.values import Nest, is_broken, local, patch
 
@@ -40,18 +39,17 @@ def _build_from_local_batch(
     """Builds the model; replaces `_maybe_symbolic_build`, which reduces a tuple of values."""
     if self._distribute_strategy is None:
         return
-    spec = spec_of_rows(iterator)
-    if spec is not None:
-        data_batch = spec  # a batch may not be available a second time
-    elif iterator is not None:
-        # Placeholders hand out their example, because only a training step may iterate over them.
-        example = getattr(iterator._get_iterator(), "example", None)
-        if example is not None:
-            data_batch = example()
-        else:
-            *_, batches = next(iter(iterator))
-            data_batch = local(self.distribute_strategy, next(batches))
+    if iterator is not None:
+        # No batch is drawn: it may not be available a second time. Placeholders hand out their
+        # example, and note the fit.
+        data = iterator._get_iterator()
+        data_batch = data.example() if hasattr(data, "example") else _local_spec(data.element_spec)
     build(self, data_batch)
+
+
+def _local_spec(spec: Nest) -> Nest:
+    """Returns the structure of the first replica's batches."""
+    return keras.tree.map_structure(lambda each: getattr(each, "_value_specs", [each])[0], spec)
 
 
 def require_targets(model: keras.Model, batch: Nest) -> None:

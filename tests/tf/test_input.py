@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
+from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.protocol import DisagreementError
@@ -65,12 +66,14 @@ class StubSession:
         return index if self.rank is None else (index[:cut], index[cut:])[self.rank]
 
 
+NAMES = ["seed", "map", "batch_map", "shuffle", "steps_per_epoch", "num_samples", "batched",
+         "padded", "prefetch", "work"]  # fmt: skip
+OPTIONS = {**dict.fromkeys(NAMES), "validation_split": 0.0, "readers": 1}
+
+
 def open_data(x, y=None, sample_weight=None, *, rank=None, step=0, **options):
-    names = ["seed", "map", "batch_map", "shuffle", "steps_per_epoch", "num_samples", "batched",
-             "padded", "prefetch", "work"]  # fmt: skip
-    options = {**dict.fromkeys(names), "validation_split": 0.0, "readers": 1, **options}
     feed = TrainingInput(StubSession(rank, step), None)
-    return feed.dataset(x, y, sample_weight, **options)
+    return feed.dataset(x, y, sample_weight, **OPTIONS | options)
 
 
 class MapStyle:
@@ -313,6 +316,59 @@ def test_a_stream_starts_at_the_running_step_of_its_pass(step):
         assert drawn == [expected[(step + k) % STEPS] for k in range(6)]
 
 
+def epochs_of(feed, batches, epochs):
+    """Labels of each batch of a fit."""
+    drawn = []
+    for _ in range(epochs):
+        for _, y in batches:
+            drawn.append(y.numpy().tolist())
+            feed._session.step += 1
+    feed.end_fit()
+    return drawn
+
+
+RESHUFFLED = {
+    "shuffle": lambda: slices().shuffle(SAMPLES, seed=5),
+    "batch_shuffle": lambda: slices().batch(3).shuffle(9, seed=5),
+    "shuffle_batch_prefetch": lambda: slices().shuffle(9, seed=5).batch(4).prefetch(2),
+    "cache_shuffle": lambda: slices().shuffle(27, seed=5).cache().shuffle(27, seed=6),
+    "shuffle_repeat": lambda: slices().shuffle(27, seed=5).repeat(2).take(SAMPLES + 9),
+    "same_order": lambda: slices().shuffle(27, seed=5, reshuffle_each_iteration=False),
+    "zipped": lambda: tf.data.Dataset.zip(tuple(
+        tf.data.Dataset.from_tensor_slices(each).shuffle(27, seed=5) for each in (ROWS, NUMBERS))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", RESHUFFLED)
+def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefetch):
+    plain, whole = RESHUFFLED[name](), RESHUFFLED[name]()
+    plain = (plain.unbatch() if "batch" in name else plain).batch(X)
+    expected = [y.numpy().tolist() for _ in range(5) for _, y in plain]
+    feed = TrainingInput(StubSession(), None)
+    options = {**OPTIONS, "prefetch": prefetch}
+    batches = feed.dataset(whole, **options)
+    assert feed._latest.first_samples(4)[1].numpy().tolist() == expected[0][:4]
+    assert feed.example()[1].numpy().tolist() == expected[0][:1]
+    drawn = epochs_of(feed, batches, 2) + epochs_of(feed, batches, 1)
+    drawn += epochs_of(feed, feed.dataset(whole, **options), 2)
+    assert drawn == expected
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("is_endless", [True, False])
+def test_epochs_of_own_length_continue_the_pass_of_a_reshuffled_stream(steps, is_endless):
+    def make():
+        stream = slices().shuffle(SAMPLES, seed=5)
+        return stream.repeat() if is_endless else stream
+
+    passes = make().batch(X) if is_endless else make().batch(X).repeat()
+    expected = [y.numpy().tolist() for _, y in passes.take(3 * steps)]
+    feed = TrainingInput(StubSession(), None)
+    batches = feed.dataset(make(), **OPTIONS | {"steps_per_epoch": steps})
+    assert epochs_of(feed, batches, 3) == expected
+
+
 def test_an_endless_stream_needs_only_the_steps_of_an_epoch():
     batches = open_data(slices().repeat().batch(3), steps_per_epoch=5, rank=1)
     assert [y.numpy().tolist() for _, y in batches][:4] == [
@@ -540,7 +596,52 @@ def test_elements_without_values_are_read():
 def test_a_py_dataset_may_change_its_items_between_passes():
     items = InBatches(samples=24)
     batches = open_data(items, steps_per_epoch=7)
-    assert [int(x[0, 0]) // 100 for x, _ in batches] == [0, 0, 0, 1, 1, 1, 2]
+    assert [int(x[0, 0]) // 100 for x, _ in batches] == [1, 1, 1, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_new):
+    class Noting(InBatches):
+        calls = ()
+
+        def __getitem__(self, index):
+            self.calls += (index,)
+            return super().__getitem__(index)
+
+        def on_epoch_begin(self):
+            self.calls += ("begin",)
+
+        def on_epoch_end(self):
+            self.calls += ("end",)
+
+    plain, items = Noting(), Noting()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    feed = TrainingInput(StubSession(), None)
+    options = {**OPTIONS, "shuffle": False, "prefetch": prefetch}
+    for fit in range(2):
+        model.fit(plain, epochs=2, shuffle=False, verbose=0)
+        if not fit or is_new:
+            batches = feed.dataset(items, **options)
+        epochs_of(feed, batches, 2)
+        hooks = [each.calls[each.calls.index("end") :] for each in (plain, items)]
+        assert hooks[0] == hooks[1]
+        assert hooks[0].count("end") == 3
+        plain.calls = items.calls = ()
+
+
+def test_images_of_keras_generators_are_read_in_order():
+    x = np.ones((SAMPLES, 4, 4, 1)) * NUMBERS[:, None, None, None]
+    for options in ({}, {"seed": 3}, {"shuffle": False}):
+        np.random.seed(0)
+        generator = ImageDataGenerator(horizontal_flip=True)
+        batches = open_data(generator.flow(x, NUMBERS, X, **options), shuffle=False)
+        drawn = [(x.numpy()[:, 0, 0, 0].tolist(), y.numpy().tolist()) for x, y in batches]
+        numbers = [n for _, y in drawn for n in y]
+        assert [n for x, _ in drawn for n in x] == numbers
+        assert sorted(numbers) == NUMBERS.tolist()
+        assert (numbers == NUMBERS.tolist()) == ("shuffle" in options)
 
 
 def test_changing_items_cannot_be_read_again_after_a_later_pass():
@@ -586,8 +687,10 @@ def test_samples_that_rarely_change_are_not_compared(changes):
 def test_replicas_of_a_process_share_each_read(data):
     source = (Batches if isinstance(data, InBatches) else Stream)(data, X)
     sessions = StubSession(0), StubSession(1)
-    order = sessions[0].make_order(24, seed=0, shuffle=not source.is_sequential, by_batch=True)
-    pipelines = PlannedPipeline(sessions[0], order, source).of_replicas(sessions, SharedReads(2))
+    order = sessions[0].make_order(
+        24, seed=0, shuffle=not source.is_sequential, by_batch=True, steps_per_epoch=6
+    )
+    pipelines = PlannedPipeline(sessions[0], order, source).of_replicas(sessions)
     ahead, behind = (iter(pipeline.batches) for pipeline in pipelines)
     drawn = {step: [] for step in range(6)}
     for replica, steps in ((ahead, range(4)), (behind, range(6)), (ahead, range(4, 6))):
@@ -598,7 +701,7 @@ def test_replicas_of_a_process_share_each_read(data):
         numbers = [int(number) for _, y in batches for number in y]
         assert sorted(numbers) == NUMBERS[:24].tolist()
         if isinstance(data, InBatches):
-            assert {int(row[0]) // 100 for x, _ in batches for row in x} == {first // 3}
+            assert {int(row[0]) // 100 for x, _ in batches for row in x} == {1 + first // 3}
 
 
 def test_an_error_of_a_shared_read_reaches_all_replicas():
@@ -693,6 +796,11 @@ def test_work_is_that_of_the_samples_to_train_on(split, kept):
         ((pd.DataFrame({"a": pd.array([1, None], "Int64")}),), {}, r"x\['a'\] has missing values"),
         ((ROWS[:2], pd.Series(["a", None])), {}, r"y\[0\] has missing values: fill them in"),
         ((np.array(["a", None]),), {}, r"x has missing values: fill them in first"),
+        (
+            (ImageDataGenerator().flow(np.ones((27, 4, 4, 1)), NUMBERS, 5),),
+            {},
+            "item 0 of NumpyArrayIterator must be a global batch of 8 samples, got .5.",
+        ),
         ((InBatches(size=5),), {}, r"item 0 of InBatches must be a global batch of 8 samples"),
         ((slices(), NUMBERS), {}, r"y must not be given for a tf\.data\.Dataset: let its elements"),
         ((slices(),), {"shuffle": True}, r"shuffle must not be given.*shuffle\(buffer_size, seed"),
@@ -742,9 +850,6 @@ def test_fingerprints_forget_what_was_read_ahead():
         records.add(3, b"read by another replica")
     assert ahead.at(3) == behind.at(3) != 0
     assert ahead.at(2) == behind.at(2) != ahead.at(3)
-    other = Fingerprints()
-    other.add(-1, b"of no step")
-    assert other.at(-1) == 0
 
 
 def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():

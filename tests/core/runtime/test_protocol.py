@@ -138,6 +138,14 @@ def test_a_disagreement_names_fact_ranks_and_values() -> None:
         compare_facts(["workers", "seed"], [[3, 7], [3, 7], [3, 8]])
 
 
+def test_workers_with_shards_of_other_lengths_are_told_to_pass_the_whole_data() -> None:
+    with pytest.raises(
+        DisagreementError,
+        match=r"number of samples: worker 0 has 70, worker 1 has 69; pass the whole data set to",
+    ):
+        compare_facts(["number of samples"], [[70], [69]])
+
+
 def test_exchange_in_process_does_what_an_all_reduce_does() -> None:
     balancers = [Balancer(rank=rank, workers=3, global_batch_size=30) for rank in range(3)]
     seen = exchange_in_process(balancers, [0.1, 0.2, 0.4], excluded=[1], stop=[2])

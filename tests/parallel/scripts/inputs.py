@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from comparison import Cycle
+from keras.src.legacy.preprocessing.image import ImageDataGenerator
 from report import answer_all, largest_difference, result
 
 import lbbsp_tf
@@ -129,17 +130,37 @@ def parse(record):
 
 
 def shuffled():
-    return slices().shuffle(50, seed=5, reshuffle_each_iteration=False)
+    return slices().shuffle(50, seed=5)
+
+
+def images(x, **options):
+    return ImageDataGenerator().flow(x[:, None, None], LABELS, X, **options)
+
+
+def of_images():
+    """Whole batches of `images`, which draws its order from NumPy's global generator."""
+    np.random.seed(1)  # as `compiled`
+    data, batches = images(FEATURES), []
+    data[0]
+    for _ in range(EPOCHS):
+        data.on_epoch_end()
+        batches += [(x[:, 0, 0], y) for x, y in (data[k] for k in range(len(data)))]
+    return batches
 
 
 def double(x, y):
     return 2.0 * x, y
 
 
+def flat(x, y):
+    return tf.reshape(x, [6]), y
+
+
 KINDS = {
     "hdf5": lambda: (hdf5(), {}, in_order()),
     "items": lambda: ((Items(),), {"readers": 3, "prefetch": 2}, in_order()),
     "py_dataset": lambda: ((Batches(),), {}, in_order(by_batch=True)),
+    "images": lambda: ((images(FEATURES),), {"shuffle": False, "map": flat}, of_images()),
     "tfrecords": lambda: ((records(),), {"map": parse, "num_samples": SAMPLES},
                           in_order(shuffle=False)),
     "shuffled_stream": lambda: ((shuffled(),), {}, in_sequence(shuffled())),
@@ -259,6 +280,11 @@ def other_records():
         result("steps_with_other_records", steps.count)
 
 
+def shards(*data, **options):
+    it = balancer()
+    fit(it, it.dataset(*data, **options))
+
+
 def records_that_differ_late():
     it, steps = balancer(), Steps()
     changed = FEATURES.copy()
@@ -285,6 +311,11 @@ MISUSES = {
     "other_arrays": other_arrays,
     "other_records": other_records,
     "records_that_differ_late": records_that_differ_late,
+    "shards": lambda: shards(slices().shard(workers, rank)),
+    "shards_of_arrays": lambda: shards(FEATURES[rank::workers], LABELS[rank::workers]),
+    "shards_in_batches": lambda: shards(slices().shard(workers, rank).batch(7)),
+    "shards_of_one_length": lambda: shards(slices().take(138).shard(workers, rank)),
+    "images_without_seed": lambda: (np.random.seed(rank), shards(images(FEATURES))),
 }
 
 
