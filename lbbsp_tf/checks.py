@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -195,21 +195,15 @@ def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
                 "worker would count its own samples only: create the metrics and compile the model "
                 "inside `with strategy.scope():`"
             )
-    for layer in model._flatten_layers(include_self=False, recursive=True):
+    layers = list(model._flatten_layers(include_self=False, recursive=True))
+    for layer in layers:
         if getattr(layer, "stateful", False):
             raise ValueError(
                 f"layer {layer.name!r} is stateful, which fixes the size of a batch, but the sizes "
                 "of workers change from step to step: build it with stateful=False"
             )
-    for problem in _inexact(model):
-        logger.warning("%s", problem)
-
-
-def _inexact(model: keras.Model) -> Iterator[str]:
-    """Yields the reasons why uneven batches differ from one whole batch in this model."""
-    layers = list(model._flatten_layers(include_self=False, recursive=True))
     if any(_is_plain_batch_norm(layer) for layer in layers):
-        yield (
+        logger.warning(
             "BatchNormalization normalises each worker's batch separately, so that the result "
             "depends on how the batch is split: call lbbsp_tf.synchronize_batch_norm(model), or "
             "use BatchNormalization(synchronized=True)"

@@ -36,6 +36,7 @@ from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
     noise_alike_for_all_samples,
     scaled_gradients,
+    whole_tracebacks,
 )
 from lbbsp_tf.compat.random import (
     forget_global_seed,
@@ -120,6 +121,7 @@ __all__ = [
     "tell_of_failure",
     "token_means_scaled",
     "whole_batches",
+    "whole_tracebacks",
     "with_results_of_all",
     "without_metrics",
     "write_once_per_job",
