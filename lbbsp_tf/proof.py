@@ -11,13 +11,16 @@ are clipped on the worker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.effects import assigned_from_samples, factors_of_logged
 from lbbsp_tf.probe import Sketch
@@ -29,6 +32,7 @@ from lbbsp_tf.weighting import Weighting
 logger = logging.getLogger("lbbsp.tf")
 
 SAMPLES = 16
+_OTHER = 9973  # samples: nobody writes a model for just so many
 _LARGE = 1e8
 
 
@@ -75,7 +79,11 @@ def prove(
             f"{' and '.join(sorted(token_means))}, which is no mean over samples then",
             'pass weight_by="mask" to LoadBalancer, which weights workers by tokens',
         )
-    splits = alone.splits()
+    try:
+        splits = alone.splits()
+    except tf.errors.InvalidArgumentError:
+        _check_any_size(train_step, partial(trials, one_replica=True, rows=_OTHER))
+        raise
     whole = splits[0].whole.sketches
     if not whole:
         return Refusal(
@@ -138,6 +146,25 @@ def prove(
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
         "masks or reduction='mean_with_sample_weight')",
     )
+
+
+def _check_any_size(train_step: TrainStep, trace: Callable[[], Trials]) -> None:
+    """Raises an error that names what in a step works for some sizes of a batch only."""
+    try:
+        with compat.whole_tracebacks():
+            trace()
+    except Exception as error:
+        callers = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+        layers = [
+            f"layer {each.name!r}"
+            for each in callers
+            if isinstance(each, keras.Operation) and not isinstance(each, keras.Model)
+        ]
+        where = " in ".join(dict.fromkeys(reversed(layers))) or train_step.loss_name
+        raise ValueError(
+            f"{where} fixes the size of a batch, but the sizes of workers change from step to "
+            "step: take it from the batch, as by keras.ops.shape(x)[0], or write -1 in shapes"
+        ) from error
 
 
 def _changed(train_step: TrainStep) -> Refusal:

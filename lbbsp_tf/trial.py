@@ -95,6 +95,7 @@ class Trials:
         token_means: Collects why losses are divided by a number of tokens; the trials divide them
             by the number of samples instead.
         at_tapes: Whether all gradients with respect to variables are summed as they leave a tape.
+        rows: Number of samples for which alone the step is traced, and not tried; None for any.
     """
 
     def __init__(
@@ -106,12 +107,16 @@ class Trials:
         one_replica: bool,
         token_means: set[str],
         at_tapes: bool = False,
+        rows: int | None = None,
     ) -> None:
         self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
         batch = tf.nest.map_structure(self._and_rotated, batch)
 
         def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Nest:
             part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
+            for tensor in tf.nest.flatten(part):
+                if isinstance(tensor, tf.Tensor):
+                    tensor.set_shape([rows, *tensor.shape[1:]])
             samples = tf.cast(end - begin, tf.float64)
             graph = compat.current_graph()
             scalars: list[tf.Tensor | float] = []

@@ -36,6 +36,7 @@ from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
     noise_alike_for_all_samples,
     scaled_gradients,
+    whole_tracebacks,
 )
 from lbbsp_tf.compat.random import (
     forget_global_seed,

@@ -82,8 +82,12 @@ def build(model: keras.Model, batch: Nest) -> None:
                 model._symbolic_build(data_batch=batch)
                 return
             except Exception:
-                if not has_step:
-                    raise
+                if not has_step:  # a fixed size of batches is named later, by the proof
+                    any_size = tf.nest.map_structure(
+                        lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), batch
+                    )
+                    model._symbolic_build(data_batch=any_size)
+                    return
         layers = model._flatten_layers(include_self=False)
         if model.optimizer is not None and all(layer.built for layer in layers):
             model.optimizer.build(model.trainable_variables)

@@ -7,12 +7,13 @@ separately, and gradients can be scaled on their way from the tape to the optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 
 import keras
 import tensorflow as tf
+from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
 from lbbsp_tf.compat.optimizers import sum_gradients
@@ -132,6 +133,11 @@ def scaled_gradients(scale: tf.Tensor | None) -> Iterator[None]:
 
     with replaced_attribute(tf.GradientTape, "gradient", scaled):
         yield
+
+
+def whole_tracebacks() -> AbstractContextManager[None]:
+    """Keeps frames of Keras in tracebacks, whose locals are its layers."""
+    return replaced_attribute(traceback_utils, "is_traceback_filtering_enabled", lambda: False)
 
 
 def _along_last_axis(sample: Callable[[Sequence[int]], tf.Tensor], shape: tf.Tensor) -> tf.Tensor:

@@ -14,6 +14,8 @@ EXPECTED = {
     "no_callbacks": "can only be trained on by fit(..., callbacks=[balancer])",
     "no_targets": "the data have no targets y: pass them, as in balancer.dataset(x, y)",
     "strategy_left_out": "strategy must be a tf.distribute.Strategy, got 16",
+    "fixed_size": "layer 'fixed' fixes the size of a batch, but the sizes of workers change",
+    "fixed_size_in_loop": "layer 'fixed' fixes the size of a batch, but the sizes of workers",
     "no_data_of_ours": "fit needs the data of the balancer",
     "arrays": "fit needs the data of the balancer",
     "batch_size": "without batch_size and validation_split",

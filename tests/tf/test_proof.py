@@ -526,6 +526,70 @@ def test_gradients_that_are_not_finite_prove_nothing_but_are_accepted(caplog):
     assert "not finite" in caplog.text
 
 
+class Fixed(L.Layer):
+    """A function of rows that works for batches of `ROWS` only."""
+
+    def __init__(self, function, inner=None):
+        super().__init__(name="fixed")
+        self.function, self.inner = function, inner
+
+    def call(self, x):
+        return self.function(x) if self.inner is None else self.inner(self.function(x))
+
+
+class NoisyStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + keras.random.normal((ROWS, 5)), y))
+
+
+def kept(x):
+    return x
+
+
+def of_fixed_size(y, y_pred):
+    return tf.reduce_mean(tf.abs(tf.reshape(y - y_pred, (ROWS, 2))))
+
+
+def noisy_step():
+    inputs = L.Input((5,))
+    built = NoisyStep(inputs, L.Dense(2)(inputs))
+    built.compile("sgd", "mse")
+    return built
+
+
+@pytest.mark.parametrize(
+    ("built", "where"),
+    [
+        (lambda: model("mse", Fixed(lambda x: keras.ops.reshape(x, (ROWS, 2, 4))), L.Flatten()),
+         "layer 'fixed'"),
+        (lambda: model("mse", Fixed(lambda x: x + keras.random.normal((ROWS, 8)))),
+         "layer 'fixed'"),
+        (lambda: model("mse", Fixed(kept, L.Lambda(lambda x: x + tf.ones((ROWS, 1)), name="one"))),
+         "layer 'one' in layer 'fixed'"),
+        (lambda: model("mse", Fixed(lambda x: tf.ensure_shape(x, (ROWS, 8)))), "layer 'fixed'"),
+        (lambda: model(of_fixed_size), r"Sequential \(of_fixed_size\)"),
+        (noisy_step, r"NoisyStep\.train_step"),
+    ],
+)  # fmt: skip
+def test_what_fixes_the_size_of_a_batch_is_named(built, where):
+    with pytest.raises(ValueError, match=rf"^{where} fixes the size of a batch, but the sizes of"):
+        found(built())
+
+
+def test_keras_does_not_enforce_the_batch_size_of_an_input():
+    hidden = [L.Dense(8), L.Reshape((2, 4)), L.SimpleRNN(3), L.Dense(2)]
+    built = keras.Sequential([L.Input((5,), batch_size=ROWS), *hidden])
+    built.compile("sgd", "mse")
+    assert found(built) == Weighting()
+
+
+def test_an_error_that_has_to_do_with_no_size_stays_as_it_is():
+    built = model("mse", Fixed(lambda x: tf.debugging.check_numerics(x / 0.0, "not a number")))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not a number"):
+        found(built)
+
+
 @pytest.mark.parametrize(("total", "workers"), [(64, 3), (7, 3), (2, 2), (100, 7)])
 def test_uneven_sizes_add_up(total, workers):
     sizes = uneven_sizes(total, workers)

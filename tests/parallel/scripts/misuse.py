@@ -84,9 +84,9 @@ def different_weights():
     built.fit(it.dataset(x, y), steps_per_epoch=4, callbacks=[it, Diverging()], verbose=0)
 
 
-def loop(change, at=1):
+def loop(change=None, at=1, built=None):
     """A loop that changes the model or its learning rate on one worker after a step."""
-    it, built = lbbsp_tf.LoadBalancer(strategy, 16), model()
+    it, built = lbbsp_tf.LoadBalancer(strategy, 16), built or model()
     with it.loop(built.train_step, it.dataset(x, y)) as steps:
         for step, _ in enumerate(steps.epoch()):
             if step == at:
@@ -101,6 +101,19 @@ def other_rate(built):
 
 def other_weights(built):
     built.layers[0].kernel.assign_add(rank * keras.ops.ones((4, 2)))
+
+
+class Fixed(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.reshape(keras.ops.reshape(x, (16, 2, 2)), (16, 4))
+
+
+def of_fixed_size():
+    with strategy.scope():
+        layers = [Fixed(name="fixed"), keras.layers.Dense(2)]
+        built = keras.Sequential([keras.layers.Input((4,)), *layers])
+        built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
 
 
 SAMPLES = np.random.default_rng(0).normal(size=(64, 4)).astype("f4")
@@ -135,6 +148,8 @@ CASES = {
     ),
     "no_targets": no_targets,
     "strategy_left_out": lambda: lbbsp_tf.LoadBalancer(16, strategy),
+    "fixed_size": lambda: fit(built=of_fixed_size()),
+    "fixed_size_in_loop": lambda: loop(built=of_fixed_size()),
     "metric_outside_scope": metric_outside_scope,
     "no_data_of_ours": lambda: model().fit(
         x, y, callbacks=[lbbsp_tf.LoadBalancer(strategy, 16)], verbose=0
