@@ -34,8 +34,8 @@ from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_a
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
+    intercepted_gradients,
     noise_alike_for_all_samples,
-    scaled_gradients,
 )
 from lbbsp_tf.compat.random import (
     forget_global_seed,
@@ -57,6 +57,7 @@ from lbbsp_tf.compat.state import (
     running_list,
     start_at_batch,
 )
+from lbbsp_tf.compat.switches import Switches
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 from lbbsp_tf.compat.variables import compare_variables, explained_by_variables
@@ -69,6 +70,7 @@ __all__ = [
     "Gradients",
     "Kind",
     "Nest",
+    "Switches",
     "add_to_logs",
     "added_vectors_scaled",
     "allow_conditional_updates",
@@ -89,6 +91,7 @@ __all__ = [
     "has_mean_loss",
     "has_rows",
     "intercepted_apply",
+    "intercepted_gradients",
     "intercepted_scalars",
     "is_mirrored",
     "last_rows",
@@ -109,7 +112,6 @@ __all__ = [
     "restore_callbacks",
     "running_callbacks",
     "running_list",
-    "scaled_gradients",
     "set_last_rows",
     "shared_global_seed",
     "start_at_batch",
