@@ -1,9 +1,9 @@
-"""Effects of a train step beside its gradients: variables that it assigns, scalars that it logs."""
+"""What a train step does beside its gradients: variables that it assigns, scalars, targets."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import ml_dtypes
@@ -28,11 +28,6 @@ def assigned_from_samples(whole: Trial, parts: Iterable[Trial], *, tolerance: fl
 
     Each worker would assign a value of its own samples. Metrics, which combine the values of
     workers when they are read, are left out.
-
-    Args:
-        whole: Trial on some samples.
-        parts: Trials on parts of them.
-        tolerance: Largest difference between samples, relative to the change by a step.
     """
     names = {
         of_whole.name
@@ -63,16 +58,8 @@ def factors_of_logged(
 
     A sum over samples consists of parts that add up and of a constant c, such as regularisers. N
     workers, each with its own samples, log ``v_1 + ... + v_N = v - c + N c``, where v is what one
-    of them would log of all samples.
-
-    Args:
-        alone: Trials in which the step sees a single replica, so that it logs as one process.
-        seen: Trials on the same samples in which it sees what it will see.
-        replicas: Number of replicas N.
-        tolerance: Largest relative difference.
-
-    Returns:
-        Factor of the sum over workers, or None for what is no sum, of each scalar in order.
+    of them would log of all samples: `alone`, as one process. In `seen`, the step sees what it will
+    see. The factors are those of the sum over workers; None is for what is no sum.
     """
     workers = max(2, replicas)  # with a single one, nothing would be shown
 
@@ -97,14 +84,17 @@ def factors_of_logged(
     )
 
 
+def targets_are_sums(splits: Sequence[Split], *, tolerance: float) -> tuple[bool | None, ...]:
+    """Returns whether the targets of gradients are sums over samples or means; None if neither."""
+    numbers = range(len(splits[0].whole.targets))
+    kinds = [_kind(splits, lambda trial, n=n: trial.targets[n], tolerance) for n in numbers]
+    return tuple(None if kind == Kind.OTHER else kind != Kind.MEAN for kind in kinds)
+
+
 def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     """Returns what the scalars of a test step are, in order; a collective.
 
     Losses that are not Keras's own are tried on a few samples of each worker.
-
-    Args:
-        model: Compiled model.
-        batch: This worker's rows of a batch, at least one.
     """
     if compat.has_mean_loss(model) or not all(map(compat.has_rows, tf.nest.flatten(batch))):
         return ()
@@ -115,18 +105,8 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
     constant = float(compat.regularisation(model))
     tolerance = (INEXACT if step.is_inexact else SINGLE).tolerance
 
-    def kind(number: int) -> Kind:
-        errors = []
-        for split in splits:
-            whole, first, second = split.scalars(number)
-            scale = max(map(abs, (whole, first, second))) or 1.0
-            both = first + second
-            found = (split.mean_of(first, second), both, both - constant)
-            errors.append([abs(each - whole) / scale for each in found])
-        best = int(np.argmin(worst := np.max(errors, axis=0)))
-        return Kind(best) if worst[best] <= tolerance else Kind.OTHER
-
-    kinds = list(map(kind, range(len(splits[0].whole.scalars))))
+    numbers = range(len(splits[0].whole.scalars))
+    kinds = [_kind(splits, lambda t, n=n: t.scalars[n], tolerance, constant) for n in numbers]
     rank, workers = rank_and_workers(strategy.cluster_resolver)
     rows = mirrored_collectives(strategy).all_gather(kinds) if workers > 1 else [kinds]
     kinds = [Kind(max(column)) for column in zip(*rows, strict=True)]  # of zeros, none is known
@@ -138,3 +118,18 @@ def kinds_of_evaluated(model: keras.Model, batch: Nest) -> Sequence[Kind]:
             type(model).__name__,
         )
     return kinds
+
+
+def _kind(
+    splits: Sequence[Split], of: Callable[[Trial], float], tolerance: float, constant: float = 0.0
+) -> Kind:
+    """Returns what a number of trials is, of which the `constant` depends on no samples."""
+    errors = []
+    for split in splits:
+        whole, first, second = of(split.whole), of(split.first), of(split.second)
+        scale = max(map(abs, (whole, first, second))) or 1.0
+        both = first + second
+        found = (split.mean_of(first, second), both, both - constant)
+        errors.append([abs(each - whole) / scale for each in found])
+    best = int(np.argmin(worst := np.max(errors, axis=0)))
+    return Kind(best) if worst[best] <= tolerance else Kind.OTHER

@@ -140,3 +140,11 @@ class StepPreparation:
                 "difference of a variable's gradient, relative to it)",
                 flush=True,
             )
+        largest = 0.1 if train_step.is_inexact else 0.01
+        has_failed = leader.any_worker(not self.verified_error <= largest)
+        if has_failed and not Weighting.chosen(self._weight_by):
+            raise ValueError(
+                f"the verification of {train_step.name} has failed: a step on unequal batches "
+                f"differs by {self.verified_error:.1e} from the whole batch in one process: accept "
+                'this with LoadBalancer(..., weight_by="samples"), or report it'
+            )

@@ -93,24 +93,21 @@ class Probe:
     def run(self, *scalars: float) -> tuple[Nest, list[Written]]:
         """Returns the function's result as NumPy arrays of float64, and what it has written."""
         before = [variable.read_value() for variable in self._written]
-        found = self._function(*map(tf.constant, scalars, self._signature))
         written = []
-        for variable, value in zip(self._written, before, strict=True):
-            is_local = variable.synchronization == tf.VariableSynchronization.ON_READ
-            name = variable.name.removesuffix(":0")
-            written.append(Written(name, is_local, value.numpy(), variable.read_value().numpy()))
-            variable.assign(value)
+        try:
+            found = self._function(*map(tf.constant, scalars, self._signature))
+        finally:
+            for variable, value in zip(self._written, before, strict=True):
+                is_local = variable.synchronization == tf.VariableSynchronization.ON_READ
+                name = variable.name.removesuffix(":0")
+                after = variable.read_value().numpy()
+                written.append(Written(name, is_local, value.numpy(), after))
+                variable.assign(value)
         return tf.nest.map_structure(lambda t: t.numpy().astype(np.float64), found), written
 
 
 def deviation(found: Sketch, expected: Sketch) -> float:
-    """Returns the largest difference of a variable's projections, relative to its gradient.
-
-    Args:
-        found: Sketch to compare. Differences of gradients below the `COARSE_FLOOR` are relative
-            to it.
-        expected: Sketch to compare it with.
-    """
+    """Returns the largest difference, relative to gradients that are at least `COARSE_FLOOR`."""
     norms = np.abs(found[:, 2])
     differences = np.abs(found[:, :2] - expected[:, :2]).max(axis=1)
     reference = np.maximum(norms, COARSE_FLOOR * norms.max())
@@ -187,16 +184,8 @@ def sketches_as_one_process(
 ) -> list[tf.Tensor]:
     """Runs a train step without collectives, as a single process would, and applies nothing.
 
-    Call it in a replica, in the function of a `Probe`.
-
-    Args:
-        train_step: Train step of the user.
-        batch: Nest of tensors.
-        patches: Entered in turn before the step runs.
-        summed: Returns what `sum_gradients` returns for a gradient.
-
-    Returns:
-        A sketch of the gradients of each `apply` and `sum_gradients`.
+    Call it in a replica, in the function of a `Probe`. It returns a sketch of the gradients of each
+    `apply` and `sum_gradients`, which returns what `summed` returns for each gradient.
     """
     sketches: list[tf.Tensor] = []
 

@@ -22,8 +22,7 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.effects import assigned_from_samples, factors_of_logged
-from lbbsp_tf.probe import Sketch
+from lbbsp_tf.effects import assigned_from_samples, factors_of_logged, targets_are_sums
 from lbbsp_tf.rounding import DOUBLE, INEXACT, SINGLE, Comparison, Precision
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.trial import Split, Trials
@@ -33,17 +32,11 @@ logger = logging.getLogger("lbbsp.tf")
 
 SAMPLES = 16
 _OTHER = 9973  # samples: nobody writes a model for just so many
-_LARGE = 1e8
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Reason why a train step cannot be weighted.
-
-    Args:
-        problem: What was found.
-        remedy: What the user can do.
-    """
+    """Reason why a train step cannot be weighted, and what the user can do."""
 
     problem: str
     remedy: str
@@ -112,26 +105,44 @@ def prove(
     means = [all(compared[k].agree(whole[k], split.mean(k)) for split in finite) for k in calls]
     common = [all(split.is_common(k) for split in finite) for k in calls]
 
-    def weighted(seen: Sequence[Split], means: Sequence[bool], one_replica: bool) -> Weighting:
+    def error_of(split: Split, means: Sequence[bool]) -> float:
+        """Returns how far gradients are from the means or sums that they should be."""
+        errors = [0.0]
+        for k, is_mean in enumerate(means):
+            whole, parts = split.whole.sketches[k], (split.mean(k), split.sum(k) - constants[k][0])
+            if np.isfinite([whole, *parts]).all():
+                comparison = Comparison(precision, [split], k)
+                errors.append(comparison.difference(whole, parts[not is_mean]))
+        return max(errors)
+
+    def weighted(
+        seen: Sequence[Split], means: Sequence[bool], one_replica: bool
+    ) -> Weighting | Refusal:
+        for split in alone.switched_splits():
+            if error := error_of(split, means):
+                return _not_over_samples(train_step, "a term or branch of the loss", error)
         logged = factors_of_logged(
             splits, seen, strategy.num_replicas_in_sync, tolerance=precision.tolerance
         )
         sums = (False,) if all(means) else tuple(not mean for mean in means)
         summed = tuple(each and common[k] for k, each in enumerate(means)) if any(common) else ()
-        return Weighting(one_replica, sums, by_tokens, summed, logged)
+        targets = targets_are_sums(seen, tolerance=precision.tolerance)
+        return Weighting(one_replica, sums, by_tokens, summed, logged, targets)
 
     # What is the same for all batches, if the loss is a sum over samples.
     constants = [[split.sum(k) - whole[k] for split in finite] for k in calls]
     sums = [compared[k].agree(constants[k][0], constants[k][-1]) for k in calls]
     free = [sums[k] and compared[k].agree(constants[k][0], 0 * whole[k]) for k in calls]
     if all(mean or alone_sum for mean, alone_sum in zip(means, free, strict=True)):
-        if not train_step.keeps_gradients and _clips(alone, means, precision):
+        if not train_step.keeps_gradients and error_of(alone.scaled_split(), means):
             return _changed(train_step)
         return weighted(splits, means, True)
     if all(sums):
-        seen = trials(one_replica=False).splits()
+        seen, replicas = trials(one_replica=False).splits(), strategy.num_replicas_in_sync
+        rest = [seen[0].sum(k) - seen[0].whole.sketches[k] for k in calls]
         shared = [common[k] and np.array_equal(whole[k], seen[0].whole.sketches[k]) for k in calls]
-        if _divides_constants(seen[0], constants, compared, strategy.num_replicas_in_sync, shared):
+        # A step that sees all replicas divides what is not shared by them, but no sum over samples.
+        if all(shared[k] or compared[k].agree(rest[k], constants[k][0] / replicas) for k in calls):
             return weighted(seen, shared, False)
     if not (at_tapes or train_step.keeps_gradients):
         summed = prove(train_step, strategy, batch, by_tokens=by_tokens, at_tapes=True)
@@ -139,8 +150,12 @@ def prove(
             return _changed(train_step)
     worst = max(k for k in calls if not means[k])
     error = max(compared[worst].difference(whole[worst], split.mean(worst)) for split in finite)
+    return _not_over_samples(train_step, "the loss", error)
+
+
+def _not_over_samples(train_step: TrainStep, what: str, error: float) -> Refusal:
     return Refusal(
-        f"the loss of {train_step.loss_name} is neither a mean nor a sum over samples: the "
+        f"{what} of {train_step.loss_name} is neither a mean nor a sum over samples: the "
         f"gradient of a batch differs by {error:.1%} from the mean of those of its parts",
         "average a loss of each sample, with no term that depends on several samples of the batch "
         'or on their number (for a mean over valid tokens, let Keras divide: weight_by="mask" with '
@@ -187,29 +202,4 @@ def _warn_of(what: str) -> None:
         "the gradients of the first samples are %s, so that it could not be proven that the loss "
         "is a mean over samples: it is assumed to be",
         what,
-    )
-
-
-def _clips(trials: Trials, means: Sequence[bool], precision: Precision) -> bool:
-    """Returns whether gradients are changed non-linearly between the tape and the optimizer."""
-    split = trials.scaled_split(_LARGE)
-    return not all(
-        Comparison(precision, [split], k).agree(whole, split.mean(k) if mean else split.sum(k))
-        for k, (whole, mean) in enumerate(zip(split.whole.sketches, means, strict=True))
-        if np.isfinite(whole).all()
-    )
-
-
-def _divides_constants(
-    seen: Split,
-    constants: Sequence[Sequence[Sketch]],
-    compared: Sequence[Comparison],
-    replicas: int,
-    shared: Sequence[bool],
-) -> bool:
-    """Returns whether a step that sees all replicas divides what is not `shared` by samples."""
-    return all(
-        comparison.agree(seen.sum(k) - seen.whole.sketches[k], constants[k][0] / replicas)
-        for k, comparison in enumerate(compared)
-        if not shared[k]
     )

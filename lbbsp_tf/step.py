@@ -23,6 +23,13 @@ from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.train_step import TrainStep
 from lbbsp_tf.weighting import Weighting
 
+_NO_GRADIENT = (
+    "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "
+    "sum over samples, or in another way than by GradientTape.gradient in the train step itself: "
+    "take that of a mean, a sum or a vector with an element for each sample (without jacobian, "
+    "tf.gradients, tf.function or loop), or use LayerNormalization"
+)
+
 
 class BalancedStep:
     """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
@@ -100,6 +107,8 @@ class ReplicaStep:
         keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
     """
 
+    _of_sum: bool | None = None  # whether a gradient of a sum is being taken
+
     def __init__(
         self,
         session: WorkerSession,
@@ -115,6 +124,7 @@ class ReplicaStep:
         self.applied = 0
         self._has_sums = False
         self._logged = 0
+        self._targets = 0
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
         """Runs the user's train step as in a single process, and weights and sums its gradients."""
@@ -127,6 +137,7 @@ class ReplicaStep:
             if weighting.by_tokens:
                 stack.enter_context(compat.token_means_scaled(self._token_factor))
             stack.enter_context(compat.intercepted_scalars(self._scalar))
+            stack.enter_context(compat.intercepted_gradients(self._gradient))
             if self._keep is None:
                 stack.enter_context(compat.noise_of_replica(self._session.rank))
             stack.enter_context(compat.intercepted_apply(self._apply))
@@ -158,6 +169,17 @@ class ReplicaStep:
         if factor is not None:
             value = tf.cast(value, tf.float64) * factor / self._share
         return value, self._share if weight is None else weight
+
+    def _gradient(self, _: object, of_variables: bool, take: Callable[[], Nest]) -> Nest:
+        """Takes a gradient, also through synchronised layers, see `_sum_of_losses`."""
+        is_sum = self._weighting.is_sum_of_target(self._targets, of_variables=of_variables)
+        self._targets += 1
+        is_sum = self._of_sum if is_sum is None else is_sum  # a layer may recompute a part
+        with replaced(self, "_of_sum", is_sum):
+            try:
+                return take()
+            except LookupError as error:  # through a collective in a loop
+                raise ValueError(_NO_GRADIENT) from error
 
     def _token_factor(self, tokens: tf.Tensor, why: str) -> tf.Tensor:
         """Returns this replica's share of the tokens of all, relative to that of the samples."""
@@ -233,26 +255,25 @@ class ReplicaStep:
 
         @tf.custom_gradient
         def timed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            return self._collective(tensors), lambda *dy: self._sum_of_losses(dy)
+            return self._collective(tensors), lambda *dy: self._sum_of_losses(timed, dy)
 
         with replaced(context, "all_reduce", all_reduce):
             yield
 
-    def _sum_of_losses(self, gradients: Gradients) -> Gradients:
-        """Sums the gradients of all workers' losses with respect to a sum over workers.
+    def _sum_of_losses(
+        self, summed: Callable[..., list[tf.Tensor]], gradients: Gradients
+    ) -> Gradients:
+        """Sums the gradients of all workers' targets with respect to a sum over workers.
 
-        Each loss counts with its worker's share. This worker's share is divided out again, because
-        its gradients are weighted after the backward pass.
+        Each mean counts with its worker's share. This worker's share is divided out again, because
+        its gradients are weighted after the backward pass. `summed` can be derived again.
         """
-        if not self._weighting.all_means:
-            if not self._weighting.all_sums:
-                raise ValueError(
-                    "some losses of the train step are means over samples and some are sums, which "
-                    "synchronised batch normalisation cannot tell apart: let all be means"
-                )
-            return self._collective(gradients)
-        summed = self._collective([_scaled(g, self._share) for g in gradients])
-        return [_scaled(g, 1.0 / self._share) for g in summed]
+        if self._of_sum is None:
+            raise ValueError(_NO_GRADIENT)
+        if self._of_sum:
+            return summed(*gradients)
+        found = summed(*[_scaled(g, self._share) for g in gradients])
+        return [_scaled(g, 1.0 / self._share) for g in found]
 
 
 def _all_reduce(tensors: Gradients) -> list[Gradient]:

@@ -38,6 +38,11 @@ class TrainStep:
         name = f"{type(model).__name__}.train_step"
         _check_is_plain(model.train_step, name)
         is_stock = type(model).train_step is keras.Model.train_step
+        if is_stock and not model.trainable_variables:
+            raise ValueError(
+                f"{type(model).__name__} has no trainable weights, so that fit learns nothing: set "
+                "trainable = True on a layer, or call evaluate"
+            )
         layers = model._flatten_layers(include_self=True, recursive=True)
         return cls(
             model.train_step,

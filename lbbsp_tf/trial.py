@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,9 @@ from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice
 
 Value = TypeVar("Value", float, np.ndarray)
 
+_AS_IT_IS, _SCALED = -2, -1  # what a step does when none of its switches is on
+_LARGE = 1e8
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -26,11 +29,13 @@ class Trial:
         sketches: Sketch of the gradients of each `apply` and `sum_gradients`.
         scalars: Scalars that `Mean` metrics were updated with, in order; NaN for those of inner
             graphs, such as a branch of `tf.cond`.
+        targets: Sums of the elements of each target whose gradient it took, in order; NaN likewise.
         written: Variables that it may have assigned.
     """
 
     sketches: Sequence[Sketch]
     scalars: Sequence[float]
+    targets: Sequence[float]
     written: Sequence[Written]
 
 
@@ -112,7 +117,7 @@ class Trials:
         self._rows = int(count_rows(tf.nest.flatten(batch)[0]))
         batch = tf.nest.map_structure(self._and_rotated, batch)
 
-        def replica(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Nest:
+        def replica(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Nest:
             part = tf.nest.map_structure(lambda t: slice_rows(t, begin, end), batch)
             for tensor in tf.nest.flatten(part):
                 if isinstance(tensor, tf.Tensor):
@@ -120,6 +125,8 @@ class Trials:
             samples = tf.cast(end - begin, tf.float64)
             graph = compat.current_graph()
             scalars: list[tf.Tensor | float] = []
+            targets: list[tf.Tensor | float] = []
+            scale = tf.where(tf.equal(switch, _SCALED), _LARGE, 1.0)
 
             def of_samples(tokens: tf.Tensor, why: str) -> tf.Tensor:
                 token_means.add(why)
@@ -132,29 +139,48 @@ class Trials:
                 scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
                 return value, weight
 
-            patches = [compat.intercepted_scalars(record), compat.token_means_scaled(of_samples)]
+            def taken(total: float, of_variables: bool, take: Callable[[], Nest]) -> Nest:
+                targets.append(total)
+                self._switches.is_paused = True
+                found = take()
+                self._switches.is_paused = False
+                if not of_variables:
+                    return found
+                if at_tapes:
+                    return compat.sum_gradients(found)
+                return tf.nest.map_structure(
+                    lambda g: None if g is None else g * tf.cast(scale, g.dtype), found
+                )
+
+            patches = [
+                compat.intercepted_scalars(record),
+                compat.intercepted_gradients(taken),
+                compat.token_means_scaled(of_samples),
+            ]
             if one_replica:
                 added = compat.added_vectors_scaled(1.0 / samples, first_leaf(part))
                 patches = [compat.one_replica_view(), added, *patches]
             like_all = same_for_all_samples
             sketches = sketches_as_one_process(train_step, part, *patches, summed=like_all)
-            return sketches, [tf.convert_to_tensor(scalar, tf.float64) for scalar in scalars]
+            numbers = [tf.convert_to_tensor(value, tf.float64) for value in (*scalars, *targets)]
+            return sketches, numbers[: len(scalars)], numbers[len(scalars) :]
 
         @contextmanager
-        def patches(begin: tf.Tensor, end: tf.Tensor, scale: tf.Tensor) -> Iterator[None]:
+        def patches(begin: tf.Tensor, end: tf.Tensor, switch: tf.Tensor) -> Iterator[None]:
+            self._switches = compat.Switches(switch)
             with (
                 compat.noise_alike_for_all_samples(),
                 compat.batch_norm_in_inference(),
-                compat.scaled_gradients(None if at_tapes else scale),
+                self._switches.installed(),
             ):
                 yield
 
-        self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.float32), patches)
+        self._probe = Probe(strategy, replica, (tf.int64, tf.int64, tf.int64), patches)
 
     @property
     def is_double(self) -> bool:
         """True if all gradients are of double precision."""
-        sketches, _ = self._probe.types
+        sketches, *_ = self._probe.types
         return all(dtype == tf.float64 for dtype in sketches)
 
     def splits(self) -> list[Split]:
@@ -166,11 +192,20 @@ class Trials:
             for cut in (max(1, rows // 3), max(1, rows // 2))
         ]
 
-    def scaled_split(self, scale: float) -> Split:
-        """Tries the step with gradients with respect to variables multiplied by `scale`."""
+    def scaled_split(self) -> Split:
+        """Tries the step with gradients with respect to variables multiplied by a large number."""
+        return self._split(_SCALED)
+
+    def switched_splits(self) -> Iterator[Split]:
+        """Tries the step with each weight made large and each condition inverted, in turn."""
+        for switch in self._switches.numbers():
+            with suppress(tf.errors.InvalidArgumentError):  # such as an index that is too large
+                yield self._split(switch)
+
+    def _split(self, switch: int) -> Split:
         rows, cut = self._rows, max(1, self._rows // 3)
         parts = ((0, rows), (0, cut), (cut, rows), (rows, 2 * rows))
-        return Split(rows, cut, *(self._try(*part, scale) for part in parts))
+        return Split(rows, cut, *(self._try(*part, switch) for part in parts))
 
     def _and_rotated(self, tensor: Batch) -> Batch:
         """Returns the rows, and then the same rows from another one on."""
@@ -179,6 +214,6 @@ class Trials:
         rotated = (slice_rows(tensor, start, end), slice_rows(tensor, zero, start))
         return concatenate_rows(tensor, *rotated)
 
-    def _try(self, begin: int, end: int, scale: float = 1.0) -> Trial:
-        (sketches, scalars), written = self._probe.run(begin, end, scale)
-        return Trial(sketches, [float(scalar) for scalar in scalars], written)
+    def _try(self, begin: int, end: int, switch: int = _AS_IT_IS) -> Trial:
+        (sketches, scalars, targets), written = self._probe.run(begin, end, switch)
+        return Trial(sketches, [*map(float, scalars)], [*map(float, targets)], written)

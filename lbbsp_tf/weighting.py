@@ -28,6 +28,8 @@ class Weighting:
         logged: What the scalars that a step passes to `Mean` metrics are, in order. The value of
             all samples is the sum of those of workers, times this factor, or their mean if it is
             None, as for further scalars.
+        targets: Whether the targets of the gradients that a step takes are sums over samples, in
+            order; None for what is neither a sum nor a mean, as for further targets.
     """
 
     one_replica: bool = True
@@ -35,16 +37,7 @@ class Weighting:
     by_tokens: bool = False
     summed: tuple[bool, ...] = ()
     logged: tuple[float | None, ...] = field(default=(), compare=False)
-
-    @property
-    def all_means(self) -> bool:
-        """True if the losses of all `apply` calls are means."""
-        return not any(self.sums)
-
-    @property
-    def all_sums(self) -> bool:
-        """True if the losses of all `apply` calls are sums."""
-        return all(self.sums)
+    targets: tuple[bool | None, ...] = field(default=(), compare=False)
 
     def is_sum(self, call: int) -> bool:
         """Returns whether the loss of the `call`-th `apply` of a step is a sum over samples."""
@@ -53,6 +46,12 @@ class Weighting:
     def is_summed(self, call: int) -> bool:
         """Returns whether the `call`-th `apply`, after a `sum_gradients`, takes its sums."""
         return bool(self.summed) and self.summed[min(call, len(self.summed) - 1)]
+
+    def is_sum_of_target(self, number: int, *, of_variables: bool) -> bool | None:
+        """Returns whether the target of a gradient is a sum over samples, or None if unknown."""
+        of_target = self.targets[number] if number < len(self.targets) else None
+        of_losses = self.sums[0] if of_variables and len(set(self.sums)) == 1 else None
+        return of_losses if of_target is None else of_target
 
     def factor_of_logged(self, number: int) -> float | None:
         """Returns the factor of the sum of a logged scalar over workers, or None for a mean."""

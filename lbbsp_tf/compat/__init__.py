@@ -34,8 +34,8 @@ from lbbsp_tf.compat.optimizers import Apply, Gradient, Gradients, intercepted_a
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
+    intercepted_gradients,
     noise_alike_for_all_samples,
-    scaled_gradients,
     whole_tracebacks,
 )
 from lbbsp_tf.compat.random import (
@@ -56,6 +56,7 @@ from lbbsp_tf.compat.state import (
     running_list,
     start_at_batch,
 )
+from lbbsp_tf.compat.switches import Switches
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable
 from lbbsp_tf.compat.values import Nest, local, replaced
 from lbbsp_tf.compat.variables import compare_variables, explained_by_variables

@@ -63,7 +63,9 @@ def _global_moments(
     count = tf.stop_gradient(count)
     if mask is None:
         mean = tf.math.divide_no_nan(total, count)
-        variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+        # As in `tf.nn.moments`, the derivative of the variance does not depend on the mean.
+        fixed = tf.stop_gradient(mean)
+        variance = tf.math.divide_no_nan(squares, count) - fixed * (2 * mean - fixed)
         return shift + mean, tf.maximum(variance, 0)
     # As Keras divides by it: a masked mean is scaled down a little.
     divisor = count + keras.config.epsilon()

@@ -36,8 +36,8 @@ from lbbsp_tf.compat.optimizers import intercepted_apply
 from lbbsp_tf.compat.outputs import write_once_per_job
 from lbbsp_tf.compat.probing import (
     batch_norm_in_inference,
+    intercepted_gradients,
     noise_alike_for_all_samples,
-    scaled_gradients,
 )
 from lbbsp_tf.compat.random import noise_of_replica
 from lbbsp_tf.compat.replicas import one_replica_view
@@ -137,11 +137,12 @@ def _patches() -> tuple[Patch, ...]:
               ("_aggregate_additional_loss",)),
         Patch("scalars of metrics", lambda: intercepted_scalars(lambda *both: both),
               keras.metrics.Mean, ("update_state",)),
+        Patch("gradients of tapes", lambda: intercepted_gradients(lambda *_: None),
+              tf.GradientTape, ("gradient",)),
         Patch("noise of each replica", lambda: noise_of_replica(0), SeedGenerator, ("next",)),
         Patch("traces of each step", fresh_traces, function_context, ("make_function_context",)),
         Patch("proof of the loss: noise", noise_alike_for_all_samples),
         Patch("proof of the loss: batch normalisation", batch_norm_in_inference),
-        Patch("proof of the loss: gradients", lambda: scaled_gradients(tf.ones(()))),
         Patch("patience with silent workers", be_patient, context.Context,
               ("configure_coordination_service",), _NEEDS_TIMEOUTS),
         Patch("variables compared by name", compare_variables, CollectiveAllReduceExtended,

@@ -1,23 +1,24 @@
 """Patches under which a train step can be probed: with its gradients comparable between batches.
 
-Noise is then the same for every sample of a batch of any size, batch normalisation treats samples
-separately, and gradients can be scaled on their way from the tape to the optimizer.
+Noise is then the same for every sample of a batch of any size, except that orders by it are mixed,
+batch normalisation treats samples separately, and gradients can be taken in another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
-from lbbsp_tf.compat.optimizers import sum_gradients
-from lbbsp_tf.compat.values import Nest, PerThread, replaced_attribute
+from lbbsp_tf.compat.tracing import current_graph
+from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched, replaced_attribute
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -32,11 +33,12 @@ _STATEFUL: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 _creates_variable = PerThread()
+_tapes = PerThread()
 
 
 @contextmanager
 def noise_alike_for_all_samples() -> Iterator[None]:
-    """Makes random values vary along the last axis only, and shuffles keep the order.
+    """Makes random values vary along the last axis only; an order by them mixes the samples.
 
     Initial values of variables that the function creates stay as they are.
     """
@@ -63,7 +65,7 @@ def noise_alike_for_all_samples() -> Iterator[None]:
             replace(module, name, stateless(getattr(module, name)))
         for seed, (name, sample) in enumerate(_STATEFUL.items()):
             replace(gen_random_ops, name, stateful(sample, seed))
-        replace(gen_random_ops, "random_shuffle", lambda value, *_, **__: tf.identity(value))
+        replace(gen_random_ops, "random_shuffle", _mixed)
         stack.enter_context(tf.variable_creator_scope(_with_marked_initial_value))
         yield
 
@@ -112,26 +114,15 @@ def batch_norm_in_inference() -> Iterator[None]:
 
 
 @contextmanager
-def scaled_gradients(scale: tf.Tensor | None) -> Iterator[None]:
-    """Multiplies gradients with respect to variables by `scale` as they leave a tape, or sums them.
+def intercepted_gradients(handler: Callable[..., Nest]) -> Iterator[None]:
+    """Passes each `GradientTape.gradient` in this thread to ``handler(total, of_variables, take)``.
 
-    What a train step does to gradients before it applies them, such as clipping, then shows.
+    The total is that of the target's elements, or NaN if it is in an inner graph or has weights;
+    `of_variables` is whether all sources are variables; ``take()`` returns the gradient.
     """
-    gradient = tf.GradientTape.gradient
-
-    @wraps(gradient)
-    def scaled(self: tf.GradientTape, target: Nest, sources: Nest, *args: Nest, **kw: Nest) -> Nest:
-        found = gradient(self, target, sources, *args, **kw)
-        flat = keras.tree.flatten(sources)
-        if not flat or not all(isinstance(s, keras.Variable | tf.Variable) for s in flat):
-            return found
-        if scale is None:
-            return sum_gradients(found)
-        return tf.nest.map_structure(
-            lambda g: None if g is None else g * tf.cast(scale, g.dtype), found
-        )
-
-    with replaced_attribute(tf.GradientTape, "gradient", scaled):
+    if not is_patched(tf.GradientTape.gradient):
+        tf.GradientTape.gradient = patched(_to_handler(tf.GradientTape.gradient))
+    with _tapes.set((handler, current_graph())):
         yield
 
 
@@ -140,10 +131,44 @@ def whole_tracebacks() -> AbstractContextManager[None]:
     return replaced_attribute(traceback_utils, "is_traceback_filtering_enabled", lambda: False)
 
 
+def _to_handler(gradient: Callable[..., Nest]) -> Callable[..., Nest]:
+    @wraps(gradient)
+    def intercepted(
+        self: tf.GradientTape, target: Nest, sources: Nest, *args: Nest, **kw: Nest
+    ) -> Nest:
+        take = partial(gradient, self, target, sources, *args, **kw)
+        if _tapes.value is None:
+            return take()
+        handler, graph = _tapes.value
+        total, weights = float("nan"), args[0] if args else kw.get("output_gradients")
+        if weights is None and current_graph() is graph:
+            flat = [tf.cast(each, tf.float64) for each in keras.tree.flatten(target)]
+            total = sum(map(tf.reduce_sum, flat))
+        flat = keras.tree.flatten(sources)
+        of_variables = all(isinstance(s, keras.Variable | tf.Variable) for s in flat)
+        return handler(total, of_variables, take)
+
+    return intercepted
+
+
 def _along_last_axis(sample: Callable[[Sequence[int]], tf.Tensor], shape: tf.Tensor) -> tf.Tensor:
     shape = tf.convert_to_tensor(shape, tf.int32)
     if not shape.shape.is_fully_defined():
         return sample(shape)
     rank = shape.shape[0]
     last = [1] * (rank - 1) + [shape[-1]] if rank > 1 else [1] * rank
-    return tf.broadcast_to(sample(tf.stack(last) if last else shape), shape)
+    noise = tf.broadcast_to(sample(tf.stack(last) if last else shape), shape)
+    # One number for each sample, by which samples may be sorted: equal ones would keep the order.
+    if rank and noise.shape[1:].num_elements() == 1 and noise.dtype in (tf.float32, tf.float64):
+        tilt = 32 * np.finfo(noise.dtype.as_numpy_dtype).eps * _tilt(shape[0])
+        noise += tf.reshape(tf.cast(tilt, noise.dtype), shape)
+    return noise
+
+
+def _mixed(value: tf.Tensor, *_: Nest, **__: Nest) -> tf.Tensor:
+    return tf.gather(value, tf.argsort(_tilt(tf.shape(value)[0])))
+
+
+def _tilt(rows: tf.Tensor) -> tf.Tensor:
+    """Returns distinct numbers that neither rise nor fall."""
+    return tf.cos(2.4 * tf.cast(tf.range(rows), tf.float64) + 0.5)

@@ -3,7 +3,7 @@
 from statistics import median
 
 import pytest
-from jobs import on, run
+from jobs import campaign, chosen, on, run
 
 from lbbsp_core import read_run
 
@@ -44,6 +44,29 @@ def test_weights_and_moving_statistics_are_those_of_whole_batches(results, worke
     assert found["moved"] > 0.1
     assert found["difference"] <= ROUNDED.get(case, TOLERANCE) * found["moved"]
     assert all(of_rank[case]["state"] == found["state"] for of_rank in results[workers])
+
+
+INNER = ["GradientPenalty", "ZeroCentred", "Sign", "DividedSum", "MeanAndSum",
+         *campaign("Twice", "Raw", "Saliency", "Penalised")]  # fmt: skip
+UNKNOWN = ["Jacobian", *campaign("Symbolic")]
+
+
+@pytest.fixture(scope="module")
+def inner(request, clusters):
+    cases = chosen(request, "inner_case")
+    job = clusters.run("inner_gradients", *cases, workers=1, devices=2)
+    assert job.status == 0
+    return job.results(0)
+
+
+@pytest.mark.parametrize("inner_case", INNER)
+def test_gradients_inside_the_step_are_those_of_one_process(inner, inner_case):
+    assert inner[inner_case] <= 1e-12
+
+
+@pytest.mark.parametrize("inner_case", UNKNOWN)
+def test_a_gradient_of_unknown_kind_through_synchronised_layers_is_refused(inner, inner_case):
+    assert "a gradient through synchronised batch normalisation is taken of" in inner[inner_case]
 
 
 @pytest.mark.alone

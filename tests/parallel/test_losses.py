@@ -39,8 +39,9 @@ REFUSED = {
     "own_momentum": "assigns momentum a value that depends on the samples",
     "weights_divide_the_loss": 'pass weight_by="mask" to LoadBalancer',
     "no_gradients": "NoGradients.train_step applied no gradients",
+    "verification_fails": "the verification of Contrastive.train_step has failed",
 }
-ON_ALL_WORKERS = ["own_step_clips", "mask_reaches_the_loss", "sum_and_mean"]
+ON_ALL_WORKERS = ["own_step_clips", "mask_reaches_the_loss", "sum_and_mean", "verification_fails"]
 """Those that suffice to show that all workers refuse; tests/tf/test_proof.py has the others."""
 ACCEPTED = ["contrastive_accepted", *campaign("dropout", "noise_in_step", "half_precision")]
 FOLLOWED = ["followed_average", *campaign("followed_mean", "followed_sum")]

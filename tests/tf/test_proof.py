@@ -374,10 +374,168 @@ def test_a_small_loss_is_refused_beside_a_large_one():
     assert "neither a mean nor a sum" in refusal.problem
 
 
+class Experts(L.Layer):
+    """A mixture of experts with the balance loss of a Switch Transformer."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.gate = weight, L.Dense(4, "softmax")
+        self.experts = [L.Dense(8) for _ in range(4)]
+
+    def build(self, shape):
+        for layer in (self.gate, *self.experts):
+            layer.build(shape)
+
+    def call(self, x):
+        shares = self.gate(x)
+        chosen = tf.one_hot(tf.argmax(shares, -1), 4, dtype=shares.dtype)
+        used = [tf.reduce_mean(tf.cast(each, tf.float32), 0) for each in (chosen, shares)]
+        self.add_loss(self.weight * 4 * tf.reduce_sum(used[0] * used[1]))
+        found = [e(x) * (shares * chosen)[:, i : i + 1] for i, e in enumerate(self.experts)]
+        return tf.add_n(found)
+
+
+@pytest.mark.parametrize(
+    ("policy", "weight"),
+    [("float32", 1e-2), ("float32", 1e-6), ("mixed_float16", 1e-4), ("mixed_bfloat16", 1e-4)],
+)
+def test_a_balance_loss_of_experts_is_refused_though_its_weight_is_small(policy, weight):
+    keras.config.set_dtype_policy(policy)
+    try:
+        refusal = found(model("mse", Experts(weight)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(refusal, Refusal)
+    assert "neither a mean nor a sum" in refusal.problem
+
+
+class Terms(OwnStep):
+    """A loss of the sample, of which the cases make more."""
+
+    def __init__(self, *args, total, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.total = total
+        self.later = tf.Variable(0.0, trainable=False)
+        self.counted = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.flag = tf.Variable(False, trainable=False)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.total(self, tf.reduce_mean(tf.square(y - y_pred), -1), y_pred)
+        self.update(loss, tape.gradient(loss, self.trainable_variables))
+        return {"loss": loss}
+
+
+mean = tf.reduce_mean
+variance = tf.math.reduce_variance
+COUNTED = lambda m: tf.cast(m.counted > 10, tf.float32)  # noqa: E731
+RISING = lambda m: tf.minimum(1.0, tf.cast(m.optimizer.iterations, tf.float32) / 1e3)  # noqa: E731
+
+
+def with_terms(total):
+    return found(own(lambda *parts: Terms(*parts, total=total)))
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda m, losses, y: mean(losses) + m.later * variance(y),
+        lambda m, losses, y: mean(losses) + COUNTED(m) * variance(y),
+        lambda m, losses, y: mean(losses) + RISING(m) * variance(y),
+        lambda m, losses, y: mean(losses) + tf.where(m.counted > 10, variance(y), 0.0),
+        lambda m, losses, y: mean(losses) + tf.cond(m.flag, lambda: variance(y), lambda: 0.0),
+        lambda m, losses, y: tf.cond(
+            m.optimizer.iterations > 10, lambda: mean(losses) + variance(y), lambda: mean(losses)
+        ),
+        lambda m, losses, y: mean(losses + m.later * variance(y)),
+        lambda m, losses, y: mean(losses + m.later * tf.abs(y[:, 0] - mean(y[:, 0]))),
+        lambda m, losses, y: mean(losses) + m.later * tf.reduce_sum(y**2),
+        lambda m, losses, y: tf.function(lambda: mean(losses) + m.later * variance(y))(),
+    ],
+)
+def test_a_term_that_begins_later_is_refused_at_once(total):
+    refusal = with_terms(total)
+    assert isinstance(refusal, Refusal)
+    assert "a term or branch of the loss of Terms.train_step" in refusal.problem
+
+
+@pytest.mark.parametrize(
+    ("total", "is_sum"),
+    [
+        (lambda m, losses, y: mean(losses) + m.later * mean(y**2), False),
+        (lambda m, losses, y: mean(losses) + tf.where(m.flag, mean(y), 0.0), False),
+        (
+            lambda m, losses, y: tf.cond(
+                m.counted > 10, lambda: mean(losses) + mean(y), lambda: mean(losses)
+            ),
+            False,
+        ),
+        (lambda m, losses, y: tf.reduce_sum(losses) + m.later * tf.reduce_sum(y**2), True),
+        (
+            lambda m, losses, y: (
+                (tf.reduce_sum(losses) + m.later * tf.reduce_sum(y**2))
+                / tf.cast(2 * tf.shape(y)[0], tf.float32)
+            ),
+            False,
+        ),
+    ],
+)
+def test_means_and_sums_may_begin_later(total, is_sum):
+    assert with_terms(total) == Weighting(sums=(is_sum,))
+
+
+def test_metrics_in_the_tape_keep_their_values():
+    counts = keras.metrics.AUC()
+    total = lambda m, losses, y: (counts.update_state(tf.round(tf.sigmoid(y)), tf.sigmoid(y)),  # noqa: E731
+                                  mean(losses))[1]  # fmt: skip
+    assert with_terms(total) == Weighting()
+
+
+def shuffled_by(order):
+    """A loss of pairs of each output with that of another sample, and of the samples in order."""
+    rows = lambda y: tf.shape(y)[0]  # noqa: E731
+    return lambda m, losses, y: mean(losses) + mean(y[:, 0] * tf.gather(y, order(rows(y)))[:, 1])
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda n: tf.random.shuffle(tf.range(n)),
+        lambda n: keras.random.shuffle(tf.range(n)),
+        lambda n: tf.argsort(tf.random.uniform([n])),
+        lambda n: tf.argsort(tf.random.uniform([n]), direction="DESCENDING"),
+        lambda n: tf.argsort(tf.random.normal([n, 1]), axis=0)[:, 0],
+        lambda n: tf.math.top_k(keras.random.uniform((n,)), n).indices,
+        lambda n: tf.random.uniform([n], 0, n, tf.int32),
+        lambda n: tf.random.categorical(tf.zeros((1, n)), n)[0],
+    ],
+)
+def test_samples_that_are_mixed_by_a_random_order_are_refused(order):
+    refusal = with_terms(shuffled_by(order))
+    assert isinstance(refusal, Refusal)
+    assert "neither a mean nor a sum" in refusal.problem
+
+
+def test_samples_may_change_places_and_features_may_be_mixed():
+    def total(m, losses, y):
+        return mean(tf.random.shuffle(losses)) + mean(tf.gather(y, [1, 0], axis=1) ** 2)
+
+    assert with_terms(total) == Weighting()
+
+
+def test_a_model_without_trainable_weights_is_named():
+    built = model("mse")
+    built.trainable = False
+    with pytest.raises(ValueError, match="has no trainable weights"):
+        TrainStep.of_model(built)
+
+
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", True), ("float64", False)])
 def test_double_precision_shows_small_differences(dtype, exact):
     def nearly_a_mean(y, y_pred):
-        return tf.reduce_mean(tf.square(y - y_pred)) + 1e-4 * tf.math.reduce_variance(y_pred)
+        return tf.reduce_mean(tf.square(y - y_pred)) + tf.math.reduce_variance(0.01 * y_pred)
 
     floatx = keras.config.floatx()
     keras.config.set_floatx(dtype)
@@ -390,7 +548,7 @@ def test_double_precision_shows_small_differences(dtype, exact):
 
 def sketches_of(whole, first, second, rotated):
     """A split of nine samples at the third: a row (two projections, norm) for each variable."""
-    trials = [Trial([np.array(sketch)], (), ()) for sketch in (whole, first, second, rotated)]
+    trials = [Trial([np.array(sketch)], (), (), ()) for sketch in (whole, first, second, rotated)]
     return Split(9, 3, *trials)
 
 
@@ -467,7 +625,7 @@ def test_logged_scalars_that_are_sums_are_told_from_means():
 
 def logged(whole, first, second):
     """Trials that log a scalar each."""
-    return [Split(9, 3, *(Trial([], [value], []) for value in (whole, first, second, whole)))]
+    return [Split(9, 3, *(Trial([], [value], [], []) for value in (whole, first, second, whole)))]
 
 
 @pytest.mark.parametrize(

@@ -118,32 +118,6 @@ class Compiled(keras.Model):
         return super().train_step(data)
 
 
-class MeanAndSum(keras.Model):
-    """Two losses behind synchronised batch normalisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = keras.Sequential([L.Dense(4), L.BatchNormalization(synchronized=True)])
-        self.first, self.second = L.Dense(1), L.Dense(1)
-        self.other = keras.optimizers.SGD(1e-3)
-
-    def call(self, inputs, training=False):
-        features = self.stem(inputs, training=training)
-        return self.first(features), self.second(features)
-
-    def train_step(self, data):
-        inputs, targets = data
-        with tf.GradientTape(persistent=True) as tape:
-            first, second = self(inputs, training=True)
-            mean = tf.reduce_mean((first - targets) ** 2)
-            total = tf.reduce_sum((second - targets) ** 2)
-        variables = self.stem.trainable_variables + self.first.trainable_variables
-        self.optimizer.apply(tape.gradient(mean, variables), variables)
-        variables = self.second.trainable_variables
-        self.other.apply(tape.gradient(total, variables), variables)
-        return {"mean": mean}
-
-
 def doubled(*batch):
     return tuple(tf.concat([each, each], 0) for each in batch)
 
@@ -159,5 +133,4 @@ result("plain_fit", change_of_plain_fit_after_failure())
 result("in_scope", in_scope())
 result("clips", fit_balanced(lambda: compiled(keras.Sequential([L.Dense(1)]), Clipping(0.01)))[1])
 result("compiled_step", fit_balanced(lambda: compiled(Compiled()))[1])
-result("mean_and_sum", fit_balanced(lambda: compiled(MeanAndSum(), loss=None))[1])
 result("doubled", fit_balanced(dense, batch_map=doubled)[1])

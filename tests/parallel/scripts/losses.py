@@ -11,6 +11,8 @@ from keras import ops
 from report import largest_difference, result
 
 import lbbsp_tf
+from lbbsp_tf import preparation
+from lbbsp_tf.weighting import Weighting
 
 L = keras.layers
 rng = np.random.default_rng(0)
@@ -359,6 +361,7 @@ REFUSED = {
         two_outputs, ["mse", keras.losses.MeanSquaredError(reduction="sum")], y=(TARGETS, TARGETS)
     ),
     "no_gradients": trained(lambda d: dense(NoGradients)),
+    "verification_fails": trained(lambda d: dense(Contrastive), balancer={"verify": True}),
 }  # fmt: skip
 # Noise of one worker cannot be that of the whole batch, so only the proof is of interest.
 ACCEPTED = {
@@ -439,6 +442,8 @@ def following(strategy, model_class, rate):
 if __name__ == "__main__":
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:]:
+        if name == "verification_fails":  # as if the proof had accepted it
+            prove, preparation.prove = preparation.prove, lambda *_, **__: Weighting()
         if name in EXACT:
             compare(name, strategy, EXACT[name])
             continue
@@ -453,3 +458,5 @@ if __name__ == "__main__":
             result(name, balancer.verified_error if name in VERIFIED else "accepted")
             if name == "own_noise":
                 result(name, Draws.drawn)
+        if name == "verification_fails":
+            preparation.prove = prove
