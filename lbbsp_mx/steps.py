@@ -70,7 +70,8 @@ class Steps:
                 not drawn by the plan.
         """
         self._warn_of_others()
-        self.draws.check(self.session.step, params)
+        if unused := self.draws.check(self.session.step, params):
+            self._skip(unused)
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)
@@ -92,6 +93,18 @@ class Steps:
         self.session.end_step(computed, summed, weight)
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
+
+    def _skip(self, unused: int) -> None:
+        """Skips the steps of batches that were not used, which a single worker may do."""
+        if self.session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self.session.step} was drawn, and no step was made before the "
+                "next one: call step on all workers for every batch (to leave out gradients that "
+                "are not finite, zero_grad() before it), and try out learning rates on a loader "
+                "without batch_sampler"
+            )
+        for _ in range(unused):
+            self.session.skip_step()
 
     def _check_drawing(self) -> None:
         """Checks once that the script draws batches by the plan, whose first sizes are even.
