@@ -42,6 +42,13 @@ def train(it=None, net=None, samples=64, seed=0, size=None, unused=None, **optio
             it.step(size or len(x))
 
 
+def noise(**options):
+    net = network()
+    it = trainer(net, **options)
+    mx.random.seed(rank)
+    train(it, net)
+
+
 def add(net):
     net.collect_params().setattr("grad_req", "add")
     return net
@@ -140,6 +147,7 @@ CASES = {
         optimizer=mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(10 + rank))
     ),
     "different_weights": diverge,
+    "different_noise": lambda: noise(optimizer="sgld"),
     "different_loss": lambda: train(mean_loss=bool(rank)),
 }
 
