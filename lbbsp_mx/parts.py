@@ -52,14 +52,7 @@ class Draws:
         self._thread = threading.get_ident()
 
     def check(self, step: int, params: Sequence[gluon.Parameter]) -> int:
-        """Checks that gradients accumulate, over as many loader batches as one step has.
-
-        Returns:
-            Number of batches that were drawn without a step.
-
-        Raises:
-            ValueError: They do not; names the remedy.
-        """
+        """Checks accumulated gradients; returns the number of batches that have had no step."""
         adding = self.check_adding(params)
         if self._first is None or step < self._first:
             return 0

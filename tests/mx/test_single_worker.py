@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,10 @@ def test_plain_batch_normalisation_is_warned_about(caplog):
     assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
     caplog.clear()
     ours(network(norm=lbbsp_mx.SyncBatchNorm))
+    ours(network(norm=partial(gluon.nn.BatchNorm, use_global_stats=True)))
     assert "SyncBatchNorm" not in caplog.text
+    ours(network(norm=partial(gluon.contrib.nn.SyncBatchNorm, num_devices=1)))
+    assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
 
 
 def test_it_says_in_one_line_that_there_is_nothing_to_balance(caplog):
