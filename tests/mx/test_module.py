@@ -366,6 +366,35 @@ def test_another_thread_reads_an_error_and_does_not_wait(store):
         fit(mx.io.PrefetchingIter(store.balance(arrays())), store)
 
 
+def feed_forward(train, store):
+    model = mx.model.FeedForward(network(), num_epoch=2, learning_rate=0.1, numpy_batch_size=X)
+    model.fit(train, kvstore=store)
+    return model.arg_params
+
+
+def in_sequence(train, store):
+    first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="first")
+    module = mx.mod.SequentialModule().add(mx.mod.Module(first, label_names=[]))
+    module.add(mx.mod.Module(network()), take_labels=True, auto_wiring=True)
+    module.fit(train_data=train, kvstore=store, num_epoch=2)
+    return module.get_params()[0]
+
+
+@pytest.mark.parametrize("train", [feed_forward, in_sequence])
+def test_what_keeps_one_batch_size_trains_as_with_mxnets_store_and_is_not_balanced(store, train):
+    def learned(kvstore):
+        mx.random.seed(0)
+        np.random.seed(0)
+        return train(arrays(WHOLE), kvstore)
+
+    expected = learned("local")
+    assert expected
+    for name, value in learned(lbbsp_mx.KVStore("local")).items():
+        np.testing.assert_array_equal(value.asnumpy(), expected[name].asnumpy())
+    with pytest.raises(ValueError, match="its batches keep one size: use mx"):
+        train(store.balance(arrays()), store)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

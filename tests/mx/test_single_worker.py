@@ -102,6 +102,15 @@ def test_batch_normalisation_alone_is_gluons():
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
 
 
+def test_batch_normalisation_takes_the_arguments_of_gluons():
+    options = {"in_channels": 8, "momentum": 0.8, "epsilon": 1e-3, "use_global_stats": True}
+    stock = gluon.contrib.nn.SyncBatchNorm(num_devices=1, **options)
+    assert (
+        lbbsp_mx.SyncBatchNorm(num_devices=1, **options)._kwargs.items()
+        >= {name: stock._kwargs[name] for name in ("momentum", "eps", "use_global_stats")}.items()
+    )
+
+
 def test_batch_normalisation_refuses_to_be_compiled_for_one_shape():
     net = network(norm=lbbsp_mx.SyncBatchNorm)
     net.hybridize(static_alloc=True)
