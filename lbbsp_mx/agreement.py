@@ -117,11 +117,7 @@ class Agreement:
             self._broadcast(self._gather(_BROADCAST))
 
     def begin_step(self) -> None:
-        """Compares parameters and settings; call it in each step, before the sums.
-
-        Raises:
-            DisagreementError: Workers have different parameters or settings.
-        """
+        """Compares parameters and settings; call it in each step, before the sums."""
         if self._compared:
             self._session.offer_settings(self._settings, REMEDY)
         if not self._has_stepped:
@@ -132,14 +128,7 @@ class Agreement:
             self._session.offer_weights(self._weights, now=self._ends_epoch(self._session.step))
 
     def end_step(self, step: int) -> None:
-        """Compares what the last step of an epoch has exchanged, since no step may follow.
-
-        Args:
-            step: The step that ends.
-
-        Raises:
-            DisagreementError: Workers have different weights or settings.
-        """
+        """Compares what the last step of an epoch has exchanged, since no step may follow."""
         if self._compared and self._session.workers > 1 and self._ends_epoch(step):
             self._session.finish_barrier()
             self._session.check_settings(REMEDY)

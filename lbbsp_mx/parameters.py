@@ -42,11 +42,7 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
 
 
 def require_dense(param: gluon.Parameter) -> None:
-    """Raises an error if a parameter or its gradient is sparse.
-
-    Raises:
-        ValueError: The parameter or its gradient is sparse.
-    """
+    """Raises an error if a parameter or its gradient is sparse."""
     if param._stype != "default" or param._grad_stype != "default":
         raise ValueError(
             f"parameter {param.name} must be dense, with dense gradients, got "
@@ -56,11 +52,7 @@ def require_dense(param: gluon.Parameter) -> None:
 
 
 def require_unique_names(params: Sequence[gluon.Parameter]) -> None:
-    """Raises an error if two parameters have one name, by which gluon finds their keys.
-
-    Raises:
-        ValueError: Two parameters have the same name.
-    """
+    """Raises an error if two parameters have one name, by which gluon finds their keys."""
     named: dict[str, gluon.Parameter] = {}
     for param in params:
         if named.setdefault(param.name, param) is not param:

@@ -77,11 +77,7 @@ class Draws:
         return unused
 
     def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
-        """Returns which parameters accumulate gradients.
-
-        Raises:
-            ValueError: Not all do, although a step has several loader batches.
-        """
+        """Returns which parameters accumulate gradients: all, if a step has several batches."""
         adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
         if self.parts > 1 and not all(adding):
             raise ValueError(
@@ -93,11 +89,7 @@ class Draws:
 
 
 def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
-    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be.
-
-    Raises:
-        ValueError: There are fewer samples than parts.
-    """
+    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be."""
     if len(samples) < parts:
         raise ValueError(
             f"the plan must give each worker at least accumulate = {parts} samples, got "
@@ -119,16 +111,6 @@ def with_granularity(
     """Returns the options with a granularity for which all devices get equal shares.
 
     Workers may have different numbers of devices: it is a multiple of each; a collective.
-
-    Args:
-        options: Options without a granularity of the user.
-        collectives: Collectives of the workers.
-        total: X, samples per step over all workers.
-        devices: Devices of this worker.
-        parts: Parts into which each worker cuts its batch.
-
-    Raises:
-        DisagreementError: Workers have different numbers of parts.
     """
     rows = [[parts, devices]]
     if collectives.workers > 1:

@@ -31,11 +31,7 @@ def trains_alone(kvstore: Store) -> bool:
 
 
 def store_of(kvstore: Store, alone: bool) -> KVStore:
-    """Returns the store whose workers train; it is local if gluon creates another one, or none.
-
-    Raises:
-        ValueError: The store is not supported.
-    """
+    """Returns the store whose workers train; it is local if gluon creates another one, or none."""
     named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
     if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
         raise ValueError(
@@ -89,15 +85,7 @@ def check_options(
 ) -> None:
     """Raises an error if options do not fit the cluster, or a training in one process.
 
-    Args:
-        alone: Whether gluon's own code trains.
-        compression_params: Argument of the trainer.
-        update_on_kvstore: Argument of the trainer.
-        global_batch_size: Samples per step over all workers, or None.
-        planning: Names of the given options that need the global batch size.
-
-    Raises:
-        ValueError: One does not fit, or is no integer; names the remedy.
+    `planning` has the names of the given options that need the global batch size.
     """
     if not alone or cluster.in_cluster():
         _refuse_updates_by_servers(compression_params, update_on_kvstore)
@@ -126,11 +114,7 @@ def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bo
 
 
 def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:
-    """Raises an error if the update would not be exact, or warns that it may not be.
-
-    Raises:
-        ValueError: Two parameters have one name, or means accumulate.
-    """
+    """Raises an error if the update would not be exact, or warns that it may not be."""
     require_unique_names(params)
     for param in params:
         if mean_loss and (param.grad_req == "add" or accumulate > 1):
