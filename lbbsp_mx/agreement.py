@@ -25,6 +25,7 @@ from lbbsp_core.runtime.digest import Digest
 from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.settings import Setting, Settings
 from lbbsp_mx.fence import wait_for
+from lbbsp_mx.parameters import network_of
 from lbbsp_mx.sparse import exchange_whole, is_sparse
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ class _Row(NamedTuple):
         bits: Hash of the bits of all parameters.
         digest: Digest of the parameters that are learned, as an integer.
         unknown: Fingerprint of the numbers of those without values, because shapes are unknown.
+        others: Digest of parameters of the network that the trainer does not have; 0 before a step.
     """
 
     call: int
     bits: int
     digest: int
     unknown: int
+    others: int
 
 
 class Agreement:
@@ -147,7 +150,7 @@ class Agreement:
         Differences up to rounding do not matter for the gradients, and are removed.
         """
         rows = self._gather(_STEP)
-        others = _differing(rows)
+        others = _differing([row.digest for row in rows])
         if others or any(row.unknown != rows[0].unknown for row in rows):
             raise DisagreementError(
                 f"parameters of {_workers(others)} differ from those of worker 0 in the first "
@@ -155,16 +158,31 @@ class Agreement:
                 "on all workers alike, or before the trainer is created, or call "
                 "trainer.broadcast_parameters() before the first step"
             )
+        if others := _differing([row.others for row in rows]):
+            names = ", ".join(param.name for param in self._others())
+            raise DisagreementError(
+                f"parameters of the network that the trainer does not have ({names:.200}) differ "
+                f"on {_workers(others)} from those of worker 0: pass them to the trainer as well, "
+                "with grad_req='null' if they are not to be trained"
+            )
         if any(row.bits != rows[0].bits for row in rows):
             self._broadcast(rows)
+
+    def _others(self) -> list[gluon.Parameter]:
+        """Returns further parameters of the network, without statistics of its layers."""
+        own = set(map(id, self._trainer._params))
+        others = [param for param in network_of(self._trainer._params) if id(param) not in own]
+        return [param for param in others if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
         seen = blake2b(digest_size=6)
         digest = Digest.of(self._read(seen.update)).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
         params = self._trainer._params
-        unknown = [i for i, param in enumerate(params) if param._deferred_init]
-        row = _Row(call + self.number * len(_CALLS), bits, digest, fingerprint(repr(unknown)))
+        unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
+        others = self._others() if call == _STEP else []
+        other = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
+        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, other)
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:
@@ -198,7 +216,7 @@ class Agreement:
                 param._finish_deferred_init()
 
     def _warn(self, rows: Sequence[_Row]) -> None:
-        others = _differing(rows)
+        others = _differing([row.digest for row in rows])
         if others and self._session.rank == 0:
             logger.warning(
                 "parameters of %s have been changed since the trainer was created: they are "
@@ -283,9 +301,9 @@ def _named(call: int) -> str:
     return _CALLS[kind] + (f" of trainer {number}" if number else "")
 
 
-def _differing(rows: Sequence[_Row]) -> list[int]:
+def _differing(values: Sequence[int]) -> list[int]:
     """Returns the ranks whose parameters differ from those of worker 0 by more than rounding."""
-    digests = [Digest.from_integer(row.digest) for row in rows]
+    digests = list(map(Digest.from_integer, values))
     return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
 
 

@@ -20,7 +20,7 @@ from lbbsp_mx.devices import devices_of
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.means import clear_stale, mark_gradients
 from lbbsp_mx.native import runtime
-from lbbsp_mx.parameters import Parameters, as_created, require_dense
+from lbbsp_mx.parameters import Parameters, as_created, normalises_batches, require_dense
 from lbbsp_mx.server_optimizer import Keys, ServerOptimizer
 
 logger = logging.getLogger("lbbsp.mx")
@@ -219,7 +219,7 @@ class AsyncTrainer(gluon.Trainer):
                 optimizer.wd,
                 self.num_workers,
             )
-        if any(param.name.endswith("running_mean") for param in self._params):
+        if normalises_batches(self._params):
             logger.warning(
                 "BatchNorm normalises each worker's batch separately, and each worker keeps its "
                 "own running moments: use another normalisation for asynchronous training"

@@ -28,14 +28,15 @@ _OPERATOR = "lbbsp_sync_batch_norm"
 class SyncBatchNorm(nn.BatchNorm):
     """Batch normalisation over the global batch, for networks trained by `lbbsp_mx.Trainer`.
 
-    It takes the options of `mxnet.gluon.nn.BatchNorm` and works in hybridised networks, with one
-    device per worker and losses per sample. A layer may be used several times before the backward
-    pass, if all workers use it equally often and in the same order; its running moments are
-    updated in that order. Each forward pass updates them; MXNet's own layer does so on a CPU in the
-    backward pass, and not where there is none, as for the `detach`ed samples of a GAN.
+    It takes the options of `mxnet.gluon.nn.BatchNorm`, and `num_devices`, which has no effect. It
+    works in hybridised networks, with one device per worker and losses per sample. A layer may be
+    used several times before the backward pass, if all workers use it equally often and in the same
+    order; its running moments are updated in that order. Each forward pass updates them; MXNet's
+    own layer does so on a CPU in the backward pass, and not where there is none, as for the
+    `detach`ed samples of a GAN.
     """
 
-    def __init__(self, axis: int = 1, **options: Any) -> None:
+    def __init__(self, axis: int = 1, *, num_devices: Any = None, **options: Any) -> None:
         if axis != 1:
             raise ValueError(
                 f"axis must be 1, the channels in the layout NC..., got {axis}: transpose the data"

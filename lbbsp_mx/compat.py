@@ -106,6 +106,24 @@ def add_handlers(further: Callable[[Sequence[Any]], list[Any]]) -> bool:
     return True
 
 
+@functools.lru_cache
+def refuse_fixed_batches(kind: type) -> None:
+    """Lets the classes of MXNet whose batches keep one size refuse iterators of a kind."""
+    import mxnet as mx
+
+    for cls in (mx.model.FeedForward, mx.mod.SequentialModule):
+
+        def checked(self: Any, *args: Any, fit: Any = cls.fit, **options: Any) -> Any:
+            if any(isinstance(each, kind) for each in (*args, *options.values())):
+                raise ValueError(
+                    f"{type(self).__name__} cannot train on a balanced iterator, because its "
+                    "batches keep one size: use mx.mod.Module, or leave balance out"
+                )
+            return fit(self, *args, **options)
+
+        cls.fit = functools.wraps(cls.fit)(checked)
+
+
 def _names() -> dict[str, object]:
     inf, nan = float("inf"), float("nan")
     numbers = {"Inf": inf, "PINF": inf, "NINF": -inf, "NaN": nan, "NAN": nan}

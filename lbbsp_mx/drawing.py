@@ -117,18 +117,18 @@ class EpochDrawer:
 
 
 def _items(sampler: Iterable[object]) -> list[object]:
-    """Returns what a sampler gives in an epoch, which must have an end.
-
-    Raises:
-        TypeError: The sampler has no length.
-        ValueError: It yields more than its length.
-    """
+    """Returns what a sampler gives in an epoch, which must have an end."""
     if not isinstance(sampler, Sized):
         raise TypeError(
             f"a sampler must have a length and be iterable in every epoch, got {sampler!r}: pass a "
             "gluon.data.Sampler or a list"
         )
     items = list(islice(sampler, len(sampler) + 1))
+    if getattr(sampler, "_prev", None):  # gluon's BatchSampler
+        raise ValueError(
+            "epochs of a sampler must have the same length, and last_batch='rollover' moves "
+            f"{len(sampler._prev)} samples into the next one: let it be 'keep' or 'discard'"
+        )
     if len(items) != len(sampler):
         raise ValueError(
             f"a sampler must yield as many items as its length {len(sampler)}, got "

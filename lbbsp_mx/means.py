@@ -50,8 +50,9 @@ class StepSizes(NamedTuple):
             raise ValueError(
                 f"step must be called with the {self.local} samples that the plan gives to worker "
                 f"{self.rank}{self._or_a_part}, got {batch_size!r}: draw batches by "
-                "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples; to "
-                "accumulate gradients over several batches, pass accumulate to the trainer"
+                "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples, "
+                "and make a step for each; to accumulate gradients over several batches, pass "
+                "accumulate to the trainer"
             )
 
     def divisor_of_means(self, batch_size: float) -> float:

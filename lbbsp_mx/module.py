@@ -14,7 +14,7 @@ from lbbsp_core.runtime import handshake
 from lbbsp_core.runtime.options import SessionOptions
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_core.validate import require_integer
-from lbbsp_mx import env
+from lbbsp_mx import compat, env
 from lbbsp_mx.collectives import StoreCollectives
 from lbbsp_mx.data_iter import ARRAY_PARAMS, Columns, PlannedIter, array_iter
 from lbbsp_mx.devices import devices_of_module
@@ -116,6 +116,7 @@ def balance(
     options: SessionOptions,
 ) -> tuple[BalancedIter, PushedSteps]:
     """Creates the iterator and the steps of a balanced store; see `lbbsp_mx.KVStore.balance`."""
+    compat.refuse_fixed_batches(BalancedIter)
     _check_store(store)
     _check_devices(devices, mean_loss)
     check_arguments(data, label, iter_params or {})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +24,21 @@ def as_created(params: Parameters) -> Iterable[gluon.Parameter]:
     """
     listed = params.values() if hasattr(params, "values") else params
     return list({id(each): each for each in listed}.values())
+
+
+def network_of(params: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Returns all parameters of the largest network that has any of these."""
+    known = set(map(id, params))
+    networks = ([*each.collect_params().values()] for each in _living(gluon.Block))
+    return max((n for n in networks if not known.isdisjoint(map(id, n))), key=len, default=[])
+
+
+def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
+    """Returns whether a layer normalises each worker's batch separately."""
+    plain = (param for param in params if not hasattr(param, "lbbsp_synchronised"))
+    means = {id(param) for param in plain if param.name.endswith("running_mean")}
+    layers = _living(gluon.nn.BatchNorm) if means else ()
+    return bool(means - {id(x.running_mean) for x in layers if x._kwargs["use_global_stats"]})
 
 
 def require_dense(param: gluon.Parameter) -> None:
@@ -73,3 +89,9 @@ def _described(value: object) -> str:
     scheduler = getattr(value, "lr_scheduler", None)
     scheduled = "" if scheduler is None else f" scheduled by {_described(scheduler)}"
     return f"{type(value).__name__}({', '.join(options)}){scheduled}"
+
+
+def _living(kind: type[gluon.Block]) -> Iterator[Any]:
+    """Yields the layers of a kind that exist, because parameters do not know their layers."""
+    found = (each for each in gc.get_objects() if issubclass(type(each), kind))
+    return (each for each in found if hasattr(each, "_children"))  # else its creation has failed

@@ -26,9 +26,10 @@ class Draws:
     """Loader batches that a sampler has handed out, compared with the steps that were made.
 
     A loader that prefetches is ahead of the steps by a constant number of batches. If gradients
-    accumulate over more batches than planned, it moves further ahead in each step. The first step
-    of an epoch cannot tell, because the depth of the loader is unknown, nor can a sampler that
-    another thread reads. Parts are multiples of `unit`, this worker's devices, where they can be.
+    accumulate over more batches than planned, or a batch has no step, it moves further ahead. The
+    first step of an epoch cannot tell, because the depth of the loader is unknown, nor can a
+    sampler that another thread reads. Parts are multiples of `unit`, this worker's devices, where
+    they can be.
     """
 
     def __init__(self, parts: int = 1, unit: int = 1) -> None:
@@ -47,19 +48,30 @@ class Draws:
         self._drawn += 1
         self._thread = threading.get_ident()
 
-    def check(self, step: int, params: Sequence[gluon.Parameter]) -> None:
-        """Checks that gradients accumulate, over as many loader batches as one step has."""
+    def check(self, step: int, params: Sequence[gluon.Parameter]) -> int:
+        """Checks accumulated gradients; returns the number of batches that have had no step."""
         adding = self.check_adding(params)
         if self._first is None or step < self._first:
-            return
+            return 0
         ahead = self._drawn - self.parts * (step - self._first)
         if 1 < self.parts > ahead:
             raise ValueError(
                 f"step must follow {self.parts} batches of the loader, as accumulate = "
                 f"{self.parts} says, got {ahead}: call it once after every {self.parts} batches"
             )
-        if any(adding) and self._thread == threading.get_ident():
-            self._check_depth(ahead)
+        if self._thread != threading.get_ident():
+            return 0
+        self._depth = ahead if self._depth is None else self._depth
+        unused = max(0, ahead - self._depth)
+        if unused and any(adding):
+            more = self.parts + unused
+            raise ValueError(
+                f"step must follow {self.parts} batches of the loader, got {more} since the last "
+                f"step: to accumulate the gradients of {more} batches in one step, create the "
+                f"trainer with accumulate={more}, where global_batch_size counts the samples of "
+                "all of them"
+            )
+        return unused
 
     def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
         """Returns which parameters accumulate gradients."""
@@ -71,18 +83,6 @@ class Draws:
                 "net.collect_params().setattr('grad_req', 'add'), and zero_grad() after each step"
             )
         return adding
-
-    def _check_depth(self, ahead: int) -> None:
-        if self._depth is None:
-            self._depth = ahead
-        if ahead > self._depth:
-            more = self.parts + ahead - self._depth
-            raise ValueError(
-                f"step must follow {self.parts} batches of the loader, got {more} since the last "
-                f"step: to accumulate the gradients of {more} batches in one step, create the "
-                f"trainer with accumulate={more}, where global_batch_size counts the samples of "
-                "all of them"
-            )
 
 
 def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:

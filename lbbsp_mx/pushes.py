@@ -167,7 +167,12 @@ class PushedSteps:
     def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
         """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
         info, self._has_warned = getattr(optimizer, "sym_info", ()), True
-        if info and any(name.endswith(("_moving_var", "_running_var")) for name in info[0]):
+        nodes = info[0] if info else {}
+        if any(
+            name.endswith(("_moving_var", "_running_var"))  # gluon's has no options of the layer
+            and {**own, **nodes.get(name[:-11] + "fwd", {})}.get("use_global_stats") != "True"
+            for name, own in nodes.items()
+        ):
             logger.warning(
                 "BatchNorm normalises each worker's batch separately, so that the result depends "
                 "on how the batch is split"

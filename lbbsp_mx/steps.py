@@ -59,18 +59,10 @@ class Steps:
         runtime().drawn_for = weakref.ref(self)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step; returns its sizes.
-
-        Args:
-            batch_size: Samples in this worker's batch, if they are known.
-            params: Parameters of the trainer.
-
-        Raises:
-            ValueError: It does not fit the plan and the batches that were drawn, or batches are
-                not drawn by the plan.
-        """
+        """Begins a step, if it fits the plan and the batches that were drawn; returns its sizes."""
         self._warn_of_others()
-        self.draws.check(self.session.step, params)
+        if unused := self.draws.check(self.session.step, params):
+            self._skip(unused)
         sizes = self._sizes(batch_size)
         if batch_size is not None:
             sizes.check(batch_size)
@@ -81,24 +73,25 @@ class Steps:
     def end(
         self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = False
     ) -> None:
-        """Passes the barrier, in the background if nothing else pauses the timer.
-
-        Args:
-            computed: Waits for the gradients of this worker.
-            summed: Waits for the sums over all workers.
-            weight: Weight of this worker's batch, on all workers or on none.
-            at_once: Whether to return only when the barrier is passed.
-        """
+        """Passes the barrier, in the background unless `at_once` or if others pause the timer."""
         self.session.end_step(computed, summed, weight)
         if at_once or self.pauses or self.session.workers == 1:
             self.session.finish_barrier()
 
-    def _check_drawing(self) -> None:
-        """Checks once that the script draws batches by the plan, whose first sizes are even.
+    def _skip(self, unused: int) -> None:
+        """Skips the steps of batches that were not used, which a single worker may do."""
+        if self.session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self.session.step} was drawn, and no step was made before the "
+                "next one: call step on all workers for every batch (to leave out gradients that "
+                "are not finite, zero_grad() before it), and try out learning rates on a loader "
+                "without batch_sampler"
+            )
+        for _ in range(unused):
+            self.session.skip_step()
 
-        Raises:
-            ValueError: It does not, and the plan changes.
-        """
+    def _check_drawing(self) -> None:
+        """Checks once that the script draws batches by the plan, whose first sizes are even."""
         if self._knows_draws:
             return
         self._knows_draws = True
@@ -177,12 +170,7 @@ class StepsBeside(Steps):
         raise ValueError(SEVERAL_CHECKPOINTS)
 
     def begin(self, batch_size: int | None, params: Sequence[gluon.Parameter]) -> StepSizes:
-        """Begins a step; the total of its sizes is known at its end.
-
-        Raises:
-            ValueError: The batch size is missing, or is neither that of the running step of the
-                other trainer nor that of its last one.
-        """
+        """Begins a step; the total of its sizes is known at its end."""
         self.draws.check_adding(params)
         running = self._sizes(batch_size)
         if running.is_planned:
@@ -193,12 +181,7 @@ class StepsBeside(Steps):
     def end(
         self, computed: Wait, summed: Wait, weight: float | None = None, *, at_once: bool = True
     ) -> None:
-        """Passes the barrier; the arguments are those of `Steps.end`.
-
-        Raises:
-            DisagreementError: Another worker steps with another trainer, or only some of the
-                workers pass a weight.
-        """
+        """Passes the barrier within the step of the other trainer."""
         if self.now is None:
             raise RuntimeError("a step must begin before it ends")
         local = self.now.local
@@ -207,11 +190,7 @@ class StepsBeside(Steps):
 
 
 def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None) -> StepSizes:
-    """Returns the sizes of a step on a whole batch of either step.
-
-    Raises:
-        ValueError: The batch has another size, or it is missing.
-    """
+    """Returns the sizes of a step on a whole batch of either step."""
     if batch_size is None:
         raise ValueError(
             "allreduce_grads of a trainer beside another one needs the samples of this worker's "

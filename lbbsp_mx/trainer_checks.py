@@ -14,7 +14,7 @@ from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
 from lbbsp_mx.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
-from lbbsp_mx.parameters import require_unique_names
+from lbbsp_mx.parameters import normalises_batches, require_unique_names
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -122,12 +122,8 @@ def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulat
                 f"mean_loss must be False where gradients accumulate (grad_req='add', "
                 f"{param.name}): a sum of means is not a mean; use the loss per sample"
             )
-    if any(_is_plain_batch_norm(param) for param in params):
+    if normalises_batches(params):
         logger.warning(
             "BatchNorm normalises each worker's batch separately, so that the result depends "
             "on how the batch is split: use lbbsp_mx.SyncBatchNorm"
         )
-
-
-def _is_plain_batch_norm(param: gluon.Parameter) -> bool:
-    return param.name.endswith("running_mean") and not hasattr(param, "lbbsp_synchronised")

@@ -54,7 +54,7 @@ def agree(
     compared: dict[str, int | str] = {
         "workers": balancer.workers,
         "global_batch_size": constraints.global_batch_size,
-        "lag (1 + batches drawn ahead)": balancer.lag,
+        "lag (1 + batches drawn ahead, or without a step)": balancer.lag,
         "number of samples": order.num_samples if order else 0,
         "seed": order.seed if order else 0,
         "steps_per_epoch": order.steps_per_epoch if order else 0,

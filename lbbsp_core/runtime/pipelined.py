@@ -296,8 +296,9 @@ class PipelinedSession(WorkerSession):
             if position != positions[0]:
                 raise DisagreementError(
                     f"worker {rank} is at another step or in another order than worker 0 (this is "
-                    f"worker {self.rank}, at step {self._balancer.step}): all workers must leave "
-                    "an epoch, load states, and use each of several trainers at the same step"
+                    f"worker {self.rank}, at step {self._balancer.step}): all workers must make a "
+                    "step for each batch, and leave an epoch, load states, and use each of several "
+                    "trainers at the same step"
                 )
 
 

@@ -373,7 +373,8 @@ class WorkerSession:
         every = self.options.compare_weights
         if every and self.workers > 1:
             self._offers += 1
-            if now or self._offers % every == 1 % every:
+            # Also in the second one: optimizers that draw noise make weights differ at once.
+            if now or self._offers == 2 or self._offers % every == 1 % every:
                 with self._meter.excluded_wait():  # it may take long, and is no work on samples
                     self._digest = Digest.of(weights()).to_integer()
 
@@ -739,7 +740,8 @@ class WorkerSession:
                     f"have norm {expected.norm:.4g} and projection {expected.projection:.4g}, "
                     f"those of worker {rank} {digest.norm:.4g} and {digest.projection:.4g}; a "
                     "callback or script changes the model, the optimizer or its learning rate on "
-                    "one worker only: do the same on all workers"
+                    "one worker only, or the optimizer draws other noise there: do the same on all "
+                    "workers, with the same seeds"
                 )
 
     def _open_files(self, peers: Sequence[Sequence[int]]) -> None:

@@ -144,8 +144,8 @@ def _read(path: str | Path) -> _Usable:
         ) from None
     if run.pushes:
         raise ValueError(
-            f"{path} records pushes, of workers that were not in the same step: record a plain BSP "
-            "run"
+            f"{path} records pushes, not steps, as asynchronous training does, also with BSP: "
+            "record a run of synchronous training with policy=Even()"
         )
     steps = run.with_same_workers()
     usable = [line for line in steps if _is_usable(line)]

@@ -63,6 +63,22 @@ def test_the_rate_of_a_schedule_is_that_of_the_coming_update():
     assert found["learning rate"] == schedule(1) < schedule(0)
 
 
+@pytest.mark.parametrize("passes", [lambda net: net, lambda net: net[0], lambda net: net[1:]])
+def test_the_rest_of_the_network_is_found(passes):
+    net = gluon.nn.HybridSequential()
+    parts = gluon.nn.Dense(8, in_units=4), gluon.nn.BatchNorm(in_channels=8), gluon.nn.Dense(2)
+    net.add(*parts)
+    net.initialize()
+    model = gluon.nn.Sequential()  # holds the network
+    model.add(net, gluon.nn.Embedding(5, 3))
+    model[1].initialize()
+    it = trainer(passes(net))
+    expected = {id(param) for layer in (*parts, model[1]) for param in layer.params.values()
+                if "running" not in param.name}  # fmt: skip
+    expected -= {id(net[2].weight), *map(id, it._params)}  # the former has no shape yet
+    assert set(map(id, Agreement(it, it._session)._others())) == expected
+
+
 def test_a_single_worker_compares_nothing(monkeypatch):
     monkeypatch.setattr(Agreement, "_gather", lambda *args: pytest.fail("no peers"))
     monkeypatch.setattr(Agreement, "_settings", lambda *args: pytest.fail("no peers"))

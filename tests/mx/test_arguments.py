@@ -14,6 +14,7 @@ from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weigh
 from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
+from lbbsp_mx.parts import Draws  # noqa: E402
 from lbbsp_mx.steps import Steps  # noqa: E402
 
 
@@ -104,6 +105,35 @@ def test_several_workers_that_draw_without_the_plan(policy, known, outcome, capl
         steps.begin(8, [])
     steps.begin(8, [])
     assert len(caplog.records) == (outcome == "warns")
+
+
+@pytest.mark.parametrize(
+    ("draws", "refused"),
+    [
+        ([1, 1, 2], 9),  # a step is left out, as where a loss is NaN
+        ([4, 1, 2], 9),  # with a loader that reads three batches ahead
+        ([1, 5, 1], 8),  # a search of the learning rate within the epoch
+        ([3, 1, 1, 0, 0], None),
+        ([4, 0, 0, 0], None),  # the whole epoch at first
+    ],
+)
+@pytest.mark.parametrize("in_own_thread", [True, False])
+def test_a_batch_without_a_step_is_named_where_there_are_several_workers(
+    draws, refused, in_own_thread
+):
+    session = SimpleNamespace(workers=2, rank=0, step=7, order=object(), sizes=(8, 8))
+    steps = Steps(session, Draws())
+    steps.draws.begin(session.step)
+    outcome = nullcontext()
+    if refused and in_own_thread:  # batches of other threads may be ahead of any step
+        outcome = pytest.raises(ValueError, match=f"the batch of step {refused} was drawn, and no")
+    with outcome:
+        for drawn in draws:
+            for _ in range(drawn):
+                steps.draws.count()
+            steps.draws._thread *= in_own_thread
+            steps.begin(8, [])
+            session.step += 1
 
 
 def test_a_step_of_another_number_of_samples_is_refused():

@@ -142,6 +142,15 @@ class Endless:
             yield 0
 
 
+def rollover(samples):
+    return gluon.data.BatchSampler(gluon.data.RandomSampler(samples), X, "rollover")
+
+
+def test_batches_that_leave_no_rest_may_roll_over():
+    sampler = trainer_of(network()).batch_sampler(SAMPLES, sampler=rollover(2 * X))
+    assert [sorted(chain(*sampler)) for _ in range(2)] == [[*range(2 * X)]] * 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -150,6 +159,7 @@ class Endless:
         ({"sampler": range(51)}, ValueError, "indices below 50, the number of samples, got 50"),
         ({"sampler": cut(range(50), 8)}, ValueError, "global batches, got at most 8 samples"),
         ({"sampler": cut(range(50), 17)}, ValueError, "has 17 samples, more than global_batch"),
+        ({"sampler": rollover(50)}, ValueError, "'rollover' moves 2 samples into the next one"),
         ({"sampler": range(50), "seed": 1}, ValueError, "decides the order itself, got seed=1"),
         ({"beside": 3}, ValueError, "beside must be a sampler of trainer.batch_sampler"),
     ],

@@ -1,5 +1,6 @@
 """`KVStore.balance` in one process: Module trains as with MXNet's own stores."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -321,11 +322,14 @@ def test_the_arrays_of_a_first_step_without_an_end_are_not_kept():
     assert sum(map(len, steps._pulled.values())) == 2
 
 
-def gluon_normalisation(data):
-    return mx.gluon.nn.BatchNorm(in_channels=2)(data)
+def gluon_normalisation(data, **options):
+    return mx.gluon.nn.BatchNorm(in_channels=2, **options)(data)
 
 
-@pytest.mark.parametrize("normalise", [mx.sym.BatchNorm, gluon_normalisation, None])
+FIXED = [partial(each, use_global_stats=True) for each in (mx.sym.BatchNorm, gluon_normalisation)]
+
+
+@pytest.mark.parametrize("normalise", [mx.sym.BatchNorm, gluon_normalisation, *FIXED, None])
 def test_batch_normalisation_is_warned_of_once(caplog, normalise):
     symbol = network()
     if normalise is not None:
@@ -334,7 +338,8 @@ def test_batch_normalisation_is_warned_of_once(caplog, normalise):
     steps = drawn(Session())
     for _ in range(2):
         steps.scaled("key", mx.nd.ones(2), optimizer)
-    assert caplog.text.count("BatchNorm normalises each worker's batch") == (normalise is not None)
+    expected = normalise not in (*FIXED, None)
+    assert caplog.text.count("BatchNorm normalises each worker's batch") == expected
 
 
 def test_a_batch_without_pushes_is_refused():
@@ -359,6 +364,35 @@ def test_a_batch_may_stay_unused_before_a_reset():
 def test_another_thread_reads_an_error_and_does_not_wait(store):
     with pytest.raises(ValueError, match="leave PrefetchingIter"):
         fit(mx.io.PrefetchingIter(store.balance(arrays())), store)
+
+
+def feed_forward(train, store):
+    model = mx.model.FeedForward(network(), num_epoch=2, learning_rate=0.1, numpy_batch_size=X)
+    model.fit(train, kvstore=store)
+    return model.arg_params
+
+
+def in_sequence(train, store):
+    first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="first")
+    module = mx.mod.SequentialModule().add(mx.mod.Module(first, label_names=[]))
+    module.add(mx.mod.Module(network()), take_labels=True, auto_wiring=True)
+    module.fit(train_data=train, kvstore=store, num_epoch=2)
+    return module.get_params()[0]
+
+
+@pytest.mark.parametrize("train", [feed_forward, in_sequence])
+def test_what_keeps_one_batch_size_trains_as_with_mxnets_store_and_is_not_balanced(store, train):
+    def learned(kvstore):
+        mx.random.seed(0)
+        np.random.seed(0)
+        return train(arrays(WHOLE), kvstore)
+
+    expected = learned("local")
+    assert expected
+    for name, value in learned(lbbsp_mx.KVStore("local")).items():
+        np.testing.assert_array_equal(value.asnumpy(), expected[name].asnumpy())
+    with pytest.raises(ValueError, match="its batches keep one size: use mx"):
+        train(store.balance(arrays()), store)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from lbbsp_mx.metrics import join_estimators  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-def stock(epochs=2, norm=None, optimizer="adam"):
+def stock(epochs=2, norm=None, optimizer="adam", unused=()):
     net = network(norm=norm)
     trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
     for epoch in range(epochs):
@@ -41,18 +42,20 @@ def stock(epochs=2, norm=None, optimizer="adam"):
         for begin in range(0, SAMPLES, X):
             index = order[begin : begin + X]
             backward(net, nd.array(FEATURES[index]), nd.array(LABELS[index]))
-            trainer.step(len(index))
+            if begin // X not in unused:
+                trainer.step(len(index))
     return net
 
 
-def fit(trainer, net, epochs=2, devices=1, **loading):
+def fit(trainer, net, epochs=2, devices=1, unused=(), **loading):
     sampler = trainer.batch_sampler(SAMPLES, seed=5)
     loader = gluon.data.DataLoader(DATA, batch_sampler=sampler, **loading)
     assert len(loader) == 4
     for _ in range(epochs):
-        for x, y in loader:
+        for number, (x, y) in enumerate(loader):
             backward(net, x, y, devices)
-            trainer.step(len(x))
+            if number not in unused:
+                trainer.step(len(x))
 
 
 def ours(net, optimizer="adam", **options):
@@ -76,12 +79,36 @@ def test_it_learns_what_stock_gluon_learns_from_the_same_order(devices, kvstore,
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("unused", "loading"),
+    [
+        ((1, 2), {}),
+        ((3,), {}),
+        ((1,), {"num_workers": 1, "thread_pool": True, "prefetch": 1}),
+    ],
+)
+def test_batches_may_have_no_step_as_in_gluon(unused, loading):
+    net = network()
+    fit(ours(net), net, unused=unused, **loading)
+    for mine, theirs in zip(weights(net), weights(stock(unused=unused)), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
 def test_batch_normalisation_alone_is_gluons():
     net = network(norm=lbbsp_mx.SyncBatchNorm)
     fit(ours(net, "sgd"), net)
     whole = stock(norm=gluon.nn.BatchNorm, optimizer="sgd")
     for mine, theirs in zip(weights(net), weights(whole), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+def test_batch_normalisation_takes_the_arguments_of_gluons():
+    options = {"in_channels": 8, "momentum": 0.8, "epsilon": 1e-3, "use_global_stats": True}
+    stock = gluon.contrib.nn.SyncBatchNorm(num_devices=1, **options)
+    assert (
+        lbbsp_mx.SyncBatchNorm(num_devices=1, **options)._kwargs.items()
+        >= {name: stock._kwargs[name] for name in ("momentum", "eps", "use_global_stats")}.items()
+    )
 
 
 def test_batch_normalisation_refuses_to_be_compiled_for_one_shape():
@@ -110,7 +137,10 @@ def test_plain_batch_normalisation_is_warned_about(caplog):
     assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
     caplog.clear()
     ours(network(norm=lbbsp_mx.SyncBatchNorm))
+    ours(network(norm=partial(gluon.nn.BatchNorm, use_global_stats=True)))
     assert "SyncBatchNorm" not in caplog.text
+    ours(network(norm=partial(gluon.contrib.nn.SyncBatchNorm, num_devices=1)))
+    assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
 
 
 def test_it_says_in_one_line_that_there_is_nothing_to_balance(caplog):

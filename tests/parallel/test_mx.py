@@ -88,6 +88,7 @@ EXPECTED = {
     "size": "must be called with the 8 samples that the plan gives to worker",
     "no_sampler": "has used neither its batch_sampler nor its sizes: pass DataLoader(",
     "other_size": "must be called with the 8 samples",
+    "no_step": "the batch of step 1 was drawn, and no step was made before the next one",
     "update_alone": "update must follow allreduce_grads",
     "update_on_kvstore": "update_on_kvstore must be False, got True",
     "compression": "compression_params must be None",
@@ -117,6 +118,7 @@ EXPECTED = {
     "different_schedule": "step=11, ",
     "different_weights": "workers have different weights at step 6, where they are compared every "
     "6 steps",
+    "different_noise": "the optimizer draws other noise there: do the same on all workers, with",
     "different_loss": "disagree on mean_loss: worker 0 has 0, worker 1 has 1",
 }
 

@@ -33,6 +33,7 @@ DIFFERENT = {
     "weights_end_of_epoch": "workers have different weights at step 7",
     "no_sampler": "parameters of worker 1 differ from those of worker 0 in the first step",
     "order": "worker 0 draws its first batch while worker 1 makes its first step",
+    "outside": "_bias) differ on worker 2 from those of worker 0: pass them to the trainer as well",
     "mean_lengths": "worker 0 gives 1, worker 1 gives 2",
     "mean_weight": "must be >= 0 and finite, got -1.0 on worker 1",
     "mean_weights": "must be > 0 on at least one worker",
@@ -52,6 +53,7 @@ EQUAL = [
     "sent_with_weights",
     "listed_twice",
     "frozen_alike",
+    "part_alike",
     "thawed_alike",
 ]
 

@@ -301,6 +301,8 @@ def test_weights_that_diverge_are_named_within_so_many_steps():
         run(diverging, options=options)
     with pytest.raises(DisagreementError, match="different weights at step 0"):
         run(lambda *args: diverging(*args, at=0), options=options)
+    with pytest.raises(DisagreementError, match=r"step 1, .* optimizer draws other noise there"):
+        run(lambda *args: diverging(*args, at=1))
 
 
 def test_weights_are_read_only_where_they_are_compared():
@@ -308,10 +310,10 @@ def test_weights_are_read_only_where_they_are_compared():
         return diverging(session, collectives, at=99)
 
     read = lambda every: run(equal, options=lambda rank: SessionOptions(compare_weights=every))  # noqa: E731
-    assert read(4) == [[0, 4]] * 2
+    assert read(4) == [[0, 1, 4]] * 2
     assert read(1) == [[*range(8)]] * 2
     assert read(None) == [[], []]
-    assert read(50) == [[0], [0]]
+    assert read(50) == [[0, 1]] * 2
     assert run(equal, workers=1, options=lambda rank: SessionOptions(compare_weights=1)) == [[]]
 
 

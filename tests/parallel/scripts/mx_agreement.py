@@ -171,6 +171,15 @@ def in_another_order():
     it.step(it.sizes[rank])
 
 
+def part(changed_on=None):
+    """Trains the second layer alone, with a trainer that does not have the first one."""
+    net = network(1)
+    if rank == changed_on:
+        shift(None, net)
+    train(net, make(net[1]))
+    return net
+
+
 def mean(value, weight=1.0):
     return make(network(1)).mean_over_workers(value, weight)
 
@@ -196,6 +205,7 @@ DISAGREEMENTS = {
     "weights_end_of_epoch": lambda: at(5, 2, shift),
     "no_sampler": lambda: without_sampler(lambda net: shift(None, net)),
     "order": in_another_order,
+    "outside": lambda: part(changed_on=2),
     "mean_lengths": lambda: mean([1.0] * (1 + rank)),
     "mean_weight": lambda: mean(1.0, -1.0 if rank == 1 else 1.0),
     "mean_weights": lambda: mean(1.0, 0.0),
@@ -280,6 +290,12 @@ def frozen_alike():
     )
 
 
+def part_alike():
+    net, whole = part(), network(1)
+    request("null", *whole[0].params.values())
+    return largest(weights(net), alone(whole))
+
+
 def nearly_equal():
     """Weights of one worker differ by less than what matters, before its first step."""
     slightly = lambda net: net[0].weight.set_data(net[0].weight.data() * (1 + 1e-5))  # noqa: E731
@@ -302,6 +318,7 @@ EQUAL = {
     "sent_with_weights": sent_with_weights,
     "listed_twice": listed_twice,
     "frozen_alike": frozen_alike,
+    "part_alike": part_alike,
     "thawed_alike": lambda: largest(weights(thawed(0, 1, 2)), weights(thawed())),
 }
 for name, case in EQUAL.items():

@@ -29,15 +29,24 @@ def trainer(net=None, optimizer="sgd", kvstore=store, **options):
                             if kvstore is store else kvstore, **options)  # fmt: skip
 
 
-def train(it=None, net=None, samples=64, seed=0, size=None, **options):
+def train(it=None, net=None, samples=64, seed=0, size=None, unused=None, **options):
     net = net or network()
     it = it or trainer(net, **options)
     part = gluon.data.ArrayDataset(*(values[:samples] for values in data._data))
-    for x, y in gluon.data.DataLoader(part, batch_sampler=it.batch_sampler(samples, seed)):
+    loader = gluon.data.DataLoader(part, batch_sampler=it.batch_sampler(samples, seed))
+    for number, (x, y) in enumerate(loader):
         with autograd.record():
             loss = loss_of(net(x), y)
         loss.backward()
-        it.step(size or len(x))
+        if number != unused:
+            it.step(size or len(x))
+
+
+def noise(**options):
+    net = network()
+    it = trainer(net, **options)
+    mx.random.seed(rank)
+    train(it, net)
 
 
 def add(net):
@@ -106,6 +115,7 @@ CASES = {
     "size": lambda: train(size=7),
     "no_sampler": lambda: trainer().step(8),  # the right size, by chance
     "other_size": lambda: trainer().step(5),
+    "no_step": lambda: train(unused=1),
     "update_alone": lambda: trainer().update(8),
     "update_on_kvstore": lambda: trainer(update_on_kvstore=True),
     "compression": lambda: trainer(compression_params={"type": "2bit"}),
@@ -137,6 +147,7 @@ CASES = {
         optimizer=mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(10 + rank))
     ),
     "different_weights": diverge,
+    "different_noise": lambda: noise(optimizer="sgld"),
     "different_loss": lambda: train(mean_loss=bool(rank)),
 }
 
