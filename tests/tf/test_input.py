@@ -348,7 +348,7 @@ def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefet
     feed = TrainingInput(StubSession(), None)
     options = {**OPTIONS, "prefetch": prefetch}
     batches = feed.dataset(whole, **options)
-    assert feed._latest.first_samples(4)[1].numpy().tolist() == expected[0][:4]
+    assert feed.latest.first_samples(4)[1].numpy().tolist() == expected[0][:4]
     assert feed.example()[1].numpy().tolist() == expected[0][:1]
     drawn = epochs_of(feed, batches, 2) + epochs_of(feed, batches, 1)
     drawn += epochs_of(feed, feed.dataset(whole, **options), 2)
