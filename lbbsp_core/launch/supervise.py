@@ -34,9 +34,7 @@ from lbbsp_core.processes.child import (
 )
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
-from lbbsp_core.runtime import env
-from lbbsp_core.runtime.exit import LEFT
-from lbbsp_core.runtime.marks import read_marks
+from lbbsp_core.runtime.marks import folder_variable, read_marks
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
@@ -46,6 +44,7 @@ POLL_SECONDS: Final = 0.05
 MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
 NOTICE_SECONDS: Final = 1.0  # between two looks at scripts that leave; after one, it is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
+LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 
 
 class Outcome(NamedTuple):
@@ -150,7 +149,7 @@ class Supervisor:
     ) -> ChildProcess:
         marks = self._marks_of(index)
         marks.mkdir()
-        own = {**environment, _reaper.JOB: str(self._folder), env.MARKS: str(marks)}
+        own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
         events, lock = self._events, self._lock
         process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
         self._reaper.watch_group(process.pid)

@@ -63,6 +63,11 @@ def read_marks(folder: Path) -> Marks:
     return Marks(begun, finished, waiting, lost, preempted)
 
 
+def folder_variable(folder: Path) -> dict[str, str]:
+    """Returns the environment variable by which a launcher names the folder of the marks."""
+    return {env.MARKS: str(folder)}
+
+
 def are_read() -> bool:
     """Returns whether a launcher watches over this worker."""
     return env.marks() is not None
