@@ -49,11 +49,7 @@ def check_keras() -> None:
 
 
 def require_strategy(strategy: object) -> None:
-    """Raises an error unless `strategy` is a strategy of TensorFlow.
-
-    Raises:
-        TypeError: It is something else, such as the global batch size.
-    """
+    """Raises an error unless `strategy` is a strategy of TensorFlow."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise TypeError(
             f"strategy must be a tf.distribute.Strategy, got {shortened(strategy)}: write "
@@ -63,11 +59,7 @@ def require_strategy(strategy: object) -> None:
 
 
 def check_model_class(model: object) -> None:
-    """Raises an error unless `model` belongs to Keras 3.
-
-    Raises:
-        TypeError: The model's class is another one, such as one of the package ``tf_keras``.
-    """
+    """Raises an error unless `model` belongs to Keras 3."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"the model must be a keras.Model of Keras {keras.__version__}, got a class of "
@@ -146,11 +138,7 @@ def check_callbacks(
 
 
 def check_steps(given: int | None, steps_per_epoch: int) -> None:
-    """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``.
-
-    Raises:
-        ValueError: The numbers differ; names the right one.
-    """
+    """Raises an error unless `fit` was given the balancer's own ``steps_per_epoch``."""
     if given != steps_per_epoch:
         raise ValueError(
             f"steps_per_epoch must be balancer.steps_per_epoch = {steps_per_epoch}, got {given!r}: "
@@ -168,11 +156,7 @@ def not_fed_by_balancer() -> ValueError:
 
 
 def check_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Raises an error if `model` cannot be trained; warns if its training is not exact.
-
-    Raises:
-        ValueError: The model or its options are not supported; names the remedy.
-    """
+    """Raises an error if `model` cannot be trained; warns if its training is not exact."""
     if model.distribute_strategy is not strategy:
         raise ValueError(
             "the model must belong to the balancer's strategy: build and compile it inside `with "

@@ -56,15 +56,7 @@ def _build_from_local_batch(
 
 
 def require_targets(model: keras.Model, batch: Nest) -> None:
-    """Raises an error if Keras would compute the loss of a model without targets.
-
-    Args:
-        model: Compiled model.
-        batch: Batch, or its structure, as `fit` passes it to the train step.
-
-    Raises:
-        ValueError: The data have no targets; names the remedy.
-    """
+    """Raises an error if Keras would compute the loss of a model without targets."""
     trainer = keras_trainer.TensorFlowTrainer
     is_stock = all(
         getattr(type(model), name) is getattr(trainer, name)
@@ -103,12 +95,7 @@ def _build(model: keras_trainer.TensorFlowTrainer, data_batch: Nest) -> None:
 
 
 def build(model: keras.Model, batch: Nest) -> None:
-    """Builds what is not built yet of a model, its optimizer and its metrics.
-
-    Args:
-        model: Model.
-        batch: Batch of one sample.
-    """
+    """Builds what is not built yet of a model, its optimizer and its metrics."""
     with model.distribute_strategy.scope():
         _build(model, batch)
 

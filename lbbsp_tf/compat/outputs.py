@@ -9,11 +9,15 @@ save to the same path do not mix their writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import keras
+import tensorflow as tf
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from lbbsp_core.runtime.marks import scratch_folder
 from lbbsp_tf.compat.values import is_patched, patched
@@ -32,17 +36,19 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 }
 """Attributes of Keras's callbacks with the paths to which they write."""
 
+_DELETED = "Hit NotFoundError when deleting"
+"""Warning of a `CheckpointManager` whose old file another worker has deleted."""
+
 
 def write_once_per_job(rank: int) -> None:
-    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic.
-
-    Args:
-        rank: Number of this worker, in [0, workers).
-    """
+    """Makes Keras's callbacks write to their paths on the chief only, and saves atomic."""
     for name in ("save", "save_weights"):
         original = getattr(keras.Model, name)
         if not is_patched(original):
-            setattr(keras.Model, name, patched(_replacing_file(original, rank)))
+            setattr(keras.Model, name, patched(_replacing_file(original)))
+    if not is_patched(TrackableSaver.save):
+        TrackableSaver.save = patched(_replacing_checkpoint(TrackableSaver.save))
+        tf.get_logger().addFilter(lambda record: _DELETED not in record.getMessage())
     if rank == 0:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
@@ -90,7 +96,16 @@ def _elsewhere(path: str | Path, folder: Path) -> str:
     return str(path)
 
 
-def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]:
+@contextmanager
+def _replacing(path: Path) -> Iterator[str]:
+    """Yields the path in a folder of its own, whose files then replace those beside `path`."""
+    with TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        yield str(Path(folder, path.name))
+        for file in sorted(Path(folder).iterdir()):  # the data of a checkpoint, then their index
+            file.replace(path.with_name(file.name))
+
+
+def _replacing_file(save: Callable[..., None]) -> Callable[..., None]:
     """Wraps a method that saves a file, so that the file appears complete or not at all."""
 
     @wraps(save)
@@ -101,15 +116,26 @@ def _replacing_file(save: Callable[..., None], rank: int) -> Callable[..., None]
         *args: object,
         **options: object,
     ) -> None:
-        path = Path(os.fspath(filepath))
         if not overwrite or args or options or "://" in str(filepath):
             save(self, filepath, overwrite, *args, **options)
             return
-        partial = path.with_name(f".{rank}-{os.getpid()}-{path.name}")
-        try:
-            save(self, str(partial), overwrite)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with _replacing(Path(os.fspath(filepath))) as partial:
+            save(self, partial, overwrite)
+
+    return save_atomically
+
+
+def _replacing_checkpoint(save: Callable[..., str]) -> Callable[..., str]:
+    """Does the same for TensorFlow's checkpoints, the names of whose files begin with a prefix."""
+
+    @wraps(save)
+    def save_atomically(self: TrackableSaver, file_prefix: str, **options: object) -> str:
+        if not isinstance(file_prefix, str) or "://" in file_prefix:
+            return save(self, file_prefix, **options)
+        path = Path(file_prefix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _replacing(path) as partial:
+            save(self, partial, **options)
+        return file_prefix
 
     return save_atomically
