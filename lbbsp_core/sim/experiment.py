@@ -73,7 +73,7 @@ def build_policy(text: str, cluster: SimulatedCluster, samples: int = 64) -> Pol
     """Creates a policy by name; one with a field ``shares`` gets those of a profile.
 
     Args:
-        text: As `lbbsp_core.registry.policy` reads it.
+        text: As `lbbsp_core.registry` reads it.
         cluster: Cluster on which it runs.
         samples: Mean batch of a worker, for the profile.
 

@@ -8,12 +8,17 @@ save to the same path do not mix their writes.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import keras
+import tensorflow as tf
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from lbbsp_core.runtime.marks import scratch_folder
 from lbbsp_tf.compat.values import patch
@@ -32,11 +37,16 @@ _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 }
 """Attributes of Keras's callbacks with the paths to which they write."""
 
+_DELETED = "Hit NotFoundError when deleting"
+"""Warning of a `CheckpointManager` whose old file another worker has deleted."""
+
 
 def write_once_per_job(rank: int) -> None:
     """Makes Keras's callbacks write to their paths on the chief only, and saves atomic."""
     for name in ("save", "save_weights"):
-        patch(keras.Model, name, partial(_save_atomically, rank))
+        patch(keras.Model, name, _save_file)
+    patch(TrackableSaver, "save", _save_checkpoint)
+    tf.get_logger().addFilter(_is_not_of_deleted)
     if rank == 0:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
@@ -80,8 +90,16 @@ def _elsewhere(path: str | Path, folder: Path) -> str:
     return str(path)
 
 
-def _save_atomically(
-    rank: int,
+@contextmanager
+def _replacing(path: Path) -> Iterator[str]:
+    """Yields the path in a folder of its own, whose files then replace those beside `path`."""
+    with TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        yield str(Path(folder, path.name))
+        for file in sorted(Path(folder).iterdir()):  # the data of a checkpoint, then their index
+            file.replace(path.with_name(file.name))
+
+
+def _save_file(
     save: Callable[..., None],
     model: keras.Model,
     filepath: str | Path,
@@ -90,13 +108,25 @@ def _save_atomically(
     **options: object,
 ) -> None:
     """Replaces a method that saves a file, so that the file appears complete or not at all."""
-    path = Path(os.fspath(filepath))
     if not overwrite or args or options or "://" in str(filepath):
         save(model, filepath, overwrite, *args, **options)
         return
-    partial_file = path.with_name(f".{rank}-{os.getpid()}-{path.name}")
-    try:
-        save(model, str(partial_file), overwrite)
-        os.replace(partial_file, path)
-    finally:
-        partial_file.unlink(missing_ok=True)
+    with _replacing(Path(os.fspath(filepath))) as hidden:
+        save(model, hidden, overwrite)
+
+
+def _save_checkpoint(
+    save: Callable[..., str], saver: TrackableSaver, file_prefix: str, **options: object
+) -> str:
+    """Does the same for TensorFlow's checkpoints, the names of whose files begin with a prefix."""
+    if not isinstance(file_prefix, str) or "://" in file_prefix:
+        return save(saver, file_prefix, **options)
+    path = Path(file_prefix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as hidden:
+        save(saver, hidden, **options)
+    return file_prefix
+
+
+def _is_not_of_deleted(record: logging.LogRecord) -> bool:
+    return _DELETED not in record.getMessage()

@@ -86,15 +86,24 @@ def test_a_job_leaves_one_file_of_each_kind(seen):
         "all.weights.h5",
         "best.weights.h5",
         "log.csv",
+        "managed/checkpoint",
+        "managed/ckpt-2.data-00000-of-00001",
+        "managed/ckpt-2.index",
         "own.keras",
         "saved/1.keras",
         "saved/2.keras",
+        "written.data-00000-of-00001",
+        "written.index",
     ]
     assert [line.partition(",")[0] for line in seen[0]["csv"]] == ["epoch", "0", "1"]
 
 
 def test_a_file_that_all_workers_save_is_whole(seen):
     assert everywhere(seen, "saved") == 0
+
+
+def test_checkpoints_that_all_workers_write_are_restored_in_one_process(seen):
+    assert everywhere(seen, "checkpoints") == {"ckpt-2": 0, "written": 0, "steps": 8}
 
 
 def test_an_interrupted_job_continues_on_all_workers_from_the_backup_of_the_chief(seen):

@@ -150,13 +150,29 @@ weights = keras.callbacks.ModelCheckpoint(shared / "best.weights.h5", save_weigh
                                           save_best_only=True, monitor="val_loss")  # fmt: skip
 own = Last(lambda m, e: m.save(shared / "own.keras"))
 built = model()
-fit(balancer(), built, tensorboard, csv, checkpoint, weights, own,
+state = tf.train.Checkpoint(model=built, optimizer=built.optimizer)
+manager = tf.train.CheckpointManager(state, shared / "managed", max_to_keep=1)
+managed = Last(lambda m, e: manager.save())
+fit(balancer(), built, tensorboard, csv, checkpoint, weights, own, managed,
     validation_data=(FEATURES[:5], LABELS[:5]))  # fmt: skip
 mine = built.get_weights()
+for _ in range(5):
+    state.write(shared / "written")
 built.save_weights(shared / "all.weights.h5")
 result("barrier", lbbsp_tf.collectives.mirrored_collectives(strategy).all_gather([1]))
 loaded = keras.models.load_model(shared / "own.keras").get_weights()
 result("saved", max(float(np.abs(a - b).max()) for a, b in zip(mine, loaded, strict=True)))
+alone = keras.models.clone_model(built)  # outside of the strategy's scope, as in one process
+alone.compile("sgd")
+alone.optimizer.build(alone.trainable_variables)
+differences = {}
+for path in (tf.train.latest_checkpoint(shared / "managed"), str(shared / "written")):
+    alone.set_weights([0 * weight for weight in mine])
+    state = tf.train.Checkpoint(model=alone, optimizer=alone.optimizer)
+    state.read(path).assert_existing_objects_matched()
+    pairs = zip(mine, alone.get_weights(), strict=True)
+    differences[path.rpartition("/")[2]] = max(float(np.abs(a - b).max()) for a, b in pairs)
+result("checkpoints", {**differences, "steps": int(alone.optimizer.iterations.numpy())})
 
 # A job that was interrupted continues from the chief's backup on all workers.
 
