@@ -54,6 +54,7 @@ EQUAL = [
     "listed_twice",
     "frozen_alike",
     "part_alike",
+    "noise_alike",
     "thawed_alike",
 ]
 

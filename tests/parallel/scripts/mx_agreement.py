@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,7 +83,8 @@ def train(net, it, epochs=2, each_step=lambda step: None, each_epoch=lambda epoc
 def alone(net, optimizer=None, epochs=2, each_step=lambda step: None,
           each_epoch=lambda epoch: None):  # fmt: skip
     """The reference: one process, whole batches of the same order."""
-    it = gluon.Trainer(net.collect_params(), optimizer or sgd(), kvstore=None)
+    params = list(net.collect_params().values())  # in the order of their creation, as here
+    it = gluon.Trainer(params, optimizer or sgd(), kvstore=None)
     step = 0
     for epoch in range(epochs):
         each_epoch(epoch)
@@ -296,6 +297,12 @@ def part_alike():
     return largest(weights(net), alone(whole))
 
 
+def noise_alike():
+    net, optimizer = network(1), partial(mx.optimizer.SGLD, learning_rate=0.01)
+    train(net, make(net, optimizer()))
+    return largest(weights(net), alone(network(1), optimizer()))
+
+
 def nearly_equal():
     """Weights of one worker differ by less than what matters, before its first step."""
     slightly = lambda net: net[0].weight.set_data(net[0].weight.data() * (1 + 1e-5))  # noqa: E731
@@ -319,6 +326,7 @@ EQUAL = {
     "listed_twice": listed_twice,
     "frozen_alike": frozen_alike,
     "part_alike": part_alike,
+    "noise_alike": noise_alike,
     "thawed_alike": lambda: largest(weights(thawed(0, 1, 2)), weights(thawed())),
 }
 for name, case in EQUAL.items():
