@@ -315,7 +315,7 @@ MISUSES = {
     "shards_of_arrays": lambda: shards(FEATURES[rank::workers], LABELS[rank::workers]),
     "shards_in_batches": lambda: shards(slices().shard(workers, rank).batch(7)),
     "shards_of_one_length": lambda: shards(slices().take(138).shard(workers, rank)),
-    "images_without_seed": lambda: (np.random.seed(rank), shards(images(FEATURES), map=flat)),
+    "images_of_other_seeds": lambda: shards(images(FEATURES, seed=rank), map=flat),
 }
 
 
