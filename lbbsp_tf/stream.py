@@ -26,11 +26,21 @@ class _Records(NamedTuple):
         may_be_last: False if more batches follow in the pass; True if none follows, or if the
             number of samples is known for certain.
         batch: Records.
+        rows: Number of records.
+        fingerprint: Fingerprint of the records, uint8.
     """
 
     position: tf.Tensor
     may_be_last: tf.Tensor
     batch: Nest
+    rows: tf.Tensor
+    fingerprint: tf.Tensor
+
+    @classmethod
+    def of(cls, position: tf.Tensor, may_be_last: tf.Tensor, batch: Nest) -> _Records:
+        """Returns records with their number and fingerprint."""
+        rows = count_rows(tf.nest.flatten(batch)[0])
+        return cls(position, may_be_last, batch, rows, _fingerprint(batch))
 
 
 class Stream:
@@ -86,6 +96,7 @@ class Stream:
         options = tf.data.Options()
         options.deterministic = True  # all workers must read the same order
         options.experimental_optimization.inject_prefetch = False  # it opens the next pass early
+        options.experimental_optimization.apply_default_optimizations = False
         self._dataset = dataset.with_options(options)
         self.records = Fingerprints()
         spec = tf.nest.flatten(dataset.element_spec)
@@ -101,7 +112,7 @@ class Stream:
 
     def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
-        spec = self._passes().element_spec[-1]
+        spec = self._passes().element_spec.batch
         specs = tf.nest.flatten(spec, expand_composites=True)
 
         def keep(step: int) -> list[np.ndarray]:
@@ -141,10 +152,10 @@ class Stream:
             self._open(place)
         found, self._ahead, self._at = self._ahead or self._next(), None, drawn.step + 1
         if not self._endless:
-            rows = int(count_rows(tf.nest.flatten(found.batch)[0]))
             start = int(found.position) * self._size
+            rows = int(found.rows)
             self._check(self._start(drawn.samples), start, bool(found.may_be_last), rows)
-        self.records.add(step, _fingerprint(found.batch).numpy().tobytes())
+        self.records.add(step, found.fingerprint.numpy().tobytes())
         return found.batch
 
     def _open(self, place: int) -> None:
@@ -169,13 +180,13 @@ class Stream:
         """Returns the `_Records` of a pass over the data."""
         numbered = self._global_batches().enumerate()
         if self._endless or self._is_counted:
-            return numbered.map(lambda position, batch: _Records(position, True, batch))
+            return numbered.map(lambda position, batch: _Records.of(position, True, batch))
 
         def with_next(positions: tf.data.Dataset, batches: Nest) -> _Records:
             both = tf.data.Dataset.zip((positions, batches)).take(1)
             count = positions.reduce(np.int64(0), lambda count, _: count + 1)
             position, batch = both.get_single_element()
-            return _Records(position, count == 1, batch)
+            return _Records.of(position, count == 1, batch)
 
         return numbered.window(2, shift=1).map(with_next)
 

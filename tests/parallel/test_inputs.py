@@ -39,7 +39,7 @@ REFUSED = {
     "shards_of_arrays": "number of samples: worker 0 has 70, worker 1 has 69; pass the whole data",
     "shards_in_batches": "number of samples: worker 0 has 70, worker 1 has 69; pass the whole data",
     "shards_of_one_length": "read different records up to step 0: the data must be whole and",
-    "images_without_seed": "read different records up to step 0: the data must be whole and",
+    "images_of_other_seeds": "have read different records up to step 9: the data must be whole and",
     "other_work": "workers disagree on work of each sample (work=): worker 0 has 139 samples",
     "work_on_one_worker": "workers disagree on work of each sample (work=): worker 0 has none",
 }

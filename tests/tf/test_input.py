@@ -349,7 +349,7 @@ def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefet
     options = {**OPTIONS, "prefetch": prefetch}
     batches = feed.dataset(whole, **options)
     assert feed.latest.first_samples(4)[1].numpy().tolist() == expected[0][:4]
-    assert feed.example()[1].numpy().tolist() == expected[0][:1]
+    assert feed.latest.example[1].numpy().tolist() == expected[0][:1]
     drawn = epochs_of(feed, batches, 2) + epochs_of(feed, batches, 1)
     drawn += epochs_of(feed, feed.dataset(whole, **options), 2)
     assert drawn == expected

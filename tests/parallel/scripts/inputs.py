@@ -134,17 +134,17 @@ def shuffled():
 
 
 def images(x, **options):
-    return ImageDataGenerator().flow(x[:, None, None], LABELS, X, **options)
+    return ImageDataGenerator().flow(x.reshape(-1, 2, 1, 3), LABELS, X, **options)
 
 
 def of_images():
     """Whole batches of `images`, which draws its order from NumPy's global generator."""
     np.random.seed(1)  # as `compiled`
     data, batches = images(FEATURES), []
-    data[0]
+    data[0], data[len(data) - 1]  # read to find out their shapes; each sample draws numbers
     for _ in range(EPOCHS):
         data.on_epoch_end()
-        batches += [(x[:, 0, 0], y) for x, y in (data[k] for k in range(len(data)))]
+        batches += [(x.reshape(-1, 6), y) for x, y in (data[k] for k in range(len(data)))]
     return batches
 
 
@@ -315,7 +315,7 @@ MISUSES = {
     "shards_of_arrays": lambda: shards(FEATURES[rank::workers], LABELS[rank::workers]),
     "shards_in_batches": lambda: shards(slices().shard(workers, rank).batch(7)),
     "shards_of_one_length": lambda: shards(slices().take(138).shard(workers, rank)),
-    "images_without_seed": lambda: (np.random.seed(rank), shards(images(FEATURES))),
+    "images_of_other_seeds": lambda: shards(images(FEATURES, seed=rank), map=flat),
 }
 
 
