@@ -21,6 +21,7 @@ from lbbsp_core.runtime.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.heartbeat import Heartbeat
 from lbbsp_core.runtime.liveness import daemon_thread
 from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.preemption import keep_forks
 from lbbsp_tf import _start_watch, env
 
 START_REPORT_SECONDS: Final = 15.0
@@ -50,6 +51,7 @@ def watch_from_import() -> None:
         return
     fail_fast()
     marks.begin()
+    keep_forks()
     own = cluster[task["type"]][task["index"]]
     rank = addresses.index(own)
     _watch_start(rank, addresses)

@@ -3,6 +3,8 @@
 import pytest
 from jobs import campaign, chosen, on, run
 
+from lbbsp_core.runtime.checkpoint import newest_checkpoint
+
 TOLERANCE = 2e-6
 CASES = [
     *on(
@@ -102,3 +104,11 @@ def test_killed_and_preempted_jobs_continue_with_fewer_workers(model, chain, tmp
         assert seen["difference"] <= TOLERANCE
         (epoch, logs), expected = seen["epochs"][-1], dict(seen["expected"])
         assert logs == pytest.approx(expected[epoch], abs=1e-5)
+
+
+@pytest.mark.parametrize("start", ["before", *campaign("later")])
+def test_processes_that_load_data_outlive_the_last_step(tmp_path, start):
+    """A pool whose process has died would never return what it was loading."""
+    job = run("loading", str(tmp_path), start, workers=2, timeout=120)
+    assert job.status == 143
+    assert newest_checkpoint(tmp_path).step in (4, 5, 6)
