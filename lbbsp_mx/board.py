@@ -60,14 +60,14 @@ class KeyBoard:
     def post(self, row: Sequence[int]) -> None:
         """Replaces this worker's row, and waits until the servers have it."""
         beat = Beat.of(row)
-        with self._using() as usable:
+        with self.using() as usable:
             if usable and self._is_due(beat):
                 self._push([*row, *self._suspicion()])
                 self._posted = time.monotonic(), beat
 
     def read(self, rank: int) -> Sequence[int] | None:
         """Returns the row of a worker, or None if it has posted none."""
-        with self._using() as usable:
+        with self.using() as usable:
             if not usable:
                 return None
             row = self._pull(rank)
@@ -127,7 +127,8 @@ class KeyBoard:
         return [rank + 1, activity, step]
 
     @contextmanager
-    def _using(self) -> Iterator[bool]:
+    def using(self) -> Iterator[bool]:
+        """Waits for a call of the store, and lets no other begin; yields whether it is open."""
         with self._busy:
             yield not self._closed
 

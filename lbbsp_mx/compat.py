@@ -1,4 +1,4 @@
-"""All patches for MXNet: names that 1.9.1 needs in NumPy, and hooks in losses and estimators.
+"""All patches for MXNet: NumPy names that 1.9.1 needs; hooks in losses, estimators, the profiler.
 
 MXNet reads ``numpy.bool``, which NumPy 1.24 removed, while it is imported and while it runs
 (apache/mxnet#21165; the project is retired, so it will not be fixed there). NumPy 2 has removed
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -122,6 +123,21 @@ def refuse_fixed_batches(kind: type) -> None:
             return fit(self, *args, **options)
 
         cls.fit = functools.wraps(cls.fit)(checked)
+
+
+def guard_profiler(quiet: Callable[[], AbstractContextManager[object]]) -> None:
+    """Starts MXNet's profiler in a context: calls of other threads that it finds running abort."""
+    from mxnet import profiler
+
+    def guarded(start: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(start)
+        def start_quietly(*args: Any, **kwargs: Any) -> None:
+            with quiet():
+                start(*args, **kwargs)
+
+        return start_quietly
+
+    profiler.set_state, profiler.resume = map(guarded, (profiler.set_state, profiler.resume))
 
 
 def _names() -> dict[str, object]:

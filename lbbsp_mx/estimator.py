@@ -29,7 +29,8 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
     CheckpointHandler and LoggingHandler read metrics over all workers: their sums and numbers of
     values are added, those of the training and of a ValidationHandler. Metrics of another form, as
     Pearson's correlation, stay those of the worker. If a handler ends the fit on one worker alone,
-    the others end too, after handlers have seen one more epoch, which has no steps.
+    the others end too, after handlers have seen one more epoch, which has no steps. Only worker 0
+    writes to the `model_dir` of CheckpointHandlers, unless workers name folders of their own.
 
     With a `checkpoint` folder the first `fit` continues where the last job has ended, and makes the
     epochs or batches that are left; see `lbbsp_mx.Trainer.resume`. The state at the end of a `fit`

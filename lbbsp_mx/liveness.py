@@ -6,6 +6,7 @@ ends. Workers and servers end when the scheduler has ended or is lost.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -48,6 +49,7 @@ class SchedulerWatch:
         answers: Returns whether the scheduler's port accepts connections, None if unknown.
         silence_seconds: Time without a sign of life after which the scheduler is lost.
         explain: Returns what is known about the cause if the scheduler has ended, or nothing.
+        answer_seconds: Time after which a scheduler that has never answered is lost.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class SchedulerWatch:
         answers: Callable[[], bool | None],
         silence_seconds: float,
         explain: Callable[[], str] = str,
+        answer_seconds: float = math.inf,
     ) -> None:
         self._transport, self._answers = transport, answers
         self._silence_seconds, self._explain = silence_seconds, explain
+        self._answer_seconds = answer_seconds
         self._quiet = self._waited = self._refused = 0.0
         self._has_answered = False
 
@@ -92,12 +96,12 @@ class SchedulerWatch:
         if self._refused > _CLOSED_SECONDS:
             return self._ended()
         before, self._waited = self._waited, self._waited + seconds
+        if not self._has_answered and self._waited > self._answer_seconds:
+            return f"the scheduler at {cluster.root()} has not answered for {self._waited:.0f} s"
         if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
-            state = (
-                "it answers, and other processes have not connected to it yet"
-                if answers
-                else "it does not answer"
-            )
+            state = "it answers, and other processes have not connected to it yet"
+            if not answers:
+                state = "it does not answer: it has not started, or has ended (see its output)"
             say(
                 f"waiting for {cluster.describe()} for {self._waited:.0f} s; the scheduler is to "
                 f"listen at {cluster.root()}: {state}"

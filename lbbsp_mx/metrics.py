@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
-from mxnet.gluon.contrib.estimator import EpochEnd
+from mxnet.gluon.contrib.estimator import CheckpointHandler, EpochEnd
 from mxnet.metric import CompositeEvalMetric, EvalMetric
 
 from lbbsp_core.runtime.collectives import sums
@@ -40,10 +42,18 @@ class EpochEnds(EpochEnd):
         self._shown: list[tuple[EvalMetric, Values, Values]] = []
         self.stops = False
         """Whether another worker has ended the fit."""
+        self.writers: list[CheckpointHandler] = []
+        """Handlers of the fit that write files."""
 
     def begin(self, session: PipelinedSession) -> None:
-        """Begins a fit."""
+        """Begins a fit; a collective. In folders that are those of worker 0, it alone writes."""
         self._session, self._has_ended, self.stops = session, False, False
+        folders = [str(Path(each.model_dir).resolve()) for each in self.writers]
+        session.finish_barrier()
+        rows = session.collectives.all_gather([crc32(repr(folders).encode())])
+        if session.collectives.rank and rows[session.collectives.rank] == rows[0]:
+            for each in self.writers:
+                each._save_symbol = each._save_params_and_trainer = lambda *_: None
 
     def epoch_begin(self) -> None:
         """Restores this worker's own sums, and skips the epoch if another worker ends the fit."""
@@ -89,7 +99,10 @@ def join_estimators() -> None:
 
 
 def _all_ends(handlers: Sequence[Any]) -> list[Any]:
-    return [each.ends for each in handlers if isinstance(_ends_of(each), EpochEnds)]
+    ends = [each.ends for each in handlers if isinstance(_ends_of(each), EpochEnds)]
+    for each in ends:
+        each.writers = [one for one in handlers if isinstance(one, CheckpointHandler)]
+    return ends
 
 
 def _ends_of(handler: Any) -> Any:

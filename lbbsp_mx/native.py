@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 
 import mxnet as mx
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.background import BackgroundCall
 from lbbsp_core.runtime.exit import on_exit
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
 from lbbsp_core.runtime.liveness import PeriodicThread, Watchdog
 from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_mx import cluster, env, nodes
+from lbbsp_mx import cluster, compat, env, nodes
 from lbbsp_mx.board import KeyBoard
 from lbbsp_mx.endings import Endings
 from lbbsp_mx.liveness import SchedulerWatch, looking_thread
@@ -140,7 +141,15 @@ class Runtime:
         self.distributed = native
         self._transport = nodes.Nodes(native.handle)
         on_exit(self._leave)
+        compat.guard_profiler(self._quiet)
         self._watch()
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keeps the heartbeat and the background thread out of MXNet's library."""
+        BackgroundCall(lambda: None).result()  # after the barrier of the last step
+        with nullcontext() if self._board is None else self._board.using():
+            yield
 
     def _watch(self) -> None:
         """Starts to watch over the scheduler, which in turn watches over all other processes."""

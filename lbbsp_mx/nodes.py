@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
+import sys
 from typing import Any, Final
 
 import psutil
@@ -21,6 +23,8 @@ _LONG_AGO: Final = -(10**9)
 _MARK: Final = 2**40  # seconds since 1970: a time that no sign of life has
 _GET, _SET = "_ZN2ps10Postoffice3GetEv", "_ZN2ps10Postoffice15UpdateHeartbeatEil"
 _PROBE_SECONDS: Final = 1.0
+_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked in Linux's tcp_info
+_GREETING_BYTES: Final = 64  # which the transport sends to whoever connects; it tells a peer more
 
 
 def node_names(workers: int, servers: int) -> dict[int, str]:
@@ -84,12 +88,13 @@ def is_listening() -> bool:
 
 
 def peers() -> set[Address]:
-    """Returns the other ends of the open connections to this process."""
+    """Returns the other ends of the open connections of the cluster to this process."""
     found = _connections()
     ports = {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
     opened = [each for each in found if each.status == psutil.CONN_ESTABLISHED]
     own = {each.laddr for each in opened if each.raddr.port in ports}  # it calls itself too
-    return {each.raddr for each in opened if each.laddr.port in ports} - own
+    incoming = [each for each in opened if each.laddr.port in ports and each.raddr not in own]
+    return {each.raddr for each in incoming if not _is_stranger(each.fd)}
 
 
 def scheduler_answers() -> bool | None:
@@ -104,6 +109,13 @@ def scheduler_answers() -> bool | None:
     except OSError:  # the network or its name service does not answer
         return None
     return True
+
+
+def _is_stranger(connection: int) -> bool:
+    """Returns whether a connection is of another program, as far as the system knows."""
+    with socket.socket(fileno=os.dup(connection)) as peer:
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)
+    return 0 < int.from_bytes(info[_ACKED], sys.byteorder) <= _GREETING_BYTES
 
 
 def _connections() -> list[Any]:

@@ -25,6 +25,7 @@ from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread, say
 
 _OPTIMIZER = 0  # the only command that workers send
+_ANSWER_SECONDS = 600.0  # for which a server waits for a scheduler; workers have `start_seconds`
 _REPEAT_SECONDS = 1.0  # within which several signals are one, as for workers
 
 
@@ -95,7 +96,9 @@ class _Process:
         if env.role() == "scheduler":
             names = nodes.node_names(*cluster.counts())
             return NodesWatch(self.transport, nodes.peers, names, silence_seconds)
-        return SchedulerWatch(self.transport, nodes.scheduler_answers, silence_seconds)
+        return SchedulerWatch(
+            self.transport, nodes.scheduler_answers, silence_seconds, answer_seconds=_ANSWER_SECONDS
+        )
 
     def transport(self) -> nodes.Nodes | None:
         """Returns the transport, or None before it runs, when it aborts if it is asked."""

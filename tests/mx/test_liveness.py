@@ -1,5 +1,8 @@
 """Which processes a scheduler, a server or a worker takes for lost, and what they say."""
 
+import socket
+import time
+
 import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
@@ -214,8 +217,20 @@ def test_a_scheduler_that_has_not_started_is_waited_for_with_a_word(capsys):
     assert looks(watch, 15) is None
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
-    assert said[1].endswith("listen at 10.0.0.9:99: it does not answer")
+    assert said[1].endswith("it does not answer: it has not started, or has ended (see its output)")
     assert "other processes have not connected" in said[2]
+
+
+def test_a_scheduler_that_never_answers_is_lost_in_the_end_and_one_that_has_answered_is_not():
+    network = Network(ready=False)
+    network.answers = False
+    watch = SchedulerWatch(lambda: network, lambda: network.answers, 10, answer_seconds=60)
+    why, seconds = looks(watch, 70)
+    assert why.startswith("the scheduler at 10.0.0.9:99 has not answered for 60 s")
+    assert seconds == 60.5
+    network.answers = True
+    watch = SchedulerWatch(lambda: network, lambda: network.answers, 10, answer_seconds=60)
+    assert looks(watch, 200) is None
 
 
 def test_a_scheduler_that_ends_before_the_start_is_lost():
@@ -258,6 +273,22 @@ def test_a_sign_of_life_counts_once_whatever_the_clock_says(monkeypatch, now):
     assert [node.has_beaten(1), node.has_beaten(1), node.is_ready()] == [True, False, True]
     library.sign = now
     assert [node.has_beaten(1), node.has_beaten(1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_stranger"), [(10, True), (64, True), (110, False), (5000, False)]
+)
+def test_a_connection_to_which_only_a_greeting_went_is_of_no_process_of_the_job(told, is_stranger):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as port,
+        socket.create_connection(port.getsockname()),
+        port.accept()[0] as connection,
+    ):
+        connection.sendall(bytes(told))
+        until = time.monotonic() + 10  # the system acknowledges the bytes a little later
+        while nodes._is_stranger(connection.fileno()) != is_stranger:
+            assert time.monotonic() < until
+        assert connection.send(b"more") == 4, "it is still open"
 
 
 # --- the thread -----------------------------------------------------------------------------------

@@ -269,6 +269,16 @@ def test_the_estimator_continues_from_its_checkpoint_and_makes_what_is_left(seen
             assert difference <= TOLERANCE
 
 
+@pytest.mark.parametrize("folder", ["saved", "saved_by_{}"])
+def test_only_worker_0_writes_to_a_folder_of_all_from_which_all_continue(seen, folder):
+    for rank, found in enumerate(seen):
+        first, files, second, difference = found[folder]
+        writes = rank == 0 or folder != "saved"
+        assert (first, second) == ((EPOCH, 1) if writes else (0, 0))
+        assert files == 2, "the newest parameters and states"
+        assert difference <= TOLERANCE
+
+
 # --- unequal workers ------------------------------------------------------------------------------
 
 

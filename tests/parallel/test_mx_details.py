@@ -54,3 +54,7 @@ def test_workers_save_to_one_file_at_the_same_time(found):
 def test_trainers_are_freed_but_for_the_latest(found):
     for each in found:
         assert each["alive"] == [False] * 4 + [True]
+
+
+def test_the_profiler_starts_whatever_threads_of_this_library_do(found):
+    assert [each["profiled"] for each in found] == [3] * WORKERS

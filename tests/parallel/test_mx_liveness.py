@@ -1,6 +1,7 @@
 """Faults in MXNet jobs, by hand and launched: all processes end, and the cause is named."""
 
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from jobs import BOUND_SECONDS, campaign, chosen, run
-from mx_cluster import by_hand
+from mx_cluster import WAIT_SECONDS, by_hand
+
+from lbbsp_core.launch.cluster import HOST
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"
@@ -115,6 +118,17 @@ def waits_for_absent():
         return cluster, cluster.wait_for_ends() - killed
 
 
+def stranger(cluster, text):
+    """Connects to the scheduler as soon as it listens, says something, and stays for 3 s."""
+    until = time.time() + WAIT_SECONDS
+    with socket.socket() as connection:
+        while connection.connect_ex((HOST, cluster.port)):
+            assert time.time() < until, "the scheduler does not listen"
+            time.sleep(0.02)
+        connection.sendall(text)
+        time.sleep(3)
+
+
 def launched(fault):
     """Returns the status of a job whose worker 1 fails, and all that was printed."""
     job = run("mx_liveness", "sync", fault, "1", workers=2, framework="mxnet")
@@ -173,6 +187,21 @@ def test_missing_processes_are_reported_and_one_that_fails_before_the_start_ends
         assert "it answers, and other processes have not connected" in each.lines[0]
         assert "the scheduler at 127.0.0.1:" in each.text
         assert each.status == 1
+
+
+@pytest.mark.campaign
+def test_strangers_are_no_processes_of_the_job_and_one_that_ends_the_scheduler_ends_all():
+    with by_hand("mx_liveness.py", "sync", "none", "-1", absent=1) as cluster:
+        for each in cluster.processes:
+            each.wait_for("lbbsp: ")
+        for text in b"", b"\x16\x03\x01", b"GET ":
+            stranger(cluster, text)
+        assert "2 of 3 processes have connected" in cluster.scheduler.wait_for("lbbsp: ")
+        stranger(cluster, b"\x01\x02\x03hello world" * 30)
+        cluster.wait_for_ends()
+        for each in *cluster.servers, *cluster.workers:
+            assert f"{SCHEDULER.format(port=cluster.port)}has ended; its own output" in each.text
+            assert each.status == 1
 
 
 @pytest.mark.parametrize(

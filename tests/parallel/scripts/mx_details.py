@@ -229,3 +229,25 @@ def created():
 trainers = [created() for _ in range(5)]
 gc.collect()
 result("alive", [each() is not None for each in trainers])
+
+# --- MXNet's profiler, started while threads of this library call MXNet ---------------------------
+
+
+def profiled():
+    net = deep(2)
+    trainer = trainer_of(net.collect_params(), "adam")
+    mx.profiler.set_config(profile_api=True, filename=str(FOLDER / f"profile{RANK}"))
+    until = time.monotonic() + 1.2  # the heartbeat calls every half second
+    while time.monotonic() < until:
+        mx.profiler.set_state("run")
+        mx.profiler.set_state("stop")
+    for step in range(STEPS):
+        descend(net, trainer, lambda step: np.arange(trainer.sizes[RANK]), [step])
+        mx.profiler.set_state("run")
+        mx.profiler.pause()
+        mx.profiler.resume()
+        mx.profiler.set_state("stop")
+    return trainer._session.step
+
+
+result("profiled", profiled())

@@ -9,7 +9,7 @@ import mxnet as mx  # isort: skip
 import numpy as np
 from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
+from mxnet.gluon.contrib.estimator import BatchEnd, CheckpointHandler, Estimator
 from report import result
 
 from lbbsp_core import Profile
@@ -262,3 +262,25 @@ def estimate(limit, amount):
 amounts = [{"batches": 5}, {"epochs": 2}, {"epochs": 2}, {"batches": 12}]
 limits = [5, None, None, None]
 result("estimated", [estimate(*each) for each in zip(limits, amounts, strict=True)])
+
+
+# Gluon's own checkpoints, of which the newest is kept; the second estimator continues from it.
+def save(epochs, folder, **options):
+    net = network()
+    it = trainer(net)
+    data = gluon.data.DataLoader(pairs, batch_sampler=it.batch_sampler(SAMPLES))
+    estimator, written = Estimator(net, loss_of, trainer=it), []
+    estimator.logger.handlers.clear()
+    write = net.save_parameters
+    net.save_parameters = lambda name: written.append(name) or write(name)
+    folder = str(shared / folder.format(it.kvstore.rank))
+    keeps = CheckpointHandler(folder, max_checkpoints=1, **options)
+    handlers = [lbbsp_mx.LoadBalancingHandler(), keeps]
+    estimator.fit(data, epochs=epochs, event_handlers=handlers)
+    return len(written), largest(weights(whole), weights(net))
+
+
+for folder in ("saved", "saved_by_{}"):
+    written = save(1, folder, batch_period=1, epoch_period=None)[0]
+    files = len(list((shared / folder.format(it.kvstore.rank)).iterdir()))
+    result(folder, [written, files, *save(2, folder, resume_from_checkpoint=True)])
