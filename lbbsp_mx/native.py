@@ -13,7 +13,7 @@ import mxnet as mx
 
 from lbbsp_core.runtime import marks
 from lbbsp_core.runtime.activity import Activity, CurrentActivity
-from lbbsp_core.runtime.background import BackgroundCall
+from lbbsp_core.runtime.background import background_thread
 from lbbsp_core.runtime.exit import on_exit
 from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
 from lbbsp_core.runtime.liveness import PeriodicThread, Watchdog
@@ -147,7 +147,7 @@ class Runtime:
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Keeps the heartbeat and the background thread out of MXNet's library."""
-        BackgroundCall(lambda: None).result()  # after the barrier of the last step
+        background_thread().start(lambda: None).result()  # after the barrier of the last step
         with nullcontext() if self._board is None else self._board.using():
             yield
 
