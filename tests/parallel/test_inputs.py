@@ -1,6 +1,5 @@
 """Each kind of input on 2 and 3 workers: exact, each wrong use refused, nothing kept."""
 
-from collections import Counter
 
 import pytest
 from jobs import chosen, on
@@ -43,7 +42,7 @@ REFUSED = {
     "other_work": "workers disagree on work of each sample (work=): worker 0 has 139 samples",
     "work_on_one_worker": "workers disagree on work of each sample (work=): worker 0 has none",
 }
-OTHERS = ["repeated_fits", "slow_input", "reshuffled"]
+OTHERS = ["repeated_fits", "slow_input"]
 TOLERANCE = 2e-6
 
 
@@ -103,12 +102,6 @@ def test_different_records_stop_the_fit_at_the_first_step_or_the_end_of_the_epoc
     for rank in found[2]:
         assert rank["steps_with_other_records"] == 0
         assert rank["steps_with_records_that_differ_late"] == 5
-
-
-def test_each_record_of_a_reshuffled_stream_is_drawn_once_an_epoch(found):
-    drawn = Counter(number for rank in found[2] for number in rank["reshuffled"])
-    assert drawn == dict.fromkeys(range(SAMPLES), 2)
-    assert len({tuple(rank["reshuffled"]) for rank in found[2]}) == 2
 
 
 def test_further_data_sets_share_the_trace_and_are_released(found):

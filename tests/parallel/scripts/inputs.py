@@ -366,27 +366,7 @@ def slow_input():
     logging.getLogger("lbbsp.tf").removeHandler(handler)
 
 
-def reshuffled():
-    """Streams with a new order in each pass, in fits that read ahead and in one that does not."""
-    it, drawn = balancer(), []
-
-    def spy(x, y, number):
-        tf.numpy_function(lambda n: drawn.append(int(n)), [number], [])
-        return x, y
-
-    numbered = tf.data.Dataset.zip((slices(), tf.data.Dataset.range(SAMPLES)))
-    stream = numbered.map(lambda xy, n: (*xy, n)).shuffle(50, seed=5)
-    data = it.dataset(stream, map=lambda x, y, n: (x, y), prefetch=2)
-    model = fit(it, data, epochs=1)
-    fit(it, data, model, epochs=3, initial_epoch=1)
-    data = it.dataset(stream, map=spy, prefetch=0)
-    model = fit(it, data, epochs=1)  # traces the step, for which samples may be read as well
-    drawn.clear()
-    fit(it, data, model, epochs=3, initial_epoch=1)
-    result("reshuffled", drawn)
-
-
-OTHERS = {"repeated_fits": repeated_fits, "slow_input": slow_input, "reshuffled": reshuffled}
+OTHERS = {"repeated_fits": repeated_fits, "slow_input": slow_input}
 for name in chosen or [*KINDS, *MISUSES, *OTHERS]:
     if name in KINDS:
         learn(name)
