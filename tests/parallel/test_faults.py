@@ -132,10 +132,12 @@ def test_a_worker_that_ends_before_the_start_by_hand_ends_the_other(workers, fau
     workers += by_hand(fault, str(victim))
     survivor = workers[1 - victim]
     said, _ = survivor.communicate(timeout=120)
-    # Behind its strategy, the survivor may hear of a lost chief from TensorFlow first.
-    heard = fault.endswith(("at_strategy", "at_balancer")) and survivor.returncode == 1
-    assert heard or survivor.returncode == -signal.SIGKILL
-    how = "cannot be reached any more" if heard else "ended before all workers had started"
+    how = "ended before all workers had started"
+    if fault.endswith(("at_strategy", "at_balancer")) and survivor.returncode == 1:
+        # Both may be behind their strategies: TensorFlow or the heartbeat may be first to notice.
+        how = "(cannot be reached any more|has given no sign of life)"
+    else:
+        assert survivor.returncode == -signal.SIGKILL
     assert re.search(rf"worker {victim} \(.*\) {how}", said)
     own, _ = workers[victim].communicate(timeout=60)
     print(f"{fault}: {time.time() - fault_time(own):.1f} s")

@@ -1,6 +1,5 @@
 """Each kind of input on 2 and 3 workers: exact, each wrong use refused, nothing kept."""
 
-
 import pytest
 from jobs import chosen, on
 
