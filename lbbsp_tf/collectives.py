@@ -42,6 +42,8 @@ class MirroredCollectives:
 
         The values of a process are those of each of its replicas.
         """
+        if not values:
+            return [[] for _ in range(self.workers)]  # TensorFlow crashes in a sum of nothing
         slots = np.zeros((self.workers, 2 * len(values)), np.float32)
         slots[self.rank : self.rank + self._local] = pack(values)
         with current_activity().during(Activity.MEETING), compat.explained_by_variables():

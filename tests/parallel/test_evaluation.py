@@ -5,6 +5,7 @@ from jobs import campaign, chosen
 
 CASES = [
     "own_test_step",
+    "only_metrics",
     "sum",
     "masked",
     "auc",

@@ -202,6 +202,19 @@ def own_test():
     return OwnTest(x, L.Dense(3)(x))
 
 
+class OnlyMetrics(keras.Model):
+    """A test_step without a loss, which gives no scalar to a `Mean`."""
+
+    def test_step(self, data):
+        x, y = data
+        return self.compute_metrics(x, y, self(x, training=False))
+
+
+def only_metrics():
+    x = L.Input((10,))
+    return OnlyMetrics(x, L.Dense(3)(x))
+
+
 CASES = {
     "dense": Case(dense),
     "scalar_loss": Case(dense, loss=scalar_loss),
@@ -212,6 +225,7 @@ CASES = {
     "nested_inputs": Case(nested, {"features": FEATURES, "tokens": TOKENS}),
     "ctc": Case(ctc, TOKENS, y=rng.integers(1, 7, (40, 2)), loss="ctc", metrics=()),
     "own_test_step": Case(own_test),
+    "only_metrics": Case(only_metrics),
     "own_tracker": Case(own_tracker),
     "sum": Case(own_test, loss=lambda: entropy(reduction="sum")),
     "added_loss": Case(added),
