@@ -139,8 +139,10 @@ class Trials:
                 scalars.append(float("nan") if is_inner else tf.cast(value, tf.float64))
                 return value, weight
 
-            def taken(total: float, of_variables: bool, take: Callable[[], Nest]) -> Nest:
-                targets.append(total)
+            def taken(
+                total: Callable[[], Nest], of_variables: bool, take: Callable[[], Nest]
+            ) -> Nest:
+                targets.append(total())
                 self._switches.is_paused = True
                 found = take()
                 self._switches.is_paused = False

@@ -10,12 +10,12 @@ Keras's own moments (``BatchNormalization(synchronized=True)``)
 
 from __future__ import annotations
 
-from functools import wraps
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from lbbsp_tf.compat.values import is_broken, patched
+from lbbsp_tf.compat.values import is_broken, patch
 
 BatchNormalization = keras.layers.BatchNormalization
 
@@ -26,16 +26,19 @@ def synchronize_moments() -> None:
     if local_moments is None or not is_broken(local_moments, "synchronized=self.synchronized"):
         return
 
-    @wraps(local_moments)
-    def moments(
-        self: BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
-        if context is None or not self.synchronized:
-            return local_moments(self, inputs, mask)
-        return _global_moments(self, context, inputs, mask)
+    patch(BatchNormalization, "_moments", _moments)
 
-    BatchNormalization._moments = patched(moments)
+
+def _moments(
+    local_moments: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+    layer: BatchNormalization,
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    if context is None or not layer.synchronized:
+        return local_moments(layer, inputs, mask)
+    return _global_moments(layer, context, inputs, mask)
 
 
 def _global_moments(

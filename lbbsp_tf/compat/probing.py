@@ -18,7 +18,7 @@ from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, is_patched, patched, replaced_attribute
+from lbbsp_tf.compat.values import Nest, PerThread, patch, replaced_attribute
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -117,11 +117,10 @@ def batch_norm_in_inference() -> Iterator[None]:
 def intercepted_gradients(handler: Callable[..., Nest]) -> Iterator[None]:
     """Passes each `GradientTape.gradient` in this thread to ``handler(total, of_variables, take)``.
 
-    The total is that of the target's elements, or NaN if it is in an inner graph or has weights;
+    ``total()`` is that of the target's elements, or NaN if it is in an inner graph or has weights;
     `of_variables` is whether all sources are variables; ``take()`` returns the gradient.
     """
-    if not is_patched(tf.GradientTape.gradient):
-        tf.GradientTape.gradient = patched(_to_handler(tf.GradientTape.gradient))
+    patch(tf.GradientTape, "gradient", _to_handler)
     with _tapes.set((handler, current_graph())):
         yield
 
@@ -131,24 +130,29 @@ def whole_tracebacks() -> AbstractContextManager[None]:
     return replaced_attribute(traceback_utils, "is_traceback_filtering_enabled", lambda: False)
 
 
-def _to_handler(gradient: Callable[..., Nest]) -> Callable[..., Nest]:
-    @wraps(gradient)
-    def intercepted(
-        self: tf.GradientTape, target: Nest, sources: Nest, *args: Nest, **kw: Nest
-    ) -> Nest:
-        take = partial(gradient, self, target, sources, *args, **kw)
-        if _tapes.value is None:
-            return take()
-        handler, graph = _tapes.value
-        total, weights = float("nan"), args[0] if args else kw.get("output_gradients")
-        if weights is None and current_graph() is graph:
-            flat = [tf.cast(each, tf.float64) for each in keras.tree.flatten(target)]
-            total = sum(map(tf.reduce_sum, flat))
-        flat = keras.tree.flatten(sources)
-        of_variables = all(isinstance(s, keras.Variable | tf.Variable) for s in flat)
-        return handler(total, of_variables, take)
+def _to_handler(
+    gradient: Callable[..., Nest],
+    tape: tf.GradientTape,
+    target: Nest,
+    sources: Nest,
+    *args: Nest,
+    **kw: Nest,
+) -> Nest:
+    take = partial(gradient, tape, target, sources, *args, **kw)
+    if _tapes.value is None:
+        return take()
+    handler, graph = _tapes.value
 
-    return intercepted
+    def total() -> Nest:
+        weights = args[0] if args else kw.get("output_gradients")
+        if weights is not None or current_graph() is not graph:
+            return float("nan")
+        flat = [tf.cast(each, tf.float64) for each in keras.tree.flatten(target)]
+        return sum(map(tf.reduce_sum, flat))
+
+    flat = keras.tree.flatten(sources)
+    of_variables = all(isinstance(s, keras.Variable | tf.Variable) for s in flat)
+    return handler(total, of_variables, take)
 
 
 def _along_last_axis(sample: Callable[[Sequence[int]], tf.Tensor], shape: tf.Tensor) -> tf.Tensor:
