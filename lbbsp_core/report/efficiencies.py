@@ -12,8 +12,7 @@ from lbbsp_core.sim.experiment import Row
 
 def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
     """Plots a bar for each run, in a panel for each trace; the oracle has efficiency 1."""
-    titled = groupby(rows, lambda row: row.name + f", {row.workers} workers" * (not row.trace))
-    panels = [(file, list(own)) for file, own in titled]
+    panels = [(file, list(own)) for file, own in groupby(rows, key=_panel_title)]
     heights = [len(own) + 3 for _, own in panels]
     figure = new_figure(8, 0.24 * sum(heights))
     grid = figure.add_gridspec(len(panels), 1, height_ratios=heights)
@@ -29,3 +28,7 @@ def plot_efficiencies(rows: Sequence[Row], path: Path) -> None:
         axes.set_title(file, fontsize=9, parse_math=False)
     figure.axes[-1].set_xlabel("efficiency: time of the oracle / time")
     figure.savefig(path)
+
+
+def _panel_title(row: Row) -> str:
+    return row.name if row.trace else f"{row.name}, {row.workers} workers"

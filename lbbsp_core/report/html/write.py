@@ -95,26 +95,26 @@ def _content(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     title, report = f"lbbsp report: {name}", push_report(run) if run.pushes else run_report(run)
     if isinstance(report, PushReport):
         content = Content(
-            title,
-            report.verdict,
-            push_tiles(report),
-            advise_pushes(report),
-            list(push_charts(report)),
-            push_tables(report),
-            run_facts(report.header),
-            _PUSH_DEFINITIONS,
+            title=title,
+            verdict=report.verdict,
+            tiles=push_tiles(report),
+            advice=advise_pushes(report),
+            charts=list(push_charts(report)),
+            tables=push_tables(report),
+            facts=run_facts(report.header),
+            definitions=_PUSH_DEFINITIONS,
             text_columns=_TEXT_COLUMNS,
         )
     else:
         content = Content(
-            title,
-            report.verdict,
-            step_tiles(report),
-            advise(report),
-            list(step_charts(report)),
-            step_tables(report),
-            run_facts(report.table.header),
-            _DEFINITIONS,
+            title=title,
+            verdict=report.verdict,
+            tiles=step_tiles(report),
+            advice=advise(report),
+            charts=list(step_charts(report)),
+            tables=step_tables(report),
+            facts=run_facts(report.table.header),
+            definitions=_DEFINITIONS,
             wide=frozenset({"batches", "forecasts", "steps"}),
             text_columns=_TEXT_COLUMNS,
         )
