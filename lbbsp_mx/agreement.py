@@ -181,8 +181,8 @@ class Agreement:
         params = self._trainer._params
         unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
         others = self._others() if call == _STEP else []
-        other = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
-        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, other)
+        of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
+        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, of_others)
         rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
         for rank, other in enumerate(rows):
             if other.call != rows[0].call:

@@ -15,6 +15,7 @@ from mxnet.metric import CompositeEvalMetric, EvalMetric
 from lbbsp_core.runtime.collectives import sums
 from lbbsp_core.runtime.pipelined import PipelinedSession
 from lbbsp_mx import compat
+from lbbsp_mx.agreement import ends_epoch
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -111,9 +112,7 @@ def _ends_of(handler: Any) -> Any:
 
 def _is_at_epoch_end(session: PipelinedSession | None) -> bool:
     """Returns whether the order's epoch has ended, which is then so on all workers."""
-    if session is None or session.workers == 1 or session.order is None:
-        return False
-    return session.step_of_order(session.step) % session.order.steps_per_epoch == 0
+    return session is not None and session.workers > 1 and ends_epoch(session, session.step - 1)
 
 
 def _summable(metrics: Iterable[EvalMetric]) -> Iterable[EvalMetric]:

@@ -21,12 +21,12 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.exit import LEFT, end_now
+from lbbsp_core.runtime.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread, say
 
 _OPTIMIZER = 0  # the only command that workers send
 _ANSWER_SECONDS = 600.0  # for which a server waits for a scheduler; workers have `start_seconds`
-_REPEAT_SECONDS = 1.0  # within which several signals are one, as for workers
 
 
 def serve() -> NoReturn:
@@ -74,7 +74,7 @@ class _Process:
             if self._asked_seconds is None:
                 self._asked_seconds = 0.0
                 say(f"{self.name()} got SIGTERM, and ends after the workers; another ends it now")
-            elif self._asked_seconds > _REPEAT_SECONDS:
+            elif self._asked_seconds > REPEAT_SECONDS:
                 end_now(LEFT)
         if self._asked_seconds is not None:
             self._watch.leaving = True

@@ -27,7 +27,7 @@ logger = logging.getLogger("lbbsp.checkpoint")
 STATUS: Final = LEFT
 """Exit status of workers that have saved their checkpoint and left."""
 
-_REPEAT_SECONDS: Final = 1.0
+REPEAT_SECONDS: Final = 1.0
 """Time within which several signals are one request: of the scheduler and of the launcher."""
 
 _STEP_SECONDS: Final = 15.0
@@ -180,7 +180,7 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
             handler.request()
         if not _open:
             _end()
-    elif now > _first_signal[0] + _REPEAT_SECONDS:
+    elif now > _first_signal[0] + REPEAT_SECONDS:
         _end()
 
 

@@ -36,7 +36,7 @@ def test_every_training_of_the_process_gets_the_request_once(ends, monkeypatch):
     PreemptionHandler(lambda: requests.append("late")).open()
     assert requests == ["a", "b", "late"]
     assert not ends
-    monkeypatch.setattr(preemption, "_REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(preemption, "REPEAT_SECONDS", 0.0)
     terminate()
     assert ends == [STATUS] == [143]
 
@@ -50,7 +50,7 @@ def test_outside_of_trainings_and_at_a_second_signal_all_workers_end(ends, monke
     handler.open()
     terminate()
     assert (requests, peers) == (["request"], [])
-    monkeypatch.setattr(preemption, "_REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(preemption, "REPEAT_SECONDS", 0.0)
     terminate()
     assert (requests, peers) == (["request"], ["end"])
     handler.close()
