@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from lbbsp_core.predict import Predictor
-    from lbbsp_core.runtime.record import Run, StepLine
+    from lbbsp_core.runtime.record.record import Run, StepLine
     from lbbsp_core.types import Measurement
 
 NAMES = ("last", "ema0.5", "narx-without-drivers", "narx", "mixture")

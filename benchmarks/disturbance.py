@@ -23,7 +23,7 @@ import contention
 import numpy as np
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.runtime.record.record import Run
 
 EPOCH = 20
 POLICIES = ("bsp", "dbs", "proportional", "lbbsp")

@@ -79,7 +79,7 @@ class Both:
 def train(options: argparse.Namespace) -> None:
     """Trains as one of the workers."""
     import lbbsp_core
-    from lbbsp_core.runtime.session import WorkerSession
+    from lbbsp_core.runtime.loop.session import WorkerSession
 
     both = Both(lbbsp_core.Mixture(), lbbsp_core.Mixture())
     allowed, report, leave = (

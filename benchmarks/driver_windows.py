@@ -32,7 +32,7 @@ import contention
 import numpy as np
 
 from lbbsp_core import LastValue, Measurement, Narx, Predictor
-from lbbsp_core.runtime.record import Run
+from lbbsp_core.runtime.record.record import Run
 
 PERIOD_SECONDS, GATHERS = 0.01, 100
 FACTORS = {"cgroup_other_percent": 1, "cpu_other_percent": 2, "cpu_own_percent": 3,
@@ -66,7 +66,7 @@ def record_worker(options: argparse.Namespace) -> None:
     from lbbsp_core.resources.cgroup import CpuThrottling
     from lbbsp_core.resources.host import Host
     from lbbsp_core.resources.linux import CgroupCpuTime, CpuTime
-    from lbbsp_core.runtime.step_meter import StepMeter
+    from lbbsp_core.runtime.loop.step_meter import StepMeter
 
     host = Host(clock=time.perf_counter)
     sources = CgroupCpuTime(host), CpuTime(host), CpuThrottling(host)

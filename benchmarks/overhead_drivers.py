@@ -23,7 +23,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
 
     import lbbsp_core
     import lbbsp_tf
-    from lbbsp_core.runtime import session
+    from lbbsp_core.runtime.loop import session
 
     session.LONG_STEP_SECONDS = 0.0
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.runtime.record.record import Run
 
 
 def run_recorded(arguments: list[str], workers: int, *, verbose: bool, **options: Any) -> Run:

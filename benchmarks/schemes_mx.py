@@ -21,7 +21,7 @@ from statistics import median
 import numpy as np
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Even, LastValue, LoadBalanced, read_run
-from lbbsp_core.runtime.record import PushLine
+from lbbsp_core.runtime.record.record import PushLine
 
 X, STEPS = 48, 60
 SECONDS = 0.001, 0.001, 0.003  # per sample, by worker

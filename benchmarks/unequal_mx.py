@@ -22,7 +22,7 @@ from recorded import run_recorded
 
 if TYPE_CHECKING:
     from lbbsp_core.policy import Policy
-    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.runtime.record.record import Run
 
 SPEEDS = (0.7, 0.7, 0.3)
 X, SIDE, NOISE, SAMPLES = 192, 16, 16, 384

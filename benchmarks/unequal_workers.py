@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from recorded import run_recorded
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.record import Run, StepLine
+    from lbbsp_core.runtime.record.record import Run, StepLine
 
 SPEEDS, SWAPPED = (0.7, 0.7, 0.3), (0.3, 0.7, 0.7)
 X = 192
@@ -97,7 +97,7 @@ def main() -> None:
         return
 
     from lbbsp_core.report.summary import summarise
-    from lbbsp_core.runtime.record import Run
+    from lbbsp_core.runtime.record.record import Run
 
     steps, options.steps = options.steps, options.steps // 2
     even = summarise(run("even", options, None))

@@ -22,7 +22,7 @@ import numpy as np
 from recorded import run_recorded
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.record import StepLine
+    from lbbsp_core.runtime.record.record import StepLine
 
 WORKERS, X, MEDIAN_TOKENS, WARM_UP = 3, 48, 40, 5
 KINDS = ("even by count", "even by work", "lbbsp by count", "lbbsp by work")

@@ -33,11 +33,12 @@ from lbbsp_core.predict import (
     Recurrent,
 )
 from lbbsp_core.resources import ResourceSampler
-from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.collectives import Collectives, SingleWorker
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import DisagreementError, StepMessage
-from lbbsp_core.runtime.record import (
+from lbbsp_core.runtime.exchange.collectives import Collectives, SingleWorker
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, StepMessage
+from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.record.record import (
     PushLine,
     Run,
     RunHeader,
@@ -45,7 +46,6 @@ from lbbsp_core.runtime.record import (
     StepLine,
     read_run,
 )
-from lbbsp_core.runtime.session import WorkerSession
 from lbbsp_core.sync import (
     ASP,
     BSP,

@@ -348,7 +348,7 @@ COSTS: Final[Registry[Cost]] = Registry(
         Component("saturating", Saturating),
     ],
 )
-"""All costs with a formula. A `Profile` is named by its file, see `lbbsp_core.runtime.naming`."""
+"""All costs with a formula. A `Profile` is named by its file, see `lbbsp_core.runtime.options.naming`."""
 
 
 def _registries() -> tuple[Registry[Any], ...]:

@@ -5,9 +5,9 @@ Import it before `mxnet`: the import restores names that MXNet needs in NumPy, a
 the process a server or the scheduler, it serves within the import, and exits when the job ends.
 """
 
-from lbbsp_core.runtime import marks
-from lbbsp_core.runtime.exit import fail_fast
-from lbbsp_core.runtime.preemption import keep_forks
+from lbbsp_core.runtime.reliability import marks
+from lbbsp_core.runtime.reliability.exit import fail_fast
+from lbbsp_core.runtime.reliability.preemption import keep_forks
 from lbbsp_mx import env
 from lbbsp_mx.cluster import check_cluster, in_cluster
 from lbbsp_mx.compat import import_mxnet

@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from lbbsp_core.runtime.collectives import gather_bytes, weighted_mean
-from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
-from lbbsp_core.runtime.settings import Setting, Settings
+from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.exchange.settings import Setting, Settings
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.parameters import network_of
 from lbbsp_mx.sparse import exchange_whole, is_sparse
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.pipelined import PipelinedSession
+    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
     from lbbsp_mx.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")

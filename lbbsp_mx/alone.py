@@ -14,7 +14,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import gluon
 
-from lbbsp_core.runtime.serialization import Json
+from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_mx import cluster
 from lbbsp_mx.collectives import TrainerStore
 from lbbsp_mx.fence import Fence

@@ -11,9 +11,9 @@ import mxnet as mx
 from mxnet import gluon
 
 from lbbsp_core.order import SampleStream
-from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.coordination import Table, empty_log, empty_questions
-from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
+from lbbsp_core.runtime.asynchronous.coordination import Table, empty_log, empty_questions
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.devices import devices_of

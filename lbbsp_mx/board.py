@@ -12,8 +12,8 @@ from typing import Final
 import mxnet as mx
 import numpy as np
 
-from lbbsp_core.runtime.activity import Activity, describe
-from lbbsp_core.runtime.heartbeat import WIDTH, Beat
+from lbbsp_core.runtime.reliability.activity import Activity, describe
+from lbbsp_core.runtime.reliability.heartbeat import WIDTH, Beat
 
 _SUSPECT_SECONDS: Final = 2.5  # without a new row, after which a worker may be the cause of a loss
 _WORKERS_PER_BEAT: Final = 16.0  # for which rows are posted every second

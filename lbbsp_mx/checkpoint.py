@@ -8,17 +8,22 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_file
-from lbbsp_core.runtime.checkpoint_writer import (
+from lbbsp_core.runtime.checkpoint.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    write_file,
+)
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.session_state import check_same_job
+from lbbsp_core.runtime.checkpoint.writer import (
     CheckpointWriter,
     Every,
     claim_folder,
     require_every,
 )
-from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
-from lbbsp_core.runtime.protocol import DisagreementError, fingerprint
-from lbbsp_core.runtime.serialization import Arrays, Json
-from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 from lbbsp_mx.agreement import ends_epoch
 from lbbsp_mx.gluon_states import PICKLE, load_gluon_states
@@ -32,7 +37,7 @@ from lbbsp_mx.states import (
 )
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.pipelined import PipelinedSession
+    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
     from lbbsp_mx.trainer import Trainer
 
 logger = logging.getLogger("lbbsp.mx")

@@ -10,9 +10,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.pipelined import Rows
-from lbbsp_core.runtime.protocol import Row, pack, unpack
+from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
+from lbbsp_core.runtime.loop.pipelined import Rows
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_mx.fence import wait_for
 from lbbsp_mx.native import runtime
 from lbbsp_mx.script_keys import LARGEST_KEY

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import mxnet as mx
 import numpy as np
 
-from lbbsp_core.runtime.finding import Finding, ok, print_findings, problem
+from lbbsp_core.doctor.finding import Finding, ok, print_findings, problem
 from lbbsp_mx import compat
 
 _REMEDY = "install the version that lbbsp knows: pip install 'lbbsp[mx]'"

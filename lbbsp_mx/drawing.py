@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime import env
-from lbbsp_core.runtime.pipelined import PipelinedCollectives, PipelinedSession
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.loop.pipelined import PipelinedCollectives, PipelinedSession
+from lbbsp_core.runtime.options import env
 from lbbsp_core.sampled_order import SampledOrder, cut
 
 logger = logging.getLogger("lbbsp.mx")

@@ -13,7 +13,7 @@ from mxnet.gluon.contrib.estimator import (
     TrainEnd,
 )
 
-from lbbsp_core.runtime.checkpoint_writer import Every, require_every
+from lbbsp_core.runtime.checkpoint.writer import Every, require_every
 from lbbsp_mx.metrics import EpochEnds, join_estimators
 from lbbsp_mx.trainer import Trainer
 

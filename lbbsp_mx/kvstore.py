@@ -11,9 +11,9 @@ import mxnet as mx
 from mxnet.base import MXNetError
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime.collectives import gather_bytes
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.collectives import gather_bytes
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_mx import cluster
 from lbbsp_mx.collectives import StoreCollectives
 from lbbsp_mx.data_iter import Columns, PlannedIter

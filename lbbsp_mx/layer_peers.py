@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mxnet import gluon
 
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import env
 from lbbsp_mx.collectives import StoreCollectives
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
-from lbbsp_core.runtime.exit import end_now
-from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread
-from lbbsp_core.runtime.marks import note_lost
+from lbbsp_core.runtime.reliability.exit import end_now
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, PeriodicThread
+from lbbsp_core.runtime.reliability.marks import note_lost
 from lbbsp_mx import cluster
 from lbbsp_mx.nodes import SCHEDULER, Address, worker_rank
 

@@ -15,7 +15,7 @@ from mxnet import gluon
 from lbbsp_mx import compat
 
 if TYPE_CHECKING:
-    from lbbsp_core.runtime.pipelined import PipelinedSession
+    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
     from lbbsp_mx.collectives import TrainerStore
 
 logger = logging.getLogger("lbbsp.mx")

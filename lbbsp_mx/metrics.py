@@ -12,8 +12,8 @@ from zlib import crc32
 from mxnet.gluon.contrib.estimator import CheckpointHandler, EpochEnd
 from mxnet.metric import CompositeEvalMetric, EvalMetric
 
-from lbbsp_core.runtime.collectives import sums
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.exchange.collectives import sums
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx import compat
 from lbbsp_mx.agreement import ends_epoch
 

@@ -10,9 +10,9 @@ from mxnet import gluon
 from mxnet.io import DataBatch, DataDesc
 from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import compat, env
 from lbbsp_mx.collectives import StoreCollectives

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 import mxnet as mx
 
-from lbbsp_core.runtime import marks
-from lbbsp_core.runtime.activity import Activity, CurrentActivity
-from lbbsp_core.runtime.background import background_thread
-from lbbsp_core.runtime.exit import on_exit
-from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS, Heartbeat
-from lbbsp_core.runtime.liveness import PeriodicThread, Watchdog
-from lbbsp_core.runtime.options import SessionOptions
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.reliability import marks
+from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.reliability.background import background_thread
+from lbbsp_core.runtime.reliability.exit import on_exit
+from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS, Heartbeat
+from lbbsp_core.runtime.reliability.liveness import PeriodicThread, Watchdog
 from lbbsp_mx import cluster, compat, env, nodes
 from lbbsp_mx.board import KeyBoard
 from lbbsp_mx.endings import Endings

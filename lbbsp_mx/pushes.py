@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import mxnet as mx
 from mxnet.optimizer import Optimizer
 
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.native import runtime
 from lbbsp_mx.pushed_keys import PushedKeys

@@ -9,9 +9,9 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.pipelined import PipelinedSession
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 
 
 def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int:

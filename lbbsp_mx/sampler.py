@@ -9,8 +9,8 @@ import numpy.typing as npt
 from mxnet.gluon.data import Sampler
 
 from lbbsp_core.order import Indices, Order, SampleStream
-from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.work import Work
 from lbbsp_mx.drawing import EpochDrawer
 from lbbsp_mx.parts import Draws, cut

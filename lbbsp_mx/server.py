@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-from lbbsp_core.runtime.exit import LEFT, end_now
-from lbbsp_core.runtime.preemption import REPEAT_SECONDS
+from lbbsp_core.runtime.reliability.exit import LEFT, end_now
+from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env, nodes
 from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread, say
 

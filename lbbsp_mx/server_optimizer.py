@@ -15,13 +15,13 @@ from typing import NamedTuple
 import mxnet as mx
 from mxnet.optimizer import Optimizer
 
-from lbbsp_core.runtime.coordination import (
+from lbbsp_core.runtime.asynchronous.coordination import (
     LOG_WIDTH,
     QUESTION_WIDTH,
     CoordinatorService,
     Table,
 )
-from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.reliability.exit import end_now
 from lbbsp_mx.script_keys import FIRST_OWN_KEY
 
 State = object

@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lbbsp_core.runtime.collectives import Collectives
+from lbbsp_core.runtime.exchange.collectives import Collectives
 
 
 class Samples(Sequence[Any]):

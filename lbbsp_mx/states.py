@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from lbbsp_core.runtime.serialization import Arrays, Json, from_json, records_of, to_json
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
 from lbbsp_mx.sparse import is_sparse
 
 _DERIVED = frozenset(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mxnet import gluon
 
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.means import StepSizes, unplanned_sizes
 from lbbsp_mx.native import runtime
 from lbbsp_mx.parts import Draws, part_sizes

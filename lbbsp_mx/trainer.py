@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.checkpoint_writer import Every
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.pipelined import PipelinedSession
+from lbbsp_core.runtime.checkpoint.writer import Every
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx.agreement import Agreement
 from lbbsp_mx.alone import LocalTrainer, Unplanned, release_layers

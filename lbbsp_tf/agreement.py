@@ -16,11 +16,11 @@ from types import CodeType
 import keras
 import numpy as np
 
-from lbbsp_core.runtime import handshake
-from lbbsp_core.runtime.collectives import Collectives
-from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.protocol import DisagreementError, pack_float, unpack_float
-from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
+from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 from lbbsp_tf.compat import Nest
@@ -145,7 +145,7 @@ def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
 def check_models(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers have the same weights, learning rates and steps.
 
-    Weights may differ by the rounding of unlike processors, see `lbbsp_core.runtime.digest`. Every
+    Weights may differ by the rounding of unlike processors, see `lbbsp_core.runtime.exchange.digest`. Every
     worker must call this, after all callbacks. Variables that the strategy does not keep equal
     (statistics that are averaged when they are read) are not compared.
     """

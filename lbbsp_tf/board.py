@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lbbsp_core.runtime.activity import Activity, describe
-from lbbsp_core.runtime.heartbeat import WAITS, Beat
-from lbbsp_core.runtime.protocol import compare_facts
+from lbbsp_core.runtime.exchange.protocol import compare_facts
+from lbbsp_core.runtime.reliability.activity import Activity, describe
+from lbbsp_core.runtime.reliability.heartbeat import WAITS, Beat
 
 _READ_MILLISECONDS = 1000  # a row is missing for a moment while its worker replaces it
 _FIRST_READ_MILLISECONDS = 20  # many workers may have no row yet

@@ -11,11 +11,11 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.checkpoint_writer import Every, require_every
-from lbbsp_core.runtime.exit import fail_fast
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.preemption import end_with_peers
+from lbbsp_core.runtime.checkpoint.writer import Every, require_every
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.exit import fail_fast
+from lbbsp_core.runtime.reliability.preemption import end_with_peers
 from lbbsp_tf import agreement, checks, compat
 from lbbsp_tf.batchnorm import synchronized_layers
 from lbbsp_tf.board import Meetings

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import keras
 import tensorflow as tf
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.checkpoint import Checkpoint, newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter, Every, claim_folder
-from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
-from lbbsp_core.runtime.serialization import Arrays, Json, from_json, to_json
-from lbbsp_core.runtime.session_state import check_same_job
+from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, to_json
+from lbbsp_core.runtime.checkpoint.session_state import check_same_job
+from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, Every, claim_folder
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_tf import compat
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.feed import TrainingInput

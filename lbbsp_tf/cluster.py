@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.resources.gpu import driver_version
-from lbbsp_core.runtime.cluster_variables import (
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.options.cluster_variables import (
     DEVICES_REMEDY,
     TF_CONFIG_REMEDY,
     tf_config_problem,
 )
-from lbbsp_core.runtime.protocol import DisagreementError
 from lbbsp_tf import env
 
 if TYPE_CHECKING:  # TF_CONFIG is checked before TensorFlow is imported

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.protocol import pack, unpack
+from lbbsp_core.runtime.exchange.protocol import pack, unpack
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.liveness import current_activity

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.host import HostCalls

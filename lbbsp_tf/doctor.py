@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from lbbsp_core.doctor.finding import Finding, note, ok, print_findings, problem
 from lbbsp_core.resources.gpu import count_gpus, hides_gpus
 from lbbsp_core.resources.host import Host
-from lbbsp_core.runtime.finding import Finding, note, ok, print_findings, problem
 from lbbsp_tf import env
 from lbbsp_tf.compat.inventory import State, inventory
 

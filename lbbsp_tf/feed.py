@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
 from lbbsp_tf.mapping import SampleMap

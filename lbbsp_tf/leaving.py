@@ -13,9 +13,9 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.exit import end_now, on_exit
-from lbbsp_core.runtime.heartbeat import Heartbeat
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.exit import end_now, on_exit
+from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_tf import compat
 from lbbsp_tf.liveness import current_activity
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from lbbsp_core.runtime import marks
-from lbbsp_core.runtime.activity import CurrentActivity
-from lbbsp_core.runtime.exit import fail_fast, on_exit, on_failure
-from lbbsp_core.runtime.heartbeat import Heartbeat
-from lbbsp_core.runtime.liveness import daemon_thread
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.preemption import keep_forks
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.reliability import marks
+from lbbsp_core.runtime.reliability.activity import CurrentActivity
+from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit, on_failure
+from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
+from lbbsp_core.runtime.reliability.liveness import daemon_thread
+from lbbsp_core.runtime.reliability.preemption import keep_forks
 from lbbsp_tf import _start_watch, env
 
 START_REPORT_SECONDS: Final = 15.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import keras
 
-from lbbsp_core.runtime.figures import RunningFigures
-from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.record.figures import RunningFigures
 from lbbsp_tf import compat
 
 
 class FigureLogs:
-    """Adds ``waiting`` and ``speedup`` to the logs of a fit; see `lbbsp_core.runtime.figures`.
+    """Adds ``waiting`` and ``speedup`` to the logs of a fit; see `lbbsp_core.runtime.record.figures`.
 
     After a step they are those of the recent steps, after an epoch those of the epoch. They are
     the same on all workers.

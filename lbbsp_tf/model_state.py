@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_tf import compat
 from lbbsp_tf.agreement import optimizers_of
 

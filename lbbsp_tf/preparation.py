@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from lbbsp_core.runtime.protocol import fingerprint
+from lbbsp_core.runtime.exchange.protocol import fingerprint
 from lbbsp_core.validate import require_known
 from lbbsp_tf import compat
 from lbbsp_tf.feed import TrainingInput

@@ -21,7 +21,7 @@ from keras.utils import PyDataset
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime.digest import Digest, sampled
+from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_core.validate import require_fraction
 from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest

@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 import keras
 import tensorflow as tf
 
-from lbbsp_core.runtime.protocol import WIDTH
-from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.exchange.protocol import WIDTH
+from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
 from lbbsp_tf.rows import count_rows, first_leaf

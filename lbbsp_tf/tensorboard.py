@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.record import StepLine
-from lbbsp_core.runtime.session import WorkerSession
+from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.record.record import StepLine
 
 logger = logging.getLogger("lbbsp.tf")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.handshake import Facts
-from lbbsp_core.runtime.settings import Settings
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.settings import Settings
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.feed import TrainingInput
 from lbbsp_tf.preparation import StepPreparation
 from lbbsp_tf.replicas import ReplicaSessions

@@ -318,5 +318,5 @@ def test_plugins_leave_timing_sampling_and_recording_to_the_session():
         )
         if name in SESSION_NAMES
     ]
-    message = "use lbbsp_core.runtime.session.WorkerSession instead of:\n"
+    message = "use lbbsp_core.runtime.loop.session.WorkerSession instead of:\n"
     assert not found, message + "\n".join(found)

@@ -13,8 +13,8 @@ import pytest
 
 from lbbsp_core import Profile
 from lbbsp_core.cli.options import write_figures
-from lbbsp_core.runtime.checkpoint import Checkpoint, write_checkpoint
-from lbbsp_core.runtime.record import RunRecord, run_header
+from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
+from lbbsp_core.runtime.record.record import RunRecord, run_header
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for name in ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")

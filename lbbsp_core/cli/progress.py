@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lbbsp_core.report.tail import Tail
-from lbbsp_core.runtime.record import PushLine, StepLine, is_header, parse_line
+from lbbsp_core.runtime.record.record import PushLine, StepLine, is_header, parse_line
 from lbbsp_core.validate import parse_json
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from lbbsp_core.launch import launch
 from lbbsp_core.report.picture import draw_comparison
 from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
-from lbbsp_core.runtime.record import Run, read_run
+from lbbsp_core.runtime.record.record import Run, read_run
 
 logger = logging.getLogger("lbbsp.demo")
 

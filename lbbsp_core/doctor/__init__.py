@@ -22,7 +22,7 @@ from lbbsp_core.doctor.scheduler import check_scheduler
 from lbbsp_core.doctor.settings import check_settings
 from lbbsp_core.doctor.slurm import check_slurm
 from lbbsp_core.doctor.versions import check_versions, framework_version
-from lbbsp_core.runtime.cluster_variables import dmlc_problem
+from lbbsp_core.runtime.options.cluster_variables import dmlc_problem
 
 __all__ = ["CHOICES", "Diagnosis", "Finding", "count", "diagnose", "figures"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
-from lbbsp_core.runtime.finding import Finding, Status, note, ok, problem
+from lbbsp_core.doctor.finding import Finding, Status, note, ok, problem
 
 __all__ = ["Diagnosis", "Finding", "count", "figures", "note", "ok", "problem"]
 

@@ -10,7 +10,7 @@ from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Address, is_local, parse_address
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.ports import check_port
-from lbbsp_core.runtime.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
+from lbbsp_core.runtime.options.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
 
 Resolve = Callable[[Sequence[str]], Mapping[str, "list[str] | str"]]
 

@@ -11,7 +11,7 @@ from lbbsp_core.doctor.addresses import Address, is_local
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.cluster import Resolve, Task, check_route
 from lbbsp_core.doctor.ports import check_port
-from lbbsp_core.runtime.cluster_variables import DMLC_NAMES, DMLC_REMEDY, dmlc_problem
+from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES, DMLC_REMEDY, dmlc_problem
 
 
 def dmlc_variables(environment: Mapping[str, str]) -> dict[str, str]:

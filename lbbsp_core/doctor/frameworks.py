@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lbbsp_core.doctor.base import Finding, problem
-from lbbsp_core.runtime.cluster_variables import DMLC_NAMES
-from lbbsp_core.runtime.finding import read_findings
+from lbbsp_core.doctor.finding import read_findings
+from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
 
 SECONDS: Final = 180.0
 """Longest time that the import of a framework may take."""

@@ -14,8 +14,8 @@ from lbbsp_core.doctor.messages import Hello, digest
 from lbbsp_core.doctor.versions import DISTRIBUTION, framework_version, installed_version
 from lbbsp_core.resources.gpu import count_gpus, driver_version, hides_gpus
 from lbbsp_core.resources.host import Host
-from lbbsp_core.runtime.cluster_variables import DEVICES_REMEDY
-from lbbsp_core.runtime.record import lbbsp_version
+from lbbsp_core.runtime.options.cluster_variables import DEVICES_REMEDY
+from lbbsp_core.runtime.record.record import lbbsp_version
 
 MAX_OFFSET_SECONDS: Final = 1.0
 """Difference of clocks that is reported."""

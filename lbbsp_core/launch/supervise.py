@@ -34,7 +34,7 @@ from lbbsp_core.processes.child import (
 )
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
-from lbbsp_core.runtime.marks import folder_variable, read_marks
+from lbbsp_core.runtime.reliability.marks import folder_variable, read_marks
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally

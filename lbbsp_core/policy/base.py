@@ -199,7 +199,7 @@ def accepts_narrower_limits(policy: Policy) -> bool:
 
     Such a policy has a class attribute ``accepts_narrower_limits = True``, and makes a new plan if
     that in force is not allowed any more. Its batches stay near even shares while steps are short,
-    see `lbbsp_core.runtime.short_steps`.
+    see `lbbsp_core.runtime.loop.short_steps`.
     """
     return bool(getattr(policy, "accepts_narrower_limits", False))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lbbsp_core.report.figure import new_figure
 from lbbsp_core.report.summary import Comparison, RunSummary, summarise
-from lbbsp_core.runtime.record import Run
+from lbbsp_core.runtime.record.record import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.runtime.record import Run, StepLine
+from lbbsp_core.runtime.record.record import Run, StepLine
 
 _SHORTEST = 1e-12
 """Shorter times are no measurements, and speeds computed from them could overflow."""

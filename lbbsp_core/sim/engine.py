@@ -14,8 +14,8 @@ from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
-from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum, read_cost
+from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbbsp_core.runtime.record import RunHeader, StepLine, read_run
+from lbbsp_core.runtime.record.record import RunHeader, StepLine, read_run
 from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
 from lbbsp_core.sim.traces import LARGEST_DRIVER, Series, Trace
 from lbbsp_core.types import Measurement, is_plausible

@@ -8,8 +8,8 @@ from functools import reduce
 
 import numpy as np
 
-from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.protocol import WIDTH, Row, StepMessage, decode, encode
+from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, StepMessage, decode, encode
+from lbbsp_core.runtime.loop.balancer import Balancer
 
 
 class FakeClock:

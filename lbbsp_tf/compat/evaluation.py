@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.digest import SAMPLES
+from lbbsp_core.runtime.exchange.digest import SAMPLES
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import (

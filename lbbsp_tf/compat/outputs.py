@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
-from lbbsp_core.runtime.marks import scratch_folder
+from lbbsp_core.runtime.reliability.marks import scratch_folder
 from lbbsp_tf.compat.values import patch
 
 _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {

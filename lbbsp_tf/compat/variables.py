@@ -19,8 +19,8 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.eager import context
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.board import CoordinationBoard, read_value
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED

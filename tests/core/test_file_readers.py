@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Profile, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.runtime.checkpoint import (
+from lbbsp_core.runtime.checkpoint.checkpoint import (
     Checkpoint,
     newest_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from lbbsp_core.runtime.record import StepLine, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
 from lbbsp_core.sim import (
     cluster_from_run,
     load_scenario,

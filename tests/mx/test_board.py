@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.heartbeat import Beat, Loss, Reason
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.heartbeat import Beat, Loss, Reason
 from lbbsp_mx import board as boards
 from lbbsp_mx.board import KeyBoard
 

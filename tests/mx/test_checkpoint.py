@@ -17,8 +17,8 @@ from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network,
 from mxnet import gluon  # noqa: E402
 from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
 
-from lbbsp_core.runtime import preemption  # noqa: E402
-from lbbsp_core.runtime.checkpoint import newest_checkpoint  # noqa: E402
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint  # noqa: E402
+from lbbsp_core.runtime.reliability import preemption  # noqa: E402
 from lbbsp_mx.native import runtime  # noqa: E402
 from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
 

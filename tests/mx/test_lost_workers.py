@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_core.runtime import env, marks
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.reliability import marks
 from lbbsp_mx.liveness import NodesWatch
 from lbbsp_mx.nodes import node_names
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from lbbsp_core.launch import launch
-from lbbsp_core.runtime.record import Run
+from lbbsp_core.runtime.record.record import Run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = "RESULT "

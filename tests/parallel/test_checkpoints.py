@@ -3,7 +3,7 @@
 import pytest
 from jobs import campaign, chosen, on, run
 
-from lbbsp_core.runtime.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 
 TOLERANCE = 2e-6
 CASES = [

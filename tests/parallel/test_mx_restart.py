@@ -9,7 +9,7 @@ import pytest
 from jobs import campaign, run
 from mx_cluster import by_hand
 
-from lbbsp_core.runtime.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"

@@ -9,8 +9,8 @@ import pytest
 from keras.src.losses.losses import LossFunctionWrapper
 
 from lbbsp_core import DisagreementError
-from lbbsp_core.runtime.collectives import SingleWorker
-from lbbsp_core.runtime.protocol import pack_float
+from lbbsp_core.runtime.exchange.collectives import SingleWorker
+from lbbsp_core.runtime.exchange.protocol import pack_float
 from lbbsp_tf import agreement
 
 

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import lbbsp_tf
-from lbbsp_core.runtime import preemption
-from lbbsp_core.runtime.checkpoint import newest_checkpoint
-from lbbsp_core.runtime.checkpoint_writer import CheckpointWriter
-from lbbsp_core.runtime.preemption import STATUS
+from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
+from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter
+from lbbsp_core.runtime.reliability import preemption
+from lbbsp_core.runtime.reliability.preemption import STATUS
 from lbbsp_tf import checkpoints
 from lbbsp_tf.model_state import ModelState
 

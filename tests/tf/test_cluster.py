@@ -5,7 +5,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import lbbsp_tf
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf import cluster, server
 from lbbsp_tf.cluster import check_devices, check_tf_config, cluster_size, rank_and_workers
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lbbsp_core.runtime.finding import ok
+from lbbsp_core.doctor.finding import ok
 from lbbsp_tf import doctor
 
 WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]

@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
 from lbbsp_core import GlobalOrder
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.dataset import PlaceholderDataset, PlannedPipeline
 from lbbsp_tf.feed import InputWait, TrainingInput, _of_training
 from lbbsp_tf.iteration import SharedReads

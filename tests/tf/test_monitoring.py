@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import keras
 import pytest
 
-from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_tf.tensorboard import WorkerScalars
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"

@@ -13,7 +13,7 @@ from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
 from lbbsp_core.report.html.words import percent, times
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.runtime.record import Run, Stop
+from lbbsp_core.runtime.record.record import Run, Stop
 
 BALANCED = 0.10
 """Largest share of the time for which workers of a balanced run wait for slower ones."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.policy import Even
-from lbbsp_core.runtime.record import Run, RunHeader, StepLine
+from lbbsp_core.runtime.record.record import Run, RunHeader, StepLine
 from lbbsp_core.validate import one_line
 
 Floats = npt.NDArray[np.float64]
@@ -126,7 +126,7 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
     """Returns a name for each worker, with its host where it is known.
 
     Example:
-        >>> from lbbsp_core.runtime.record import RunHeader
+        >>> from lbbsp_core.runtime.record.record import RunHeader
         >>> header = RunHeader(framework="none", workers=2, global_batch_size=8, versions={},
         ...                    hosts=("a", "b"))
         >>> worker_names(header, 2)

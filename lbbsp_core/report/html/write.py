@@ -20,7 +20,7 @@ from lbbsp_core.report.html.texts import (
     step_tables,
     step_tiles,
 )
-from lbbsp_core.runtime.record import Run, read_run
+from lbbsp_core.runtime.record.record import Run, read_run
 
 _TEXT_COLUMNS: Final = frozenset({"host", "device", "event", "steps"})
 

@@ -33,7 +33,7 @@ from lbbsp_core import (
 from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses, LoadBalancedState
 from lbbsp_core.policy.first_uses import plan_of_used_sizes
-from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_async, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns
 from lbbsp_core.sync.rounds import Rounds

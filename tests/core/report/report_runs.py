@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lbbsp_core.runtime.record import Run, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import Run, StepLine, open_record, run_header
 
 HOSTILE = "<script>alert(1)</script>"
 

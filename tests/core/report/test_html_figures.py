@@ -17,7 +17,7 @@ from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
 from lbbsp_core.report.html.texts import push_tiles, step_tables, step_tiles
 from lbbsp_core.report.live import LiveRun
-from lbbsp_core.runtime.record import PREEMPTED, PushLine, Run, Stop, read_run
+from lbbsp_core.runtime.record.record import PREEMPTED, PushLine, Run, Stop, read_run
 
 
 def rules(run):

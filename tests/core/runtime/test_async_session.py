@@ -21,8 +21,8 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.order import SampleStream
-from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.coordination import empty_questions
+from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
+from lbbsp_core.runtime.asynchronous.coordination import empty_questions
 
 X, WORKERS, SAMPLES, EPOCHS = 16, 2, 50, 3
 PATIENCE_SECONDS = 30.0

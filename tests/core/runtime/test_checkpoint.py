@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core.runtime.checkpoint import (
+from lbbsp_core.runtime.checkpoint.checkpoint import (
     Checkpoint,
     newest_checkpoint,
     read_checkpoint,
@@ -162,7 +162,7 @@ def test_damaged_ones_only_are_an_error_that_names_the_remedy(tmp_path):
 
 def test_a_later_format_is_refused_and_not_skipped(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(1))
-    monkeypatch.setattr("lbbsp_core.runtime.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("lbbsp_core.runtime.checkpoint.checkpoint.FORMAT", 2)
     write_checkpoint(tmp_path, checkpoint(2))
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"later version of lbbsp \(format 2, here 1\)"):

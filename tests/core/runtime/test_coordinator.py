@@ -30,14 +30,14 @@ from lbbsp_core import (
     Synchroniser,
 )
 from lbbsp_core.policy import BatchConstraints
-from lbbsp_core.runtime.coordination import (
+from lbbsp_core.runtime.asynchronous.coordination import (
     CoordinatorService,
     Question,
     question_table,
     read_answer,
 )
-from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.record import PushLine
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.sim import schedule
 
 SCHEMES = [BSP(), SSP(0), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4, warmup=1), ElasticBSP(1)]

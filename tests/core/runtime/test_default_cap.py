@@ -28,12 +28,13 @@ from lbbsp_core import (
     SessionOptions,
     WorkerSession,
 )
-from lbbsp_core.runtime import bounds_notice, handshake
-from lbbsp_core.runtime.async_session import AsyncSession
-from lbbsp_core.runtime.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
-from lbbsp_core.runtime.default_cap import default_cap, with_cap
-from lbbsp_core.runtime.short_steps import ShortSteps
-from lbbsp_core.runtime.step_meter import Reading
+from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop import bounds_notice
+from lbbsp_core.runtime.loop.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
+from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.short_steps import ShortSteps
+from lbbsp_core.runtime.loop.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
 
 FAST, SLOW = Proportional(400.0), Proportional(40.0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbbsp_core.runtime.digest import Digest, different_row, sampled
-from lbbsp_core.runtime.protocol import StepMessage, decode, encode
+from lbbsp_core.runtime.exchange.digest import Digest, different_row, sampled
+from lbbsp_core.runtime.exchange.protocol import StepMessage, decode, encode
 
 
 def weights(seed: int = 0, dtype: str = "float32") -> list[np.ndarray]:

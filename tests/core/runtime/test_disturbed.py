@@ -28,9 +28,9 @@ from lbbsp_core import (
     registry,
 )
 from lbbsp_core.cost import slowest
-from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.default_cap import default_cap, with_cap
-from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS, ShortSteps
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.short_steps import SHORT_STEP_SECONDS, ShortSteps
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 INVALID = (0.0, -0.01, math.nan, math.inf, -math.inf)

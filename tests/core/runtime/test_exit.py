@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import atexit, sys
-from lbbsp_core.runtime.exit import fail_fast, on_exit
+from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit
 atexit.register(print, "finalised")
 fail_fast()
 def leave():
@@ -65,7 +65,7 @@ def test_a_script_that_fails_ends_at_once(end, status, said):
 )
 def test_what_must_be_cleaned_and_who_must_be_told(end, told):
     script = (
-        "import sys\nfrom lbbsp_core.runtime.exit import *\nfail_fast()\non_exit(lambda: None)\n"
+        "import sys\nfrom lbbsp_core.runtime.reliability.exit import *\nfail_fast()\non_exit(lambda: None)\n"
         "on_failure(lambda: 1 / 0)\non_failure(lambda: print('told'))\n"
         f"before_end(lambda: print('cleaned', flush=True))\n{end}"
     )
@@ -78,7 +78,7 @@ def test_what_must_be_cleaned_and_who_must_be_told(end, told):
 
 def test_what_blocks_does_not_keep_a_process_from_its_end():
     script = (
-        "import time\nfrom lbbsp_core.runtime.exit import *\n"
+        "import time\nfrom lbbsp_core.runtime.reliability.exit import *\n"
         "before_end(lambda: time.sleep(100))\nend_now(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 3
@@ -94,7 +94,7 @@ def test_what_blocks_does_not_keep_a_process_from_its_end():
 )
 def test_a_full_pipe_of_errors_does_not_either(end, status):
     script = (
-        "import os\nfrom lbbsp_core.runtime.exit import *\nreader, writer = os.pipe()\n"
+        "import os\nfrom lbbsp_core.runtime.reliability.exit import *\nreader, writer = os.pipe()\n"
         "os.set_blocking(writer, False)\n"
         "try:\n    while True: os.write(writer, bytes(4096))\n"
         "except BlockingIOError: os.set_blocking(writer, True)\n"
@@ -105,7 +105,7 @@ def test_a_full_pipe_of_errors_does_not_either(end, status):
 
 def test_the_last_word_is_heard_and_then_the_threads_that_tell_others():
     script = (
-        "import threading, time\nfrom lbbsp_core.runtime.exit import *\n"
+        "import threading, time\nfrom lbbsp_core.runtime.reliability.exit import *\n"
         "def tell():\n    time.sleep(2.5)\n    print('told', flush=True)\n"
         "threading.Thread(target=tell, daemon=True).start()\n"
         "end_now(3, 'worker 1 is lost', linger_seconds=5)"
@@ -118,7 +118,7 @@ def test_the_last_word_is_heard_and_then_the_threads_that_tell_others():
 
 def test_a_messenger_that_keeps_the_interpreter_does_not_either():
     script = (
-        "import ctypes, sys\nfrom lbbsp_core.runtime.exit import *\non_exit(lambda: None)\n"
+        "import ctypes, sys\nfrom lbbsp_core.runtime.reliability.exit import *\non_exit(lambda: None)\n"
         "on_failure(lambda: ctypes.PyDLL(None).sleep(100))\nsys.exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode != 0
@@ -138,7 +138,7 @@ def test_an_exit_that_does_not_end_the_script_is_no_failure(end):
 
 def test_a_fork_neither_cleans_nor_tells():
     script = (
-        "import os, sys\nfrom lbbsp_core.runtime.exit import *\nfail_fast()\n"
+        "import os, sys\nfrom lbbsp_core.runtime.reliability.exit import *\nfail_fast()\n"
         "on_failure(lambda: print('told'))\nbefore_end(lambda: print('cleaned', flush=True))\n"
         "if os.fork() == 0: 1 / 0\nos.wait()\nprint('waited', flush=True)"
     )

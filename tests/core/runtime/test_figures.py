@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lbbsp_core.runtime.figures import RECENT, Figures, RunningFigures, figures_of
-from lbbsp_core.runtime.observers import Observers
-from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.record.figures import RECENT, Figures, RunningFigures, figures_of
+from lbbsp_core.runtime.record.observers import Observers
+from lbbsp_core.runtime.record.record import StepLine
 
 SPEEDS = (4.0, 2.0, 1.0)  # samples per second
 

@@ -28,9 +28,9 @@ from lbbsp_core import (
 )
 from lbbsp_core.policy import FirstUses, Policy, bound_growth
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
-from lbbsp_core.runtime.identity import Devices
-from lbbsp_core.runtime.protocol import WIDTH, decode, encode
-from lbbsp_core.runtime.step_meter import Reading
+from lbbsp_core.runtime.exchange.identity import Devices
+from lbbsp_core.runtime.exchange.protocol import WIDTH, decode, encode
+from lbbsp_core.runtime.loop.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
 
 GPU, SHOWN = Devices(("some GPU",), are_gpus=True), Devices(("some GPU",), True, True)
@@ -296,7 +296,7 @@ def test_after_a_retrace_all_sizes_are_new(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each.sizes for each in workers[1].balancer.first_uses] == [{128}, {128}]
     workers[0].exclude_step(retraced=True)
     monkeypatch.setattr(
-        "lbbsp_core.runtime.balancer.LoadBalanced.update",
+        "lbbsp_core.runtime.loop.balancer.LoadBalanced.update",
         lambda self, state, constraints, seen: state._replace(sizes=(130, 126)),
     )
     train(workers, [100.0, 100.0], 2, monkeypatch)

@@ -6,8 +6,8 @@ import pytest
 
 from lbbsp_core import Balancer, DisagreementError, Limits
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.handshake import agree, compare, gather_texts
-from lbbsp_core.runtime.protocol import checksum, fingerprint
+from lbbsp_core.runtime.exchange.handshake import agree, compare, gather_texts
+from lbbsp_core.runtime.exchange.protocol import checksum, fingerprint
 
 X = 12
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from lbbsp_core.runtime.activity import Activity, CurrentActivity
-from lbbsp_core.runtime.heartbeat import (
+from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.reliability.heartbeat import (
     BEAT_SECONDS,
     WIDTH,
     Beat,
@@ -49,7 +49,9 @@ def job(monkeypatch):
 class Job:
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr("lbbsp_core.runtime.heartbeat.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            "lbbsp_core.runtime.reliability.heartbeat.time.monotonic", lambda: self.now
+        )
         self.board = Rows()
         self.activities = [CurrentActivity() for _ in range(3)]
         self.workers = [self.worker(rank) for rank in range(3)]
@@ -299,7 +301,7 @@ def test_a_limit_ends_the_wait_for_a_late_worker(job):
 
 
 def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
     view, beaten = Rows().of(0), threading.Event()
     calls = iter([RuntimeError("the service is gone"), None])
 
@@ -317,7 +319,7 @@ def test_a_board_that_fails_does_not_end_the_beats(monkeypatch):
 
 
 def test_posts_go_on_while_a_read_waits_for_the_board(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
     view, release, posted = Rows().of(1), threading.Event(), threading.Semaphore(0)
     view.post = lambda row: posted.release()
     view.read = lambda rank: release.wait(60) and None
@@ -329,7 +331,7 @@ def test_posts_go_on_while_a_read_waits_for_the_board(monkeypatch):
 
 
 def test_a_post_that_the_board_never_answers_ends_the_process(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
     view, release, ended = Rows().of(1), threading.Event(), threading.Event()
     view.post = lambda row: release.wait(60)
     heartbeat = Heartbeat(
@@ -342,7 +344,7 @@ def test_a_post_that_the_board_never_answers_ends_the_process(monkeypatch):
 
 
 def test_the_thread_ends_the_process_and_says_why(monkeypatch):
-    monkeypatch.setattr("lbbsp_core.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.reliability.heartbeat.BEAT_SECONDS", 0.01)
     board, ended = Rows(), threading.Event()
     board.of(0).post(Beat(1, loss=Loss(Reason.SILENT, 2, Activity.OUTSIDE, 9)).row())
     given = []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lbbsp_core.runtime.liveness import PeriodicThread
+from lbbsp_core.runtime.reliability.liveness import PeriodicThread
 
 
 def run(look, ended):
@@ -43,7 +43,7 @@ def test_a_debugger_leaves_the_thread_running():
 @pytest.mark.parametrize(("seconds", "lasts", "status"), [(0.1, 30, 1), (1000, 0.5, 0)])
 def test_a_wait_that_lasts_too_long_ends_the_process(seconds, lasts, status):
     script = (
-        "import time\nfrom lbbsp_core.runtime.liveness import Watchdog\n"
+        "import time\nfrom lbbsp_core.runtime.reliability.liveness import Watchdog\n"
         "watchdog = Watchdog()\n"
         "with watchdog.deadline(0.1, 'not this one'): pass\n"
         f"with watchdog.deadline({seconds}, 'the servers do not respond'): time.sleep({lasts})"

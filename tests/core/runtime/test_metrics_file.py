@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
-from lbbsp_core.runtime.figures import Figures, figures_of
-from lbbsp_core.runtime.metrics_file import SECONDS, MetricsFile, metrics_text
-from lbbsp_core.runtime.record import StepLine, run_header
+from lbbsp_core.runtime.record.figures import Figures, figures_of
+from lbbsp_core.runtime.record.metrics_file import SECONDS, MetricsFile, metrics_text
+from lbbsp_core.runtime.record.record import StepLine, run_header
 
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
 LINE = StepLine(
@@ -145,7 +145,7 @@ def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
     released, started = threading.Event(), []
     metrics = MetricsFile(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
     monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))
-    monkeypatch.setattr("lbbsp_core.runtime.metrics_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.record.metrics_file._PATIENCE_SECONDS", 0.01)
     metrics.add(LINE)
     until(lambda: started)
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_the_file_is_that_of_the_training_that_stepped_last(tmp_path):
 SCRIPT = """
 import sys
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
-from lbbsp_core.runtime.exit import end_now, fail_fast
+from lbbsp_core.runtime.reliability.exit import end_now, fail_fast
 
 def train():
     options = SessionOptions(metrics_file=sys.argv[1])

@@ -27,8 +27,9 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
-from lbbsp_core.runtime.handshake import agree
-from lbbsp_core.runtime.naming import (
+from lbbsp_core.runtime.checkpoint.session_state import _described
+from lbbsp_core.runtime.exchange.handshake import agree
+from lbbsp_core.runtime.options.naming import (
     described,
     limits_by_rank,
     read_cost,
@@ -37,7 +38,6 @@ from lbbsp_core.runtime.naming import (
     read_predictor,
     read_synchroniser,
 )
-from lbbsp_core.runtime.session_state import _described
 
 READERS = {
     "policy": read_policy,

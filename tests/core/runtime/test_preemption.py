@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from lbbsp_core.runtime import env, marks, preemption
-from lbbsp_core.runtime.preemption import STATUS, PreemptionHandler
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.reliability import marks, preemption
+from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Balancer, DisagreementError, StepMessage
 from lbbsp_core.resources import FACTORS
-from lbbsp_core.runtime.protocol import (
+from lbbsp_core.runtime.exchange.protocol import (
     WIDTH,
     PeerInfo,
     checksum,

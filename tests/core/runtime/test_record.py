@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core import Even, RunRecord, read_run
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.runtime.record import (
+from lbbsp_core.runtime.record.record import (
     PREEMPTED,
     PUSH_INTEGERS,
     REQUESTED,

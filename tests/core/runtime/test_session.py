@@ -25,14 +25,14 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime import pipelined, step_meter
-from lbbsp_core.runtime import session as session_module
-from lbbsp_core.runtime.activity import Activity
-from lbbsp_core.runtime.background import BackgroundThread
-from lbbsp_core.runtime.digest import Digest
-from lbbsp_core.runtime.pipelined import PipelinedSession
-from lbbsp_core.runtime.protocol import WIDTH
-from lbbsp_core.runtime.step_meter import Reading
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.protocol import WIDTH
+from lbbsp_core.runtime.loop import pipelined, step_meter
+from lbbsp_core.runtime.loop import session as session_module
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.step_meter import Reading
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.runtime.reliability.background import BackgroundThread
 
 X = 12
 PATIENCE_SECONDS = 30.0

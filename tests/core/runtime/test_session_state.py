@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from lbbsp_core import Balancer, Ema, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
 from lbbsp_core.registry import POLICIES, PREDICTORS
-from lbbsp_core.runtime.balancer import BalancerState
-from lbbsp_core.runtime.collectives import gather_bytes, sums
-from lbbsp_core.runtime.serialization import to_bytes
-from lbbsp_core.runtime.session_state import (
+from lbbsp_core.runtime.checkpoint.serialization import to_bytes
+from lbbsp_core.runtime.checkpoint.session_state import (
     _predictor_text,
     check_same_job,
     check_states,
@@ -25,7 +23,9 @@ from lbbsp_core.runtime.session_state import (
     order_facts,
     restored_state,
 )
-from lbbsp_core.runtime.short_steps import ShortSteps
+from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
+from lbbsp_core.runtime.loop.balancer import BalancerState
+from lbbsp_core.runtime.loop.short_steps import ShortSteps
 
 X = 24
 

@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime import step_meter
-from lbbsp_core.runtime.step_meter import StepMeter
+from lbbsp_core.runtime.loop import step_meter
+from lbbsp_core.runtime.loop.step_meter import StepMeter
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lbbsp_core import Affine, Limits, Profile
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record import RunRecord, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import RunRecord, StepLine, open_record, run_header
 from lbbsp_core.sim import (
     PRESETS,
     Lognormal,

@@ -10,7 +10,7 @@ from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime import session
+from lbbsp_core.runtime.loop import session
 
 session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 

@@ -14,7 +14,7 @@ from replicas import logical_devices
 from report import result
 
 import lbbsp_tf
-from lbbsp_core.runtime.activity import Activity
+from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.liveness import current_activity
 

@@ -15,7 +15,7 @@ from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon, nd
 from report import _answer, result
 
-from lbbsp_core.runtime.checkpoint import read_checkpoint
+from lbbsp_core.runtime.checkpoint.checkpoint import read_checkpoint
 from lbbsp_mx import batchnorm
 from lbbsp_mx.states import optimizer_state
 

@@ -16,7 +16,8 @@ from mx_parts import Cycle, largest, weights
 from mxnet import autograd, gluon
 from report import result
 
-from lbbsp_core.runtime import env, preemption
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.reliability import preemption
 
 folder, fault, place = sys.argv[1], sys.argv[2], tuple(map(int, sys.argv[3:5]))
 X, STEPS, EPOCHS = 24, 5, 3

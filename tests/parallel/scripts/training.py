@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import lbbsp_core
 import lbbsp_tf
-from lbbsp_core.runtime import session
+from lbbsp_core.runtime.loop import session
 
 mode = sys.argv[1]
 if mode == "shapes":

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from lbbsp_core.runtime.background import BackgroundThread
-from lbbsp_core.runtime.exit import before_end
-from lbbsp_core.runtime.figures import Figures, RunningFigures
-from lbbsp_core.runtime.record import RunHeader, StepLine
+from lbbsp_core.runtime.record.figures import Figures, RunningFigures
+from lbbsp_core.runtime.record.record import RunHeader, StepLine
+from lbbsp_core.runtime.reliability.background import BackgroundThread
+from lbbsp_core.runtime.reliability.exit import before_end
 
 logger = logging.getLogger("lbbsp.metrics")
 

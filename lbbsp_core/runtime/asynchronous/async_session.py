@@ -1,7 +1,7 @@
 """Training session of one worker whose peers need not be in the same step.
 
-It is the counterpart of `lbbsp_core.runtime.session` for SSP, ASP, DSSP and ElasticBSP. A
-coordinator on a server (`lbbsp_core.runtime.coordinator`) decides which workers proceed and
+It is the counterpart of `lbbsp_core.runtime.loop.session` for SSP, ASP, DSSP and ElasticBSP. A
+coordinator on a server (`lbbsp_core.runtime.asynchronous.coordinator`) decides which workers proceed and
 assigns the samples. The session measures, predicts, sends requests to the coordinator, waits for
 its answers, and records the pushes.
 """
@@ -18,8 +18,7 @@ from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
-from lbbsp_core.runtime.collectives import to_integers
-from lbbsp_core.runtime.coordination import (
+from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
     CoordinatorService,
@@ -30,12 +29,10 @@ from lbbsp_core.runtime.coordination import (
     read_answer,
     read_log,
 )
-from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.default_cap import default_cap, with_cap
-from lbbsp_core.runtime.identity import Identity
-from lbbsp_core.runtime.naming import described, limits_by_rank, read_synchroniser
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import (
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.exchange.collectives import to_integers
+from lbbsp_core.runtime.exchange.identity import Identity
+from lbbsp_core.runtime.exchange.protocol import (
     LINE,
     DisagreementError,
     StepMessage,
@@ -43,14 +40,17 @@ from lbbsp_core.runtime.protocol import (
     fingerprint,
     quantise,
 )
-from lbbsp_core.runtime.record import (
+from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.step_meter import StepMeter
+from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.record.record import (
     PushLog,
     RunHeader,
     lbbsp_version,
     open_record,
     run_header,
 )
-from lbbsp_core.runtime.step_meter import StepMeter
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.work import require_work
 
@@ -68,7 +68,7 @@ class Servers(Protocol):
     workers: int
 
     def ask(self, table: Table) -> None:
-        """Pushes a table of questions, see `lbbsp_core.runtime.coordination`."""
+        """Pushes a table of questions, see `lbbsp_core.runtime.asynchronous.coordination`."""
         ...
 
     def read_answers(self) -> Table:

@@ -19,10 +19,7 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine
 from lbbsp_core.order import Order
 from lbbsp_core.policy import Observation
-from lbbsp_core.runtime.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.naming import without_addresses
-from lbbsp_core.runtime.serialization import (
+from lbbsp_core.runtime.checkpoint.serialization import (
     Arrays,
     Json,
     from_bytes,
@@ -31,7 +28,10 @@ from lbbsp_core.runtime.serialization import (
     to_bytes,
     to_json,
 )
-from lbbsp_core.runtime.short_steps import ShortStepsState
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
+from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.short_steps import ShortStepsState
+from lbbsp_core.runtime.options.naming import without_addresses
 from lbbsp_core.validate import require_positive
 
 logger = logging.getLogger("lbbsp.checkpoint")

@@ -9,7 +9,7 @@ from typing import Final
 
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import BatchConstraints, Sizes
-from lbbsp_core.runtime.balancer import Balancer
+from lbbsp_core.runtime.loop.balancer import Balancer
 
 logger = logging.getLogger("lbbsp.session")
 

@@ -3,7 +3,7 @@
 Workers that need not be in the same step share a *table* with one row per worker, on the server
 where the coordinator runs. A worker writes a question into its own row; the server replaces the
 whole table by answers, which the worker then reads. The transport must be able to push and pull
-an array of float32 (`lbbsp_core.runtime.protocol` describes how it carries integers exactly).
+an array of float32 (`lbbsp_core.runtime.exchange.protocol` describes how it carries integers exactly).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.runtime.coordinator import Coordinator
-from lbbsp_core.runtime.protocol import Row, StepMessage, curve, pack, unpack
-from lbbsp_core.runtime.record import PUSH_INTEGERS, PushLine
+from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
+from lbbsp_core.runtime.exchange.protocol import Row, StepMessage, curve, pack, unpack
+from lbbsp_core.runtime.record.record import PUSH_INTEGERS, PushLine
 
 Table = npt.NDArray[np.float32]
 
@@ -31,7 +31,7 @@ LOG_ROWS: Final = 64
 
 QUESTION_WIDTH: Final = 2 * QUESTION_INTEGERS
 LOG_WIDTH: Final = 2 * PUSH_INTEGERS
-"""Number of limbs in a row, see `lbbsp_core.runtime.protocol.pack`."""
+"""Number of limbs in a row, see `lbbsp_core.runtime.exchange.protocol.pack`."""
 
 
 class Question(IntEnum):

@@ -10,7 +10,7 @@ from typing import Any
 
 from lbbsp_core.cost import Cost
 from lbbsp_core.policy import BatchConstraints, Policy
-from lbbsp_core.runtime.record import PushLine
+from lbbsp_core.runtime.record.record import PushLine
 from lbbsp_core.sync import SyncDecision, Synchroniser
 from lbbsp_core.sync.rounds import Rounds
 

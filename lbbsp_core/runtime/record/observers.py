@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine
 
 Observer = Callable[[StepLine], None]
 """Function that a step is passed to when it has ended. It must not block."""

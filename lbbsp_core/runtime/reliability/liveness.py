@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lbbsp_core.runtime.exit import end_now
+from lbbsp_core.runtime.reliability.exit import end_now
 
 logger = logging.getLogger("lbbsp.liveness")
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.runtime.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -45,7 +45,7 @@ class Checkpoint:
     Args:
         step: Number of completed steps.
         facts: Facts of the job that must be the same when it continues, by name.
-        state: State of the job, see `lbbsp_core.runtime.serialization`.
+        state: State of the job, see `lbbsp_core.runtime.checkpoint.serialization`.
         arrays: Arrays of the state, weights included, by name.
     """
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
-from lbbsp_core.runtime import env
-from lbbsp_core.runtime.collectives import from_integers, to_integers
-from lbbsp_core.runtime.protocol import PeerInfo
+from lbbsp_core.runtime.exchange.collectives import from_integers, to_integers
+from lbbsp_core.runtime.exchange.protocol import PeerInfo
+from lbbsp_core.runtime.options import env
 from lbbsp_core.validate import one_line
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import Order
-from lbbsp_core.runtime.balancer import Balancer
-from lbbsp_core.runtime.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.naming import described
-from lbbsp_core.runtime.protocol import DisagreementError, compare_facts, fingerprint
-from lbbsp_core.runtime.record import lbbsp_version
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, compare_facts, fingerprint
+from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.options.naming import described
+from lbbsp_core.runtime.record.record import lbbsp_version
 from lbbsp_core.work import require_work
 
 Facts = Mapping[str, "int | str"]

@@ -14,12 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.order import Indices, Order
-from lbbsp_core.runtime.background import background_thread
-from lbbsp_core.runtime.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.collectives import Collectives
-from lbbsp_core.runtime.handshake import Facts
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import (
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.protocol import (
     WIDTH,
     DisagreementError,
     Row,
@@ -32,7 +29,10 @@ from lbbsp_core.runtime.protocol import (
     unpack,
     unpack_float,
 )
-from lbbsp_core.runtime.session import StepFlags, WorkerSession
+from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.session import StepFlags, WorkerSession
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.reliability.background import background_thread
 
 Rows = npt.NDArray[np.float32]
 _NO_MESSAGE = np.zeros(WIDTH, np.float32)

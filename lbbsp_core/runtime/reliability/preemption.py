@@ -18,9 +18,9 @@ from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Final
 
-from lbbsp_core.runtime.exit import LEFT, end_now
-from lbbsp_core.runtime.liveness import daemon_thread
-from lbbsp_core.runtime.marks import note_preempted
+from lbbsp_core.runtime.reliability.exit import LEFT, end_now
+from lbbsp_core.runtime.reliability.liveness import daemon_thread
+from lbbsp_core.runtime.reliability.marks import note_preempted
 
 logger = logging.getLogger("lbbsp.checkpoint")
 

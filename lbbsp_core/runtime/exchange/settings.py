@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from lbbsp_core.runtime.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 
 Setting: TypeAlias = "bool | int | float | str | None"
 Settings: TypeAlias = Mapping[str, Setting]

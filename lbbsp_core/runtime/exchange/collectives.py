@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from lbbsp_core.runtime.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 
 _INTEGER: Final = 6
 """Bytes of an integer that can be gathered: it is below 2^48."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lbbsp_core.cost import Proportional
 from lbbsp_core.policy import BatchConstraints, Policy
-from lbbsp_core.runtime.naming import LimitsOrMaximum
+from lbbsp_core.runtime.options.naming import LimitsOrMaximum
 from lbbsp_core.validate import require_integer
 
 _TIMES = 2

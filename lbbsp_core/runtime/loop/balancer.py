@@ -30,19 +30,7 @@ from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.estimator import EstimatorState, SpeedEstimator
 from lbbsp_core.resources import FACTORS
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
-from lbbsp_core.runtime.default_cap import with_cap
-from lbbsp_core.runtime.figures import even_seconds
-from lbbsp_core.runtime.granularity import coarsen
-from lbbsp_core.runtime.naming import (
-    AnyCost,
-    LimitsOrMaximum,
-    limits_by_rank,
-    read_cost,
-    read_policy,
-    read_predictor,
-)
-from lbbsp_core.runtime.observers import Observers
-from lbbsp_core.runtime.protocol import (
+from lbbsp_core.runtime.exchange.protocol import (
     LINE,
     DisagreementError,
     PeerInfo,
@@ -51,8 +39,20 @@ from lbbsp_core.runtime.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.record import PREEMPTED, REQUESTED, RunRecord, StepLine
-from lbbsp_core.runtime.short_steps import ShortSteps, ShortStepsState
+from lbbsp_core.runtime.loop.default_cap import with_cap
+from lbbsp_core.runtime.loop.granularity import coarsen
+from lbbsp_core.runtime.loop.short_steps import ShortSteps, ShortStepsState
+from lbbsp_core.runtime.options.naming import (
+    AnyCost,
+    LimitsOrMaximum,
+    limits_by_rank,
+    read_cost,
+    read_policy,
+    read_predictor,
+)
+from lbbsp_core.runtime.record.figures import even_seconds
+from lbbsp_core.runtime.record.observers import Observers
+from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, RunRecord, StepLine
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible
 from lbbsp_core.work import StepShares, Work, require_work

@@ -37,20 +37,20 @@ import numpy.typing as npt
 from lbbsp_core.order import GlobalOrder, Indices, Order
 from lbbsp_core.policy import FirstUses, Sizes
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
-from lbbsp_core.runtime import env, handshake
-from lbbsp_core.runtime.activity import Activity, CurrentActivity
-from lbbsp_core.runtime.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.bounds_notice import BoundsNotice
-from lbbsp_core.runtime.collectives import Collectives
-from lbbsp_core.runtime.default_cap import default_cap
-from lbbsp_core.runtime.digest import Array, Digest, different_row
-from lbbsp_core.runtime.granularity import default_granularity
-from lbbsp_core.runtime.handshake import Facts
-from lbbsp_core.runtime.identity import Devices, Identity, hosts_and_devices
-from lbbsp_core.runtime.metrics_file import MetricsFile
-from lbbsp_core.runtime.observers import Observer, Observers
-from lbbsp_core.runtime.options import SessionOptions
-from lbbsp_core.runtime.protocol import (
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.session_state import (
+    check_states,
+    gather_state,
+    order_facts,
+    own_state,
+    restored_state,
+)
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.digest import Array, Digest, different_row
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.identity import Devices, Identity, hosts_and_devices
+from lbbsp_core.runtime.exchange.protocol import (
     DisagreementError,
     Row,
     StepMessage,
@@ -60,18 +60,19 @@ from lbbsp_core.runtime.protocol import (
     pack_float,
     unpack_float,
 )
-from lbbsp_core.runtime.record import RunHeader, RunRecord, open_record, run_header
-from lbbsp_core.runtime.serialization import Arrays, Json
-from lbbsp_core.runtime.session_state import (
-    check_states,
-    gather_state,
-    order_facts,
-    own_state,
-    restored_state,
-)
-from lbbsp_core.runtime.settings import Settings, SharedSettings
-from lbbsp_core.runtime.short_steps import ShortSteps
-from lbbsp_core.runtime.step_meter import StepMeter
+from lbbsp_core.runtime.exchange.settings import Settings, SharedSettings
+from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.bounds_notice import BoundsNotice
+from lbbsp_core.runtime.loop.default_cap import default_cap
+from lbbsp_core.runtime.loop.granularity import default_granularity
+from lbbsp_core.runtime.loop.short_steps import ShortSteps
+from lbbsp_core.runtime.loop.step_meter import StepMeter
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.record.metrics_file import MetricsFile
+from lbbsp_core.runtime.record.observers import Observer, Observers
+from lbbsp_core.runtime.record.record import RunHeader, RunRecord, open_record, run_header
+from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 
 logger = logging.getLogger("lbbsp.session")
 

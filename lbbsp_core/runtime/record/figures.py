@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.runtime.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine
 
 RECENT: Final = 20
 """Number of steps over which figures of the recent past are computed."""

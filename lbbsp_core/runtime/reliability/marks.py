@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lbbsp_core.runtime import env
-from lbbsp_core.runtime.exit import before_end, on_exit
+from lbbsp_core.runtime.options import env
+from lbbsp_core.runtime.reliability.exit import before_end, on_exit
 
 BEGUN: Final = "begun"
 FINISHED: Final = "finished"

@@ -14,10 +14,10 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.base import uses_drivers
-from lbbsp_core.runtime import env, naming
-from lbbsp_core.runtime.heartbeat import SILENCE_SECONDS
-from lbbsp_core.runtime.naming import AnyCost, LimitsOrMaximum
-from lbbsp_core.runtime.short_steps import SHORT_STEP_SECONDS
+from lbbsp_core.runtime.loop.short_steps import SHORT_STEP_SECONDS
+from lbbsp_core.runtime.options import env, naming
+from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
+from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import (
     require_fraction,
@@ -99,7 +99,7 @@ class SessionOptions:
             Unless it is None, `lbbsp_mx` also compares the optimizer's settings, in every step.
         short_step_seconds: Busy seconds of a step, >= 0, below which the batches of `LoadBalanced`
             stay near even shares: within a fifth of them in steps of a fifth of this time, see
-            `lbbsp_core.runtime.short_steps`. Defaults to 0.025; 0 lets them follow any measurement.
+            `lbbsp_core.runtime.loop.short_steps`. Defaults to 0.025; 0 lets them follow any measurement.
 
     Raises:
         ValueError: A name is unknown or a file is no profile, `interval` or `min_gain` is given

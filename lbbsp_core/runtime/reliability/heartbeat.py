@@ -18,10 +18,14 @@ from enum import IntEnum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from lbbsp_core.runtime.activity import Activity, CurrentActivity, describe
-from lbbsp_core.runtime.exit import LEFT, end_now
-from lbbsp_core.runtime.liveness import MAX_COUNTED_SECONDS, PeriodicThread, daemon_thread
-from lbbsp_core.runtime.marks import note_lost
+from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, describe
+from lbbsp_core.runtime.reliability.exit import LEFT, end_now
+from lbbsp_core.runtime.reliability.liveness import (
+    MAX_COUNTED_SECONDS,
+    PeriodicThread,
+    daemon_thread,
+)
+from lbbsp_core.runtime.reliability.marks import note_lost
 
 logger = logging.getLogger("lbbsp.liveness")
 

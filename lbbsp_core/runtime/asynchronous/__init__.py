@@ -1,0 +1,1 @@
+"""Workers that need not be in the same step."""

@@ -1,0 +1,1 @@
+"""What workers tell each other, and how it is encoded."""

@@ -1,0 +1,1 @@
+"""Options that plugins share, and the environment."""

@@ -1,0 +1,1 @@
+"""The run record, and the figures derived from it."""

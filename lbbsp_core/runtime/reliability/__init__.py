@@ -1,0 +1,1 @@
+"""Heartbeats, signals, and the end of a worker."""
