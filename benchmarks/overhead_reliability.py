@@ -25,7 +25,7 @@ def train(blocks: int, steps: int, channels: int) -> None:
 
     import lbbsp_core
     import lbbsp_tf
-    from lbbsp_tf.board import CoordinationBoard
+    from lbbsp_tf.reliability.board import CoordinationBoard
 
     post = CoordinationBoard.post
 

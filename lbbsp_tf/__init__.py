@@ -9,16 +9,16 @@ import ends at once.
 
 from lbbsp_tf.cluster import check_tf_config
 from lbbsp_tf.imports import import_keras
-from lbbsp_tf.liveness import watch_from_import
+from lbbsp_tf.reliability.liveness import watch_from_import
 
 check_tf_config()
 watch_from_import()
 import_keras()
 
 from lbbsp_tf import compat  # noqa: E402
-from lbbsp_tf.batchnorm import synchronize_batch_norm  # noqa: E402
 from lbbsp_tf.callback import LoadBalancer  # noqa: E402
 from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy  # noqa: E402
+from lbbsp_tf.step.batchnorm import synchronize_batch_norm  # noqa: E402
 
 compat.compare_variables()
 

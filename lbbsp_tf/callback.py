@@ -16,23 +16,24 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
-from lbbsp_tf import agreement, checks, compat
-from lbbsp_tf.batchnorm import synchronized_layers
-from lbbsp_tf.board import Meetings
-from lbbsp_tf.checkpoints import Checkpoints
+from lbbsp_tf import compat
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
-from lbbsp_tf.collectives import mirrored_collectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import PlaceholderDataset
+from lbbsp_tf.data.dataset import PlaceholderDataset
 from lbbsp_tf.devices import devices_of
-from lbbsp_tf.effects import kinds_of_evaluated
-from lbbsp_tf.leaving import leave_together
-from lbbsp_tf.liveness import current_activity, start_heartbeat
-from lbbsp_tf.logs import FigureLogs
+from lbbsp_tf.exactness import agreement, checks
+from lbbsp_tf.exactness.effects import kinds_of_evaluated
 from lbbsp_tf.loop import BalancedLoop
-from lbbsp_tf.replicas import LocalReplicas, ReplicaSessions
-from lbbsp_tf.tensorboard import WorkerScalars
-from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.monitoring.logs import FigureLogs
+from lbbsp_tf.monitoring.tensorboard import WorkerScalars
+from lbbsp_tf.reliability.board import Meetings
+from lbbsp_tf.reliability.checkpoints import Checkpoints
+from lbbsp_tf.reliability.leaving import leave_together
+from lbbsp_tf.reliability.liveness import current_activity, start_heartbeat
+from lbbsp_tf.step.batchnorm import synchronized_layers
+from lbbsp_tf.step.collectives import mirrored_collectives
+from lbbsp_tf.step.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 
 logger = logging.getLogger("lbbsp.tf")

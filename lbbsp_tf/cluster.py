@@ -100,7 +100,7 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    from lbbsp_tf.board import CoordinationBoard, read_value
+    from lbbsp_tf.reliability.board import CoordinationBoard, read_value
 
     if not CoordinationBoard.is_available():
         return  # the wait for a worker could not be limited

@@ -10,8 +10,8 @@ import tensorflow as tf
 from lbbsp_core.runtime.exchange.settings import Settings
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import PlaceholderDataset
-from lbbsp_tf.train_step import TrainStep
+from lbbsp_tf.data.dataset import PlaceholderDataset
+from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 
 

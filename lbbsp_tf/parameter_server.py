@@ -23,9 +23,9 @@ from lbbsp_core.runtime.record.record import PushLine, PushLog, RunHeader, run_h
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat
-from lbbsp_tf.checks import check_model_class
 from lbbsp_tf.cluster import check_chief
 from lbbsp_tf.compat import Nest
+from lbbsp_tf.exactness.checks import check_model_class
 
 RETRY_SECONDS = 0.05
 

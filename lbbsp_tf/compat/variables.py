@@ -21,11 +21,11 @@ from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.reliability.activity import Activity
-from lbbsp_tf.board import CoordinationBoard, read_value
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
 from lbbsp_tf.compat.values import patch
-from lbbsp_tf.liveness import current_activity
+from lbbsp_tf.reliability.board import CoordinationBoard, read_value
+from lbbsp_tf.reliability.liveness import current_activity
 
 _BROADCAST = "_get_variable_creator_initial_value"
 

@@ -11,7 +11,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from lbbsp_core import DisagreementError
 from lbbsp_core.runtime.exchange.collectives import SingleWorker
 from lbbsp_core.runtime.exchange.protocol import pack_float
-from lbbsp_tf import agreement
+from lbbsp_tf.exactness import agreement
 
 
 class Peers(SingleWorker):

@@ -14,8 +14,8 @@ from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint
 from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter
 from lbbsp_core.runtime.reliability import preemption
 from lbbsp_core.runtime.reliability.preemption import STATUS
-from lbbsp_tf import checkpoints
-from lbbsp_tf.model_state import ModelState
+from lbbsp_tf.reliability import checkpoints
+from lbbsp_tf.reliability.model_state import ModelState
 
 X, STEPS = 8, 5
 rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import LoadBalancer, fit_asynchronously
-from lbbsp_tf.checks import check_keras, check_model, warn_of_auto_jit
+from lbbsp_tf.exactness.checks import check_keras, check_model, warn_of_auto_jit
 
 L = keras.layers
 

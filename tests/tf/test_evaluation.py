@@ -8,7 +8,7 @@ import tensorflow as tf
 from lbbsp_tf import compat
 from lbbsp_tf.compat.evaluation import Kind, ReplicaRows, Rows, rows_of, split_rows
 from lbbsp_tf.compat.metrics import is_of_keras, is_whole
-from lbbsp_tf.effects import kinds_of_evaluated
+from lbbsp_tf.exactness.effects import kinds_of_evaluated
 
 
 def split(dataset, workers, replicas_per_worker=1):

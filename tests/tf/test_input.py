@@ -22,11 +22,11 @@ from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf.dataset import PlaceholderDataset, PlannedPipeline
-from lbbsp_tf.feed import InputWait, TrainingInput, _of_training
-from lbbsp_tf.iteration import SharedReads
-from lbbsp_tf.sources import Arrays, Batches, Fingerprints, Items
-from lbbsp_tf.stream import Stream, is_batched
+from lbbsp_tf.data.dataset import PlaceholderDataset, PlannedPipeline
+from lbbsp_tf.data.feed import InputWait, TrainingInput, _of_training
+from lbbsp_tf.data.iteration import SharedReads
+from lbbsp_tf.data.sources import Arrays, Batches, Fingerprints, Items
+from lbbsp_tf.data.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
 NUMBERS = np.arange(SAMPLES)

@@ -5,7 +5,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from lbbsp_tf import leaving
+from lbbsp_tf.reliability import leaving
 
 
 class Service:

@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lbbsp_tf import _start_watch, compat, liveness
+from lbbsp_tf import compat
+from lbbsp_tf.reliability import _start_watch, liveness
 
 PROGRAM = _start_watch.__file__
 

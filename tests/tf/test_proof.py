@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_tf import compat
-from lbbsp_tf.effects import factors_of_logged
-from lbbsp_tf.proof import SAMPLES, Refusal, prove
-from lbbsp_tf.rounding import SINGLE, Comparison
-from lbbsp_tf.train_step import TrainStep
-from lbbsp_tf.trial import Split, Trial
-from lbbsp_tf.verification import uneven_sizes
-from lbbsp_tf.weighting import Weighting
+from lbbsp_tf.exactness.effects import factors_of_logged
+from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.exactness.rounding import SINGLE, Comparison
+from lbbsp_tf.exactness.trial import Split, Trial
+from lbbsp_tf.exactness.verification import uneven_sizes
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.weighting import Weighting
 
 L = keras.layers
 ROWS = 9

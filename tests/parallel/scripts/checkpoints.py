@@ -14,7 +14,7 @@ from comparison import SAMPLES, Cycle, X
 from report import largest_difference, result
 
 import lbbsp_tf
-from lbbsp_tf.checkpoints import _owners
+from lbbsp_tf.reliability.checkpoints import _owners
 
 L = keras.layers
 rng = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from keras import ops
 from report import largest_difference, result
 
 import lbbsp_tf
-from lbbsp_tf import preparation
-from lbbsp_tf.weighting import Weighting
+from lbbsp_tf.step import preparation
+from lbbsp_tf.step.weighting import Weighting
 
 L = keras.layers
 rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import end_now, on_exit
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_tf import compat
-from lbbsp_tf.liveness import current_activity
+from lbbsp_tf.reliability.liveness import current_activity
 
 EXIT_SECONDS = 120
 """Longest wait for other workers without heartbeats. A worker that has died ends it at once."""

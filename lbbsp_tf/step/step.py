@@ -19,9 +19,9 @@ from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.rows import count_rows, first_leaf
-from lbbsp_tf.train_step import TrainStep
-from lbbsp_tf.weighting import Weighting
+from lbbsp_tf.data.rows import count_rows, first_leaf
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.weighting import Weighting
 
 _NO_GRADIENT = (
     "a gradient through synchronised batch normalisation is taken of what is neither a mean nor a "

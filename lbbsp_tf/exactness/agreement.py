@@ -22,9 +22,9 @@ from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
-from lbbsp_tf.collectives import MirroredCollectives, mirrored_collectives
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.sources import digests_of
+from lbbsp_tf.data.sources import digests_of
+from lbbsp_tf.step.collectives import MirroredCollectives, mirrored_collectives
 
 Logs = Mapping[str, object]
 

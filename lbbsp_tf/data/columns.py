@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.host import HostCalls
+from lbbsp_tf.data.host import HostCalls
 
 _SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
-from lbbsp_tf.mapping import SampleMap
-from lbbsp_tf.replicas import ReplicaSessions
-from lbbsp_tf.sources import Arrays, Batches, Source, open_source
-from lbbsp_tf.stream import Stream
+from lbbsp_tf.data.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
+from lbbsp_tf.data.mapping import SampleMap
+from lbbsp_tf.data.sources import Arrays, Batches, Source, open_source
+from lbbsp_tf.data.stream import Stream
+from lbbsp_tf.step.replicas import ReplicaSessions
 
 logger = logging.getLogger("lbbsp.tf")
 

@@ -1,7 +1,7 @@
 """Sources: kinds of training data with random access, one class for each.
 
 A source reads the samples that a plan gives to this worker. Nothing is copied whole: arrays are
-indexed, and items read, batch by batch. `lbbsp_tf.stream` holds the source that reads records in
+indexed, and items read, batch by batch. `lbbsp_tf.data.stream` holds the source that reads records in
 sequence.
 """
 
@@ -23,10 +23,10 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_core.validate import require_fraction
-from lbbsp_tf.columns import as_native, as_spec, map_columns, spec_of, string_bytes
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.host import HostCalls
-from lbbsp_tf.iteration import SharedReads
+from lbbsp_tf.data.columns import as_native, as_spec, map_columns, spec_of, string_bytes
+from lbbsp_tf.data.host import HostCalls
+from lbbsp_tf.data.iteration import SharedReads
 
 _READ_AGAIN = 8
 """Number of samples that are read twice, to find out whether they change."""

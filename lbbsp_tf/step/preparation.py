@@ -10,13 +10,13 @@ import tensorflow as tf
 from lbbsp_core.runtime.exchange.protocol import fingerprint
 from lbbsp_core.validate import require_known
 from lbbsp_tf import compat
-from lbbsp_tf.feed import TrainingInput
-from lbbsp_tf.proof import SAMPLES, Refusal, prove
-from lbbsp_tf.replicas import ReplicaSessions
-from lbbsp_tf.step import BalancedStep
-from lbbsp_tf.train_step import TrainStep
-from lbbsp_tf.verification import largest_error, uneven_sizes
-from lbbsp_tf.weighting import WAYS, Weighting
+from lbbsp_tf.data.feed import TrainingInput
+from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.exactness.verification import largest_error, uneven_sizes
+from lbbsp_tf.step.replicas import ReplicaSessions
+from lbbsp_tf.step.step import BalancedStep
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.weighting import WAYS, Weighting
 
 logger = logging.getLogger("lbbsp.tf")
 

@@ -22,7 +22,8 @@ from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_core.runtime.reliability.liveness import daemon_thread
 from lbbsp_core.runtime.reliability.preemption import keep_forks
-from lbbsp_tf import _start_watch, env
+from lbbsp_tf import env
+from lbbsp_tf.reliability import _start_watch
 
 START_REPORT_SECONDS: Final = 15.0
 """Time between two reports on workers that have not started."""
@@ -56,7 +57,7 @@ def watch_from_import() -> None:
     rank = addresses.index(own)
     _watch_start(rank, addresses)
     from lbbsp_tf import compat
-    from lbbsp_tf.board import CoordinationBoard
+    from lbbsp_tf.reliability.board import CoordinationBoard
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
@@ -78,7 +79,7 @@ def start_heartbeat(
 
 @functools.cache
 def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
-    from lbbsp_tf.board import CoordinationBoard
+    from lbbsp_tf.reliability.board import CoordinationBoard
 
     if not CoordinationBoard.is_available():
         return None
@@ -128,7 +129,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
 
     def at_exit() -> None:
         if _has_started():  # else the others may wait for this worker in vain
-            from lbbsp_tf.leaving import leave
+            from lbbsp_tf.reliability.leaving import leave
 
             leave(rank, len(addresses), _heartbeat(rank, tuple(addresses)))
             end()
@@ -139,7 +140,7 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
 
 def _all_beat(workers: int) -> bool:
     """Returns whether all workers give signs of life, by which they know of each other's end."""
-    from lbbsp_tf.board import CoordinationBoard
+    from lbbsp_tf.reliability.board import CoordinationBoard
 
     if not CoordinationBoard.is_available():
         return True

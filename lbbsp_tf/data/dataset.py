@@ -20,11 +20,11 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.host import HostCalls
-from lbbsp_tf.iteration import SharedReads, SwitchingIterator
-from lbbsp_tf.mapping import SampleMap, over_samples
-from lbbsp_tf.rows import count_rows, first_leaf
-from lbbsp_tf.sources import Draw, Source
+from lbbsp_tf.data.host import HostCalls
+from lbbsp_tf.data.iteration import SharedReads, SwitchingIterator
+from lbbsp_tf.data.mapping import SampleMap, over_samples
+from lbbsp_tf.data.rows import count_rows, first_leaf
+from lbbsp_tf.data.sources import Draw, Source
 
 
 class SessionPlan:

@@ -3,7 +3,7 @@
 A train step runs as in a single process: it sees one replica (`compat.one_replica_view`) and this
 worker's samples. If its loss is a mean over samples, the gradient of the whole batch is
 ``sum_i (x_i / X) g_i``; if it is a sum, ``sum_i g_i``. Which of them holds is not assumed but
-proven on a few samples, see `lbbsp_tf.proof`.
+proven on a few samples, see `lbbsp_tf.exactness.proof`.
 """
 
 from __future__ import annotations

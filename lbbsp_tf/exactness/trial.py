@@ -12,8 +12,14 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.probe import Probe, Sketch, Written, same_for_all_samples, sketches_as_one_process
-from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
+from lbbsp_tf.data.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
+from lbbsp_tf.exactness.probe import (
+    Probe,
+    Sketch,
+    Written,
+    same_for_all_samples,
+    sketches_as_one_process,
+)
 
 Value = TypeVar("Value", float, np.ndarray)
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.host import HostCalls
-from lbbsp_tf.iteration import SwitchingIterator
-from lbbsp_tf.mapping import unpacked
-from lbbsp_tf.rows import count_rows, slice_rows
-from lbbsp_tf.sources import Draw, Fingerprints, Plan, step_numbers
+from lbbsp_tf.data.host import HostCalls
+from lbbsp_tf.data.iteration import SwitchingIterator
+from lbbsp_tf.data.mapping import unpacked
+from lbbsp_tf.data.rows import count_rows, slice_rows
+from lbbsp_tf.data.sources import Draw, Fingerprints, Plan, step_numbers
 
 
 class _Records(NamedTuple):

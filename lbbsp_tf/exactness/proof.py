@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.effects import assigned_from_samples, factors_of_logged, targets_are_sums
-from lbbsp_tf.rounding import DOUBLE, INEXACT, SINGLE, Comparison, Precision
-from lbbsp_tf.train_step import TrainStep
-from lbbsp_tf.trial import Split, Trials
-from lbbsp_tf.weighting import Weighting
+from lbbsp_tf.exactness.effects import assigned_from_samples, factors_of_logged, targets_are_sums
+from lbbsp_tf.exactness.rounding import DOUBLE, INEXACT, SINGLE, Comparison, Precision
+from lbbsp_tf.exactness.trial import Split, Trials
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.weighting import Weighting
 
 logger = logging.getLogger("lbbsp.tf")
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_tf.probe import COARSE_FLOOR, Sketch
-from lbbsp_tf.trial import Split
+from lbbsp_tf.exactness.probe import COARSE_FLOOR, Sketch
+from lbbsp_tf.exactness.trial import Split
 
 
 class Precision(NamedTuple):

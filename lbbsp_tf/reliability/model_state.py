@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_tf import compat
-from lbbsp_tf.agreement import optimizers_of
+from lbbsp_tf.exactness.agreement import optimizers_of
 
 
 class ModelState:

@@ -1,0 +1,1 @@
+"""Whether a loss is a mean, and whether workers hold the same."""
