@@ -26,13 +26,13 @@ if in_cluster():
     marks.begin()
     keep_forks()
 
-from lbbsp_mx.async_trainer import AsyncTrainer  # noqa: E402
-from lbbsp_mx.batchnorm import SyncBatchNorm  # noqa: E402
-from lbbsp_mx.data_iter import PlannedIter  # noqa: E402
-from lbbsp_mx.estimator import LoadBalancingHandler  # noqa: E402
-from lbbsp_mx.kvstore import KVStore, register  # noqa: E402
-from lbbsp_mx.sampler import BatchSampler  # noqa: E402
-from lbbsp_mx.trainer import Trainer  # noqa: E402
+from lbbsp_mx.asynchronous.async_trainer import AsyncTrainer  # noqa: E402
+from lbbsp_mx.data.data_iter import PlannedIter  # noqa: E402
+from lbbsp_mx.data.sampler import BatchSampler  # noqa: E402
+from lbbsp_mx.estimator.estimator import LoadBalancingHandler  # noqa: E402
+from lbbsp_mx.layers.batchnorm import SyncBatchNorm  # noqa: E402
+from lbbsp_mx.store.kvstore import KVStore, register  # noqa: E402
+from lbbsp_mx.trainer.trainer import Trainer  # noqa: E402
 
 register()
 

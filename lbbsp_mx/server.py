@@ -22,8 +22,9 @@ from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
 from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
-from lbbsp_mx import cluster, env, nodes
-from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread, say
+from lbbsp_mx import cluster, env
+from lbbsp_mx.reliability import nodes
+from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, looking_thread, say
 
 _OPTIMIZER = 0  # the only command that workers send
 _ANSWER_SECONDS = 600.0  # for which a server waits for a scheduler; workers have `start_seconds`

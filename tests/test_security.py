@@ -28,7 +28,10 @@ PRIVATE = {"mkstemp", "NamedTemporaryFile", "chmod", "fchmod"}
 
 EXCEPTIONS = {
     ("lbbsp_mx/server.py", "pickle"),  # optimizers, as MXNet's workers send them to its servers
-    ("lbbsp_mx/gluon_states.py", "pickle"),  # a reader that looks up nothing that a file names
+    (
+        "lbbsp_mx/reliability/gluon_states.py",
+        "pickle",
+    ),  # a reader that looks up nothing that a file names
     ("lbbsp_tf/exactness/agreement.py", "marshal"),  # own lambdas, as Keras describes them
     ("lbbsp_core/testing/contracts.py", "pickle"),  # copies an object of the test that calls it
 }

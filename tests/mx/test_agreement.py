@@ -9,7 +9,7 @@ import numpy as np  # noqa: E402
 from helpers import DATA, SAMPLES, X, backward, network, weights  # noqa: E402
 from mxnet import gluon, nd  # noqa: E402
 
-from lbbsp_mx.agreement import Agreement  # noqa: E402
+from lbbsp_mx.reliability.agreement import Agreement  # noqa: E402
 
 
 def trainer(net, optimizer="sgd", **options):

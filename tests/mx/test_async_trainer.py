@@ -11,7 +11,7 @@ from mxnet import gluon, nd  # noqa: E402
 from lbbsp_core import ASP, BSP, SSP, EpochBalanced, Limits, LoadBalanced, Profile, read_run  # noqa: E402
 from lbbsp_core.order import SampleStream  # noqa: E402
 from lbbsp_mx import cluster  # noqa: E402
-from lbbsp_mx.native import runtime  # noqa: E402
+from lbbsp_mx.store.native import runtime  # noqa: E402
 
 
 def asynchronous(net, optimizer="adam", **options):

@@ -9,8 +9,8 @@ pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.heartbeat import Beat, Loss, Reason
-from lbbsp_mx import board as boards
-from lbbsp_mx.board import KeyBoard
+from lbbsp_mx.reliability import board as boards
+from lbbsp_mx.reliability.board import KeyBoard
 
 WORKERS = 3
 

@@ -19,8 +19,8 @@ from mxnet.gluon.contrib.estimator import EpochEnd, Estimator  # noqa: E402
 
 from lbbsp_core.runtime.checkpoint.checkpoint import newest_checkpoint  # noqa: E402
 from lbbsp_core.runtime.reliability import preemption  # noqa: E402
-from lbbsp_mx.native import runtime  # noqa: E402
-from lbbsp_mx.states import optimizer_state, restore_optimizer  # noqa: E402
+from lbbsp_mx.reliability.states import optimizer_state, restore_optimizer  # noqa: E402
+from lbbsp_mx.store.native import runtime  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("writes_each")
 

@@ -4,8 +4,8 @@ import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_mx.collectives import TrainerStore  # noqa: E402
-from lbbsp_mx.native import runtime  # noqa: E402
+from lbbsp_mx.store.collectives import TrainerStore  # noqa: E402
+from lbbsp_mx.store.native import runtime  # noqa: E402
 
 
 class Late:

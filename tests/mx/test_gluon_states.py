@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 from helpers import weights  # noqa: E402
 from mxnet import autograd, gluon, nd  # noqa: E402
 
-from lbbsp_mx.gluon_states import gluon_order  # noqa: E402
+from lbbsp_mx.reliability.gluon_states import gluon_order  # noqa: E402
 
 X = 8
 LAYERS = 12

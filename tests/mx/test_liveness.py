@@ -7,9 +7,9 @@ import pytest
 
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
-from lbbsp_mx import nodes  # noqa: E402
-from lbbsp_mx.liveness import NodesWatch, SchedulerWatch, looking_thread  # noqa: E402
-from lbbsp_mx.nodes import Nodes, node_names  # noqa: E402
+from lbbsp_mx.reliability import nodes  # noqa: E402
+from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, looking_thread  # noqa: E402
+from lbbsp_mx.reliability.nodes import Nodes, node_names  # noqa: E402
 
 NAMES = node_names(workers=2, servers=1)
 PEERS = {("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)}

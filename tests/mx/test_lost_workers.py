@@ -8,8 +8,8 @@ pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.reliability import marks
-from lbbsp_mx.liveness import NodesWatch
-from lbbsp_mx.nodes import node_names
+from lbbsp_mx.reliability.liveness import NodesWatch
+from lbbsp_mx.reliability.nodes import node_names
 
 
 class Transport:

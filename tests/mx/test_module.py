@@ -13,7 +13,7 @@ from helpers import DATA, FEATURES, LABELS, SAMPLES, X  # noqa: E402
 
 from lbbsp_core import GlobalOrder, read_run  # noqa: E402
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession  # noqa: E402
-from lbbsp_mx.pushes import PushedSteps  # noqa: E402
+from lbbsp_mx.module.pushes import PushedSteps  # noqa: E402
 
 WHOLE = SAMPLES // X * X  # samples without those of a short last step
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
-from lbbsp_mx.script_keys import FIRST_OWN_KEY, ScriptKeys, flat
+from lbbsp_mx.store.script_keys import FIRST_OWN_KEY, ScriptKeys, flat
 
 
 def test_each_store_has_numbers_of_its_own():

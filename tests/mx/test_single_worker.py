@@ -29,7 +29,7 @@ from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
 
 from lbbsp_mx import compat  # noqa: E402
-from lbbsp_mx.metrics import join_estimators  # noqa: E402
+from lbbsp_mx.estimator.metrics import join_estimators  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

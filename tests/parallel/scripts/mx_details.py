@@ -16,8 +16,8 @@ from mxnet import autograd, gluon, nd
 from report import _answer, result
 
 from lbbsp_core.runtime.checkpoint.checkpoint import read_checkpoint
-from lbbsp_mx import batchnorm
-from lbbsp_mx.states import optimizer_state
+from lbbsp_mx.layers import batchnorm
+from lbbsp_mx.reliability.states import optimizer_state
 
 FOLDER = Path(sys.argv[1])
 X, SAMPLES, STEPS, SAVES = 24, 96, 3, 25

@@ -1,0 +1,1 @@
+"""Training without barriers, by SSP, ASP, DSSP and ElasticBSP."""

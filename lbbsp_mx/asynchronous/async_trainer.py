@@ -1,0 +1,370 @@
+"""Gluon trainer for asynchronous training on ``dist_async``: `AsyncTrainer`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn
+
+import mxnet as mx
+from mxnet import gluon
+
+from lbbsp_core.order import SampleStream
+from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
+from lbbsp_core.runtime.asynchronous.coordination import Table, empty_log, empty_questions
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.sync import Synchroniser
+from lbbsp_mx import cluster, env
+from lbbsp_mx.devices import devices_of
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
+from lbbsp_mx.trainer.fence import wait_for
+from lbbsp_mx.trainer.means import clear_stale, mark_gradients
+from lbbsp_mx.trainer.parameters import Parameters, as_created, normalises_batches, require_dense
+
+logger = logging.getLogger("lbbsp.mx")
+
+
+class AsyncTrainer(gluon.Trainer):
+    """Trains a gluon network under SSP, ASP, DSSP or ElasticBSP: workers may run ahead of others.
+
+    The optimizer runs on MXNet's parameter servers (``dist_async``), where each push enters the
+    model on arrival. The first server also runs a coordinator, which runs the same synchronisers
+    as ``lbbsp simulate``, assigns the samples, and asks the policy for batch sizes. With `BSP`,
+    and at the barriers of `ElasticBSP`, pushes are kept and enter together, as one update.
+
+    A push of x samples moves the model by ``x / X`` of a step along their mean gradient, so that
+    under plain SGD every sample has the same weight in every scheme. (Adam and similar optimizers
+    make a full step at every push, and weight decay and momentum act at every push.) For exact
+    learning, and for speed where no worker needs to run ahead, use `lbbsp_mx.Trainer`.
+
+    Without ``DMLC_*`` variables there is one worker, which trains in this process.
+
+    Args:
+        params: Parameters of the network, all initialised.
+        optimizer: Name or object of the optimizer. To change the learning rate, give it an
+            ``lr_scheduler``, which counts pushes.
+        optimizer_params: Options of the optimizer.
+        sync: Decides which workers wait for which: `SSP`, `ASP`, `DSSP`, `ElasticBSP`, `BSP`, or
+            a synchroniser of your own; the same on all workers. A name such as ``"ssp:3"`` will do,
+            see `lbbsp_core.registry`.
+        global_batch_size: X, the samples in one batch of each of the N workers.
+        wait_seconds: Maximum seconds that an iteration waits for other workers or for a server.
+        **options: Options of `lbbsp_core.SessionOptions`. The policy defaults to `Even`;
+            `FixedShares` and `LoadBalanced` (for LB + SSP, LB + ASP) work as well and decide
+            whenever every worker has pushed once more. The cost must be `Proportional` or
+            `Affine`. Options of common steps are refused, such as ``metrics_file``.
+
+    Raises:
+        ValueError: The options cannot be satisfied, exclude each other, or have no effect here.
+
+    Example::
+
+        trainer = lbbsp_mx.AsyncTrainer(net.collect_params(), "sgd", sync=SSP(3),
+                                        global_batch_size=256)
+        loader = gluon.data.DataLoader(
+            dataset, batch_sampler=trainer.batch_sampler(len(dataset), epochs=5))
+        for x, y in loader:
+            with autograd.record():
+                loss = loss_fn(net(x), y)
+            loss.backward()
+            trainer.step(x.shape[0])
+        trainer.finish()              # waits for the other workers, and reads the final model
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict[str, object] | None = None,
+        *,
+        sync: Synchroniser | str,
+        global_batch_size: int,
+        wait_seconds: float = 1800.0,
+        **options: object,
+    ) -> None:
+        chosen = SessionOptions.of(options, AsyncTrainer.__init__)
+        params = list(as_created(params))
+        _check_initialised(params)
+        if cluster.in_cluster():
+            _check_servers_are_free()
+            runtime().optimizer_of = "AsyncTrainer"
+        runtime().use_options(chosen)
+        super().__init__(params, optimizer, optimizer_params, None, None, False)
+        self._updaters = []
+        self._servers = servers = _Servers(params, wait_seconds)
+        self.rank, self.num_workers = servers.rank, servers.workers
+        self._session = AsyncSession(
+            servers,
+            sync,
+            global_batch_size,
+            chosen,
+            framework="mxnet",
+            versions={"mxnet": mx.__version__},
+            facts=f"parameters of {[tuple(param.shape) for param in params]}",
+            devices=devices_of(params[0].list_ctx()).names,
+        )
+        self._optimizer.rescale_grad = self._scale / global_batch_size
+        service = self._session.make_service() if self.rank == 0 else None
+        keeps = self._session.sync.keeps_pushes
+        servers.start(
+            service and ServerOptimizer(self._optimizer, servers.keys, service, keeps_pushes=keeps),
+            keeps_pushes=keeps,
+        )
+        self._session.start()
+        self._read(range(len(params)))
+        runtime().endings.add(self._session.depart)
+        self._warn_if_unfair(keeps_pushes=keeps)
+
+    def batch_sampler(self, num_samples: int, epochs: int = 1) -> StreamSampler:
+        """Creates the ``batch_sampler`` of the DataLoader, with the same arguments on all workers.
+
+        Workers are assigned samples on request: each sample occurs once per epoch, and a fast
+        worker gets more of them. Samples that a worker has drawn but not used when it leaves an
+        iteration are dropped.
+
+        Args:
+            num_samples: Number of samples in the whole data set.
+            epochs: Number of epochs that one iteration over the loader covers.
+        """
+        self._session.use_samples(num_samples)
+        stream = SampleStream(num_samples, self._session.options.seed)
+        return StreamSampler(self._session, stream, epochs)
+
+    def exclude_step(self) -> None:
+        """Excludes the running iteration from learning, because it contains other work."""
+        self._session.exclude_step()
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Pushes this worker's gradient, waits until it may proceed, and reads the model.
+
+        Args:
+            batch_size: Samples in the batch, as drawn.
+            ignore_stale_grad: Whether parameters that the batch does not use stay out of the push;
+                otherwise they are refused, as by gluon.
+
+        Raises:
+            ValueError: The batch size differs from that of the batch which was drawn.
+        """
+        self._refuse_changes()
+        self._session.check_batch(batch_size)
+        learning = [self._params[number] for number in self._servers.learning]
+        clear_stale(learning)
+        self._update(ignore_stale_grad)  # without updaters it only checks the gradients
+        self._servers.wait_for_gradients()
+        self._session.end_step(batch_size)
+        mark_gradients(learning, is_fresh=False)
+        self._read(self._servers.learning)
+
+    def finish(self) -> None:
+        """Leaves the training, waits until all workers have left, and reads the final model."""
+        self._session.finish()
+        self._read(self._servers.learning)
+        self._session.close()
+
+    def set_learning_rate(self, lr: float) -> NoReturn:
+        """Raises an error, because the optimizer runs on the servers.
+
+        Raises:
+            ValueError: Always; names the alternative.
+        """
+        raise ValueError(
+            f"the learning rate cannot be set to {lr!r}, because the optimizer runs on the "
+            "servers: give it an lr_scheduler, which counts pushes"
+        )
+
+    def allreduce_grads(self) -> NoReturn:
+        """Raises an error, because no gradients are summed over workers.
+
+        Raises:
+            ValueError: Always; names the alternative.
+        """
+        raise ValueError("gradients enter the model only by step(): call trainer.step(batch_size)")
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> NoReturn:
+        """Raises the error of `allreduce_grads`."""
+        self.allreduce_grads()
+
+    def save_states(self, fname: str) -> NoReturn:
+        """Raises an error, because the optimizer's state is on the servers.
+
+        Raises:
+            ValueError: Always; names the alternative.
+        """
+        raise ValueError(
+            f"the optimizer's state is on the servers, and cannot be saved to {fname!r} or loaded "
+            "from it: save the parameters (net.save_parameters), or train with lbbsp_mx.Trainer"
+        )
+
+    def load_states(self, fname: str) -> NoReturn:
+        """Raises the error of `save_states`."""
+        self.save_states(fname)
+
+    def _read(self, numbers: Sequence[int]) -> None:
+        """Reads the parameters with these indices from the servers."""
+        self._session.begin_read()
+        self._servers.read(numbers)
+        self._session.end_read()
+
+    def _warn_if_unfair(self, *, keeps_pushes: bool) -> None:
+        """Warns if the optimizer or the network makes a comparison of schemes unfair."""
+        optimizer = self._optimizer
+        scales = type(optimizer) is mx.optimizer.SGD and not optimizer.wd
+        if not keeps_pushes and self.num_workers > 1 and not scales:
+            logger.warning(
+                "%s with wd = %g makes a full step at every push, that is %d steps for the samples "
+                "of one step of BSP: use SGD without weight decay for a fair comparison",
+                type(optimizer).__name__,
+                optimizer.wd,
+                self.num_workers,
+            )
+        if normalises_batches(self._params):
+            logger.warning(
+                "BatchNorm normalises each worker's batch separately, and each worker keeps its "
+                "own running moments: use another normalisation for asynchronous training"
+            )
+
+    def _refuse_changes(self) -> None:
+        """Raises an error if settings that the servers received at the start have changed."""
+        learning, before = _learning(self._params), self._servers.learning
+        if learning != before:
+            raise ValueError(
+                f"the indices of parameters with gradients were {before} when the trainer was "
+                f"created and are {learning} now: set grad_req before"
+            )
+        if getattr(self, "_amp_loss_scaler", None) is not None:
+            raise ValueError(
+                "amp cannot be used, because it changes the scale of the loss and the servers "
+                "divide by a constant: leave amp out, or train with lbbsp_mx.Trainer"
+            )
+
+
+class StreamSampler(gluon.data.Sampler):
+    """Batches of this worker, assigned by the coordinator on request."""
+
+    def __init__(self, session: AsyncSession, stream: SampleStream, epochs: int) -> None:
+        self._session, self._stream, self._epochs = session, stream, epochs
+        self._limit = 0
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "len() is not available, because the number of batches that a worker draws is known "
+            "only at the end: iterate over the sampler"
+        )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._limit += self._epochs * self._stream.num_samples
+        self._session.begin_epoch()
+        while True:
+            begin, end = self._session.claim(self._limit)
+            if begin >= end:
+                return
+            yield self._stream.take(begin, end).tolist()
+
+
+class _Servers:
+    """Parameter servers of MXNet, for an `AsyncSession`."""
+
+    def __init__(self, params: list[gluon.Parameter], wait_seconds: float) -> None:
+        self._native = runtime().native("dist_async" if cluster.in_cluster() else "local", 120.0)
+        self.rank, self.workers = self._native.rank, self._native.num_workers
+        self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
+        self.learning = _learning(params)
+        self._answers = mx.nd.array(empty_questions(self.workers))
+        self._params = params
+        self._wait_seconds = wait_seconds
+
+    def start(self, optimizer: ServerOptimizer | None, *, keeps_pushes: bool) -> None:
+        """Sends the model, the optimizer and the coordinator to the servers; a collective."""
+        context = self._params[0].list_ctx()[0]
+        self._keeps_pushes = keeps_pushes
+        values = {i: param.data(context).as_nd_ndarray() for i, param in enumerate(self._params)}
+        if keeps_pushes:
+            sums = {self.keys.sums + i: mx.nd.zeros_like(values[i]) for i in self.learning}
+            values |= sums
+        values[self.keys.questions] = mx.nd.array(empty_questions(self.workers))
+        values[self.keys.log] = mx.nd.array(empty_log())
+        with self.waiting("for all workers to send the model"):
+            self._native.init(list(values), list(values.values()))
+        if optimizer is not None:
+            trained = optimizer.optimizer
+            trained.set_lr_mult({i: param.lr_mult for i, param in enumerate(self._params)})
+            trained.set_wd_mult({i: param.wd_mult for i, param in enumerate(self._params)})
+            with self.waiting("for the servers to receive the optimizer"):
+                self._native.set_optimizer(optimizer)
+        if cluster.in_cluster():
+            with self.waiting("for worker 0 to send the optimizer"):
+                self._native._barrier()
+
+    def ask(self, table: Table) -> None:
+        """Pushes a table of questions."""
+        self._native.push(self.keys.questions, mx.nd.array(table))
+
+    def read_answers(self) -> Table:
+        """Pulls the table of answers."""
+        self._native.pull(self.keys.questions, out=self._answers)
+        return self._answers.asnumpy()
+
+    def exchange_log(self, table: Table) -> Table:
+        """Pushes a request for the log, and pulls the answer."""
+        lines = mx.nd.array(table)
+        self._native.push(self.keys.log, lines)
+        self._native.pull(self.keys.log, out=lines)
+        return lines.asnumpy()
+
+    def push_gradients(self, *, to_sum: bool) -> None:
+        """Pushes this worker's new gradients, and waits until the servers have received them."""
+        fresh = clear_stale(self._params[i] for i in self.learning)
+        first, numbers = self.keys.sums if to_sum else 0, self.learning
+        if to_sum or not self._keeps_pushes:  # else it may be the signal to update by the sums
+            numbers = [i for i, is_new in zip(numbers, fresh, strict=True) if is_new]
+        with self.waiting("for the servers to receive its gradients"):
+            if numbers:
+                gradients = [self._params[i].list_grad() for i in numbers]
+                self._native.push([first + i for i in numbers], gradients)
+            mx.nd.waitall()
+
+    def wait_for_gradients(self) -> None:
+        """Waits until this worker has computed its gradients."""
+        wait_for(self._params[i].list_grad() for i in self.learning)
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Pulls the parameters with these indices."""
+        with self.waiting("for the model"):
+            arrays = [self._params[i].list_data() for i in numbers]
+            self._native.pull(list(numbers), out=arrays)
+            wait_for(arrays)
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Ends the process if the wait inside the context takes too long."""
+        return runtime().waiting(self.rank, self._wait_seconds, what, "lbbsp_mx.AsyncTrainer")
+
+
+def _learning(params: Sequence[gluon.Parameter]) -> list[int]:
+    return [i for i, param in enumerate(params) if param.grad_req != "null"]
+
+
+def _check_servers_are_free() -> None:
+    """Raises ValueError if a script has given the servers keys, an optimizer or compression."""
+    if runtime().optimizer_of == "AsyncTrainer":
+        raise ValueError(
+            "a process can have only one AsyncTrainer in a cluster, because the servers run "
+            "one optimizer: use one trainer for all parameters, or a separate job"
+        )
+    if runtime().optimizer_of or runtime().taken or runtime().compresses:
+        raise ValueError(
+            "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
+            "given them keys, an optimizer or gradient compression: use a separate job for one of "
+            "the two"
+        )
+
+
+def _check_initialised(params: list[gluon.Parameter]) -> None:
+    for param in params:
+        if param._deferred_init:
+            raise ValueError(
+                f"parameter {param.name} must be initialised, with its shape known: give in_units "
+                "or in_channels, or call the network once before creating the trainer"
+            )
+        require_dense(param)

@@ -1,0 +1,1 @@
+"""Samplers and iterators that draw by the plan."""

@@ -1,0 +1,1 @@
+"""Gluon's Estimator: its handler and metrics."""

@@ -1,0 +1,1 @@
+"""Layers that use the global batch."""

@@ -1,0 +1,223 @@
+r"""Batch normalisation over the global batch: `SyncBatchNorm`.
+
+Worker i sends its count, mean and sum of squared deviations ``(n_i, m_i, s_i)``; all workers
+combine them in rank order, in float64 (Chan, Golub, LeVeque 1979)::
+
+    n = sum n_i      m = sum n_i m_i / n      v = sum (s_i + n_i (m_i - m)^2) / n
+
+Gluon's losses are sums over samples. The backward pass therefore needs the sums of ``dy`` and
+``dy x^`` over *all* workers for the gradient of x, and the local sums for those of gamma and
+beta, which the trainer sums over workers. Uneven batches then give the gradients of one process
+with the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+
+from lbbsp_mx import cluster
+from lbbsp_mx.layers.layer_peers import Peers, find_peers
+
+_OPERATOR = "lbbsp_sync_batch_norm"
+
+
+class SyncBatchNorm(nn.BatchNorm):
+    """Batch normalisation over the global batch, for networks trained by `lbbsp_mx.Trainer`.
+
+    It takes the options of `mxnet.gluon.nn.BatchNorm`, and `num_devices`, which has no effect. It
+    works in hybridised networks, with one device per worker and losses per sample. A layer may be
+    used several times before the backward pass, if all workers use it equally often and in the same
+    order; its running moments are updated in that order. Each forward pass updates them; MXNet's
+    own layer does so on a CPU in the backward pass, and not where there is none, as for the
+    `detach`ed samples of a GAN.
+    """
+
+    def __init__(self, axis: int = 1, *, num_devices: Any = None, **options: Any) -> None:
+        if axis != 1:
+            raise ValueError(
+                f"axis must be 1, the channels in the layout NC..., got {axis}: transpose the data"
+            )
+        super().__init__(axis=axis, **options)
+        if not hasattr(self.running_mean, "lbbsp_synchronised"):
+            self.running_mean.lbbsp_synchronised = Peers(self.running_mean)
+
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Compiles the layer, as gluon's does.
+
+        Raises:
+            ValueError: `static_shape` is true, with which MXNet starts the forward passes of one
+                layer at the same time, and batches could be normalised by moments of others.
+        """
+        if active and kwargs.get("static_shape"):
+            raise ValueError(
+                "SyncBatchNorm needs static_shape=False, got True: use hybridize(static_alloc=True)"
+                ", since the batch sizes of LB-BSP change anyway"
+            )
+        super().hybridize(active, **kwargs)
+
+    def cast(self, dtype: Any) -> None:
+        """Keeps single precision, as gluon's own layer does."""
+        if np.dtype(dtype).name == "float16":
+            dtype = "float32"
+        super().cast(dtype)
+
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
+        """Normalises x by the moments of the global batch, or the running ones in prediction."""
+        peers = self.running_mean.lbbsp_synchronised
+        if not peers.is_connected and cluster.in_cluster() and mx.autograd.is_training():
+            known = self.running_mean.shape and self.running_mean.shape[0]
+            if known:
+                raise RuntimeError(
+                    f"{self.name} is not connected to the other workers: create the "
+                    "lbbsp_mx.Trainer of its parameters before training"
+                )
+        inputs = (x, gamma, beta, running_mean, running_var)
+        x, *vectors = (each.as_nd_ndarray() for each in inputs)
+        names = ("momentum", "eps", "fix_gamma", "use_global_stats")
+        options = {name: repr(self._kwargs[name]) for name in names}
+        y = F.Custom(
+            _plain(F, x), *vectors, op_type=_OPERATOR, peers=peers.key, name="fwd", **options
+        )
+        y = _plain(F, y)
+        return y.as_np_ndarray() if mx.util.is_np_array() else y
+
+
+class _Operator(mx.operator.CustomOp):
+    """Operator that normalises one batch, with the state that its backward pass needs."""
+
+    def __init__(self, peers: Peers | None, options: _Properties) -> None:
+        super().__init__()
+        self._peers, self._options = peers, options
+        self._total = 0.0
+        self._use = 0
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        """Normalises x; updates the running moments while training."""
+        x, gamma, beta = in_data
+        options = self._options
+        if is_train and not options.use_global_stats:
+            self._total, *moments = self._moments(x)
+            mean, variance = (mx.nd.array(m, ctx=x.context, dtype=gamma.dtype) for m in moments)
+            for running, new in zip(aux, (mean, variance), strict=True):
+                running[:] = options.momentum * running + (1 - options.momentum) * new
+        else:
+            self._total = 0.0
+            mean, variance = aux
+        self._mean, self._scale = mean.copy(), mx.nd.rsqrt(variance + options.eps)
+        gamma = mx.nd.ones_like(gamma) if options.fix_gamma else gamma
+        y = mx.nd.broadcast_mul(self._normalised(x), _over(gamma, x))
+        self.assign(out_data[0], req[0], mx.nd.broadcast_add(y, _over(beta, x)))
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        """Computes the gradients of x (which depends on all workers' samples), gamma and beta."""
+        (dy,), (x, gamma, _) = out_grad, in_data
+        fixed = self._options.fix_gamma
+        normalised = self._normalised(x)
+        dbeta = dy.sum(axis=1, exclude=True)
+        dgamma = (dy * normalised).sum(axis=1, exclude=True)
+        if self._total:
+            sums = self._sums(dbeta, dgamma)
+            ones, along = (
+                _over(mx.nd.array(s / self._total, ctx=x.context, dtype=gamma.dtype), x)
+                for s in sums
+            )
+            dy = mx.nd.broadcast_sub(dy, ones) - mx.nd.broadcast_mul(normalised, along)
+        factor = self._scale if fixed else gamma * self._scale
+        self.assign(in_grad[0], req[0], mx.nd.broadcast_mul(dy, _over(factor, x)))
+        self.assign(in_grad[1], req[1], mx.nd.zeros_like(dgamma) if fixed else dgamma)
+        self.assign(in_grad[2], req[2], dbeta)
+
+    def _normalised(self, x: Any) -> Any:
+        return mx.nd.broadcast_mul(
+            mx.nd.broadcast_sub(x, _over(self._mean, x)), _over(self._scale, x)
+        )
+
+    def _moments(self, x: Any) -> tuple[float, Any, Any]:
+        """Returns the number of values per channel, their mean and variance, of the global batch.
+
+        The mean and the variance have the shape ``(channels,)``.
+        """
+        count = x.size / x.shape[1]
+        mean = x.mean(axis=1, exclude=True)
+        squares = (mx.nd.broadcast_sub(x, _over(mean, x)) ** 2).sum(axis=1, exclude=True)
+        row = np.concatenate([[count], mean.asnumpy(), squares.asnumpy()])
+        row = row.astype(np.promote_types(x.dtype, np.float32))
+        self._use = 0 if self._peers is None else self._peers.next_use()
+        rows = self._gather("moments", row).astype(np.float64)
+        counts, (means, squares) = rows[:, :1], np.split(rows[:, 1:], 2, axis=1)
+        total = counts.sum()
+        mean = (counts * means).sum(axis=0) / total
+        variance = (squares + counts * (means - mean) ** 2).sum(axis=0) / total
+        return float(total), mean, variance
+
+    def _sums(self, *values: Any) -> list[Any]:
+        """Sums vectors of shape ``(channels,)`` over all workers."""
+        row = np.concatenate([value.asnumpy() for value in values])
+        return np.split(self._gather("sums", row).astype(np.float64).sum(axis=0), len(values))
+
+    def _gather(self, kind: str, row: Any) -> Any:
+        """Gathers rows of this use.
+
+        Raises:
+            RuntimeError: There are other workers, and the layer was loaded from a file.
+        """
+        if self._peers is None and cluster.in_cluster():
+            raise RuntimeError(
+                "a network with lbbsp_mx.SyncBatchNorm that was loaded from an exported file "
+                "cannot be trained by several workers: create it from its Python code"
+            )
+        return row[None] if self._peers is None else self._peers.gather(kind, self._use, row)
+
+
+@mx.operator.register(_OPERATOR)
+class _Properties(mx.operator.CustomOpProp):
+    """Properties of the operator that MXNet reads."""
+
+    def __init__(
+        self, peers: str, momentum: str, eps: str, fix_gamma: str, use_global_stats: str
+    ) -> None:
+        super().__init__(need_top_grad=True)
+        self._key = peers
+        self.momentum, self.eps = float(momentum), float(eps)
+        self.fix_gamma, self.use_global_stats = fix_gamma == "True", use_global_stats == "True"
+
+    def list_arguments(self) -> list[str]:
+        """Returns the names of the inputs."""
+        return ["data", "gamma", "beta"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        """Returns the names of the arrays that the operator itself changes."""
+        return ["running_mean", "running_var"]
+
+    def infer_shape(self, in_shape: Any) -> Any:
+        """Returns the shapes of inputs, outputs and moments; vectors have one value per channel."""
+        vector = [in_shape[0][1]]
+        return [in_shape[0], vector, vector], [in_shape[0]], [vector, vector]
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Operator:
+        """Creates the operator for one pass."""
+        return _Operator(find_peers(self._key), self)
+
+
+def _plain(F: Any, x: Any) -> Any:
+    """Returns a copy of x in the plain layout.
+
+    oneDNN's convolutions store their output, and the gradient of their input, in blocks of
+    channels. Operators written in Python read these as if they were in the plain layout, which
+    gave wrong moments that differed from run to run. MXNet may perform an addition or an identity
+    in place, so `tile` is used.
+    """
+    return F.tile(x, reps=(1,))
+
+
+def _over(vector: Any, x: Any) -> Any:
+    """Returns a vector with one value per channel, reshaped to broadcast over x."""
+    return vector.reshape((1, -1) + (1,) * (x.ndim - 2))

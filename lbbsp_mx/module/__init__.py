@@ -1,0 +1,1 @@
+"""Balanced `Module.fit`."""

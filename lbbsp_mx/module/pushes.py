@@ -1,0 +1,219 @@
+"""Steps of a balanced store, whose gradients are scaled when they are pushed: `PushedSteps`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import mxnet as mx
+from mxnet.optimizer import Optimizer
+
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx.module.pushed_keys import PushedKeys
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.script_keys import Key, Keys, flat
+from lbbsp_mx.trainer.fence import arrays_in, wait_for
+
+logger = logging.getLogger("lbbsp.mx")
+
+NO_OPTIMIZER = (
+    "a balanced store needs the optimizer on the servers, so that all workers have the same "
+    "model: pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave "
+    "MXNET_UPDATE_ON_KVSTORE=0 out"
+)
+
+
+_Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
+"""Arrays of the last call with these keys in a step."""
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a step."""
+
+    local: int
+    total: int
+
+
+class PushedSteps:
+    """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
+
+    The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
+    and the barrier of its session begins, when each key was pushed as often as in earlier steps,
+    at the latest when the next batch is drawn.
+
+    Args:
+        session: Session of the training.
+        scheduled: Samples of a step by which Module divides gradients if the script does not set
+            ``rescale_grad``: the iterator's batch size times the number of workers.
+        mean_loss: Whether gradients are means over a worker's batch.
+        devices: Largest number of devices of a worker.
+        most_devices: Number of devices up to which each has samples in every step.
+        in_servers: Whether the optimizer must run in the servers.
+    """
+
+    def __init__(
+        self,
+        session: PipelinedSession,
+        scheduled: int,
+        *,
+        mean_loss: bool,
+        devices: int,
+        most_devices: int,
+        in_servers: bool,
+    ) -> None:
+        self._session = session
+        self._scheduled, self._mean_loss = scheduled, mean_loss
+        self._devices, self._most_devices = devices, most_devices
+        self._in_servers = in_servers
+        self._total = session.balancer.constraints.global_batch_size
+        self._thread = threading.get_ident()
+        self._sizes: _Sizes | None = None  # of the batch that was drawn last
+        self._has_ended = False
+        self._has_pushed = False
+        self._has_closed = False
+        self._has_warned = False
+        self._keys = PushedKeys()
+        self._computed: _Newest = {}
+        self._pulled: _Newest = {}
+
+    # What the iterator calls
+
+    @property
+    def in_own_thread(self) -> bool:
+        """True on the thread that has created this."""
+        return threading.get_ident() == self._thread
+
+    def begin_draw(self) -> None:
+        """Ends the step of the batch that was drawn last, and waits for the next plan."""
+        if self._has_closed:
+            raise RuntimeError(
+                "the store is balanced over other data now: draw from the iterator that the last "
+                "call of balance has returned, and call balance again to use these data again"
+            )
+        if self._sizes is not None and not self._has_pushed:
+            self._skip()
+        self.end()
+        self._session.finish_barrier()
+
+    def drawn(self, local: int) -> None:
+        """Begins the step of a batch of `local` samples."""
+        self._sizes = _Sizes(local, sum(self._session.sizes))
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Ends the step if gradients were pushed; a batch that was not used is drawn again."""
+        self._end_step()
+        self._keys.end_step()
+        self._sizes, self._has_pushed = None, False
+        self._computed, self._pulled = {}, {}
+
+    def close(self) -> None:
+        """Ends the last step and the session, because the script ends or balances other data."""
+        if not self._has_closed:
+            self._has_closed = True
+            self.end()
+            self._session.close()
+
+    # What the store calls
+
+    def scaled(self, key: Keys, value: Any, optimizer: Optimizer | None) -> Any:
+        """Returns gradients times the factor that makes the update that of one process.
+
+        Arrays, one per device and for several keys in lists, do not change.
+        """
+        if self._sizes is None:
+            return value
+        if self._in_servers and not runtime().optimizer_of:
+            raise ValueError(NO_OPTIMIZER)
+        if self._session.workers > 1 and not self._has_warned:
+            self._warn_of_batch_norm(optimizer)
+        self._check_devices(value if isinstance(key, list | tuple) else [value])
+        keys = tuple(flat(key))
+        self._keys.push(keys)
+        self._has_pushed = True
+        factor = self._factor(self._sizes, optimizer)
+        if not self._has_ended:
+            # MXNet's store receives into the arrays that are pushed: waiting for these would
+            # include the wait for the other workers.
+            arrays = list(arrays_in(value))
+            self._computed[keys] = [*map(_first_element, arrays)] if factor == 1.0 else arrays
+        return value if factor == 1.0 else _times(factor, value)
+
+    def exchanged(self, key: Keys, pulled: Any = None) -> None:
+        """Notes a call of the store, and arrays into which results are pulled, if any are."""
+        if self._sizes is None:
+            return
+        keys = tuple(flat(key))
+        if pulled is not None:
+            self._keys.pull(keys)
+            if not self._has_ended:
+                self._pulled[keys] = list(arrays_in(pulled))
+        if self._keys.complete:
+            self._end_step()
+
+    # Helpers
+
+    def _factor(self, sizes: _Sizes, optimizer: Optimizer | None) -> float:
+        """Returns the factor of a gradient, relative to that of a whole step."""
+        share = (sizes.local if self._mean_loss else self._total) / sizes.total
+        # Module has divided by a size that may be larger than X, to be the same on all workers.
+        if optimizer is not None and optimizer.rescale_grad == 1.0 / self._scheduled:
+            return share * self._scheduled / self._total
+        return share
+
+    def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
+        """Warns of batch normalisation, if Module has created the optimizer, with its symbol."""
+        info, self._has_warned = getattr(optimizer, "sym_info", ()), True
+        nodes = info[0] if info else {}
+        if any(
+            name.endswith(("_moving_var", "_running_var"))  # gluon's has no options of the layer
+            and {**own, **nodes.get(name[:-11] + "fwd", {})}.get("use_global_stats") != "True"
+            for name, own in nodes.items()
+        ):
+            logger.warning(
+                "BatchNorm normalises each worker's batch separately, so that the result depends "
+                "on how the batch is split"
+            )
+
+    def _check_devices(self, values: Iterable[Any]) -> None:
+        used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
+        if used > self._most_devices:
+            raise ValueError(
+                f"devices must be the number of devices of a worker, {used}, got {self._devices}: "
+                f"pass devices={used} to balance, so that each device has samples in every step"
+            )
+
+    def _end_step(self) -> None:
+        if self._has_ended or not self._has_pushed:
+            return
+        self._has_ended = True
+        # Nothing is written to these arrays later in the step.
+        newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
+        self._session.end_step(*(partial(wait_for, arrays) for arrays in newest))
+
+    def _skip(self) -> None:
+        if self._session.workers > 1:
+            raise ValueError(
+                f"the batch of step {self._session.step} was drawn, and no gradients for it were "
+                "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
+                "batches in the training loop only, one before each update, and evaluate on an "
+                "iterator of its own"
+            )
+        self._session.skip_step()  # updates without this store
+
+
+def _times(factor: float, value: Any) -> Any:
+    """Returns arrays times a factor, as they are nested."""
+    if isinstance(value, mx.nd.NDArray):
+        return value * factor
+    return [_times(factor, each) for each in value]
+
+
+def _first_element(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Returns a copy of one element, which is complete when the array has its current value."""
+    if array.stype != "default":  # pushes of sparse arrays only read them
+        return array
+    return mx.nd.slice(array, begin=(0,) * array.ndim, end=(1,) * array.ndim)

@@ -1,0 +1,1 @@
+"""Checkpoints, lost workers, and the end of a process."""

@@ -1,0 +1,344 @@
+"""Agreement: parameters and settings of the optimizer that are equal on all workers.
+
+Optimizers run in the workers, so that models stay equal only if they start equal and every worker
+makes the same updates. Parameters are compared before the first batch is drawn, and in the first
+step; settings of the optimizer, such as the learning rate, in every step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+
+from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.exchange.settings import Setting, Settings
+from lbbsp_mx.trainer.fence import wait_for
+from lbbsp_mx.trainer.parameters import network_of
+from lbbsp_mx.trainer.sparse import exchange_whole, is_sparse
+
+if TYPE_CHECKING:
+    from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+    from lbbsp_mx.trainer.trainer import Trainer
+
+logger = logging.getLogger("lbbsp.mx")
+
+REMEDY: Final = (
+    "change the optimizer on all workers alike; where a rate follows a metric, let it follow "
+    "trainer.mean_over_workers(metric), which is the same on all workers"
+)
+
+_DRAW, _STEP, _BROADCAST = range(3)
+_CALLS = ("draws its first batch", "makes its first step", "calls broadcast_parameters")
+
+_VARYING = {"self", "kwargs", "learning_rate", "rescale_grad", "param_idx2name", "begin_num_update"}
+
+
+class _Row(NamedTuple):
+    """What each worker tells the others about its parameters.
+
+    Args:
+        call: What it does now: an index of `_CALLS`, and so many times more the trainer's number.
+        bits: Hash of the bits of all parameters.
+        digest: Digest of the parameters that are learned, as an integer.
+        unknown: Fingerprint of the numbers of those without values, because shapes are unknown.
+        others: Digest of parameters of the network that the trainer does not have; 0 before a step.
+    """
+
+    call: int
+    bits: int
+    digest: int
+    unknown: int
+    others: int
+
+
+class Agreement:
+    """Keeps the models of the workers equal, for one trainer.
+
+    `leader` is that of the trainer beside which this one steps, with the same session: what must be
+    equal in every step is compared in its steps.
+    """
+
+    def __init__(
+        self, trainer: Trainer, session: PipelinedSession, leader: Agreement | None = None
+    ) -> None:
+        self._trainer, self._session = trainer, session
+        self._compared = [self] if leader is None else []
+        self.number = 0 if leader is None else len(leader._compared)
+        self._leader = leader
+        self._has_drawn = self._has_stepped = session.workers == 1
+        self._thread = threading.get_ident()
+        self._hyperparameters = _hyperparameters(trainer.optimizer)
+        self._learned = [param.grad_req != "null" for param in trainer._params]
+
+    def join(self) -> None:
+        """Lets what must be equal be compared in the steps of the leader, if there is one."""
+        if self._leader is not None:
+            self._leader._compared.append(self)
+
+    # Parameters
+
+    def before_draw(self) -> None:
+        """Sends the parameters of worker 0 before the first batch is drawn, if any differ.
+
+        Parameters that were initialised or loaded after the trainer was created then reach all
+        workers. Other threads than that of the trainer draw without a comparison, because their
+        collectives could be out of order.
+        """
+        for other in self._compared[1:]:
+            other.before_draw()
+        if self._has_drawn or self._has_stepped or threading.get_ident() != self._thread:
+            return
+        self._has_drawn = True
+        rows = self._gather(_DRAW)
+        if any(row != rows[0] for row in rows) or self._has_news():
+            self._warn(rows)
+            self._broadcast(rows)
+
+    def broadcast(self) -> None:
+        """Sends the parameters of worker 0 to all workers; a collective between two steps."""
+        if self._session.workers == 1:
+            return
+        self._session.finish_barrier()
+        with self._session.excluded_wait():
+            self._broadcast(self._gather(_BROADCAST))
+
+    def begin_step(self) -> None:
+        """Compares parameters and settings; call it in each step, before the sums."""
+        if self._compared:
+            self._session.offer_settings(self._settings, REMEDY)
+        if not self._has_stepped:
+            self._has_stepped = True
+            with self._session.excluded_wait():
+                self._check_first()
+        if self._compared:
+            now = ends_epoch(self._session, self._session.step)
+            self._session.offer_weights(self._weights, now=now)
+
+    def end_step(self, step: int) -> None:
+        """Compares what the last step of an epoch has exchanged, since no step may follow."""
+        if self._compared and self._session.workers > 1 and ends_epoch(self._session, step):
+            self._session.finish_barrier()
+            self._session.check_settings(REMEDY)
+            self._session.check_weights()
+
+    def close(self) -> None:
+        """Reports a difference in the last step, because the script has ended."""
+        step = self._session.disputed_step
+        if step is not None:
+            logger.error(
+                "workers have different learning rates or other settings of the optimizer in the "
+                "last step, step %d, so that their models are different: %s",
+                step,
+                REMEDY,
+            )
+
+    def _check_first(self) -> None:
+        """Compares parameters in the first step, for which gradients have been computed already.
+
+        Differences up to rounding do not matter for the gradients, and are removed.
+        """
+        rows = self._gather(_STEP)
+        others = _differing([row.digest for row in rows])
+        if others or any(row.unknown != rows[0].unknown for row in rows):
+            raise DisagreementError(
+                f"parameters of {_workers(others)} differ from those of worker 0 in the first "
+                "step, when gradients have been computed by them: load or initialise parameters "
+                "on all workers alike, or before the trainer is created, or call "
+                "trainer.broadcast_parameters() before the first step"
+            )
+        if others := _differing([row.others for row in rows]):
+            names = ", ".join(param.name for param in self._others())
+            raise DisagreementError(
+                f"parameters of the network that the trainer does not have ({names:.200}) differ "
+                f"on {_workers(others)} from those of worker 0: pass them to the trainer as well, "
+                "with grad_req='null' if they are not to be trained"
+            )
+        if any(row.bits != rows[0].bits for row in rows):
+            self._broadcast(rows)
+
+    def _others(self) -> list[gluon.Parameter]:
+        """Returns further parameters of the network, without statistics of its layers."""
+        own = set(map(id, self._trainer._params))
+        others = [param for param in network_of(self._trainer._params) if id(param) not in own]
+        return [param for param in others if param._data is not None and param._differentiable]
+
+    def _gather(self, call: int) -> list[_Row]:
+        seen = blake2b(digest_size=6)
+        digest = Digest.of(self._read(seen.update)).to_integer()
+        bits = int.from_bytes(seen.digest(), "big")
+        params = self._trainer._params
+        unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
+        others = self._others() if call == _STEP else []
+        of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
+        row = _Row(call + self.number * len(_CALLS), bits, digest, unknown, of_others)
+        rows = [_Row(*each) for each in self._session.collectives.all_gather(row)]
+        for rank, other in enumerate(rows):
+            if other.call != rows[0].call:
+                raise DisagreementError(
+                    f"worker 0 {_named(rows[0].call)} while worker {rank} {_named(other.call)}: "
+                    "all workers must draw batches and call their trainers in the same order"
+                )
+        return rows
+
+    def _broadcast(self, rows: Sequence[_Row]) -> None:
+        if any(row.unknown != rows[0].unknown for row in rows):
+            self._share_shapes()
+        waiting = {id(param) for param in self._trainer._params_to_init}
+        self._trainer._init_params()  # sends those that the servers do not know yet
+        store, params = self._trainer._store, self._trainer._params
+        with store.waiting("for the parameters of worker 0"):
+            for number, param in enumerate(params):
+                if id(param) not in waiting and not param._deferred_init:
+                    _send(store, number, param)
+
+    def _share_shapes(self) -> None:
+        """Creates parameters that another worker has created, because it knows their shapes."""
+        params = self._trainer._params
+        mine = [None if param._deferred_init else list(param.shape) for param in params]
+        texts = gather_bytes(self._session.collectives, json.dumps(mine).encode())
+        for param, *shapes in zip(params, *map(json.loads, texts), strict=True):
+            known = [shape for shape in shapes if shape is not None]
+            if known and param._deferred_init:
+                vars(param).pop("_finish_deferred_init", None)  # which would send it at once
+                param.shape = tuple(known[0])
+                param._finish_deferred_init()
+
+    def _warn(self, rows: Sequence[_Row]) -> None:
+        others = _differing([row.digest for row in rows])
+        if others and self._session.rank == 0:
+            logger.warning(
+                "parameters of %s have been changed since the trainer was created: they are "
+                "replaced by those of worker 0 before the first batch",
+                _workers(others),
+            )
+
+    def _read(self, take_bits: Callable[[memoryview], None]) -> Iterator[npt.NDArray[Any]]:
+        """Yields the parameters that are learned; `take_bits` is given the bits of all."""
+        for param, is_learned in zip(self._trainer._params, self._learned, strict=True):
+            if not param._deferred_init:
+                array = np.ascontiguousarray(param.list_data()[0].asnumpy())
+                take_bits(array.data)
+                if is_learned:
+                    yield array
+
+    def _has_news(self) -> bool:
+        """True if parameters have been loaded whose shapes were unknown; the same on all."""
+        return any(not param._deferred_init for param in self._trainer._params_to_init)
+
+    # Settings and metrics
+
+    def mean(self, value: Any, weight: float) -> float | npt.NDArray[np.float64]:
+        """Returns the weighted mean of numbers over workers; a collective between two steps."""
+        read = value.asnumpy() if hasattr(value, "asnumpy") else value
+        numbers = np.asarray(read, np.float64)
+        self._session.finish_barrier()
+        with self._session.excluded_wait():
+            means = weighted_mean(self._session.collectives, numbers.ravel().tolist(), weight)
+        return np.reshape(means, numbers.shape) if numbers.ndim else means[0]
+
+    def _weights(self) -> Iterator[npt.NDArray[Any]]:
+        """Yields the weights that must be equal on all workers."""
+        for each in self._compared:
+            for param in each._trainer._params:
+                if param.grad_req != "null" and param._data is not None:
+                    yield param.list_data()[0].asnumpy()
+
+    def _settings(self) -> Settings:
+        """Returns what updates depend on, besides the gradients, of all trainers of the session."""
+        if len(self._compared) == 1:
+            return self._own_settings()
+        return {
+            f"{name} of trainer {number}": value
+            for number, each in enumerate(self._compared)
+            for name, value in each._own_settings().items()
+        }
+
+    def _own_settings(self) -> dict[str, Setting]:
+        optimizer, params = self._trainer.optimizer, self._trainer._params
+        updates = optimizer.num_update
+        schedule = optimizer.lr_scheduler
+        settings: dict[str, Setting] = {
+            # The rate of the coming update: a schedule may not be defined for update 0.
+            "learning rate": float(optimizer.lr if schedule is None else schedule(updates + 1)),
+            "number of updates": updates,
+            "rescale_grad": float(self._trainer._scale),
+            "lr_mult of parameters": _factors(param.lr_mult for param in params),
+            "wd_mult of parameters": _factors(param.wd_mult for param in params),
+            "grad_req of parameters": ", ".join(
+                f"{number}: {param.grad_req}"
+                for number, param in enumerate(params)
+                if (param.grad_req != "null") != self._learned[number]
+            )
+            or "as at the start",
+        }
+        for name in self._hyperparameters:
+            value = getattr(optimizer, name, None)
+            if isinstance(value, bool | int | float):
+                settings[name] = value
+        return settings
+
+
+def ends_epoch(session: PipelinedSession, step: int) -> bool:
+    """Returns whether a global step is the last one of its epoch."""
+    order = session.order
+    return order is not None and session.step_of_order(step + 1) % order.steps_per_epoch == 0
+
+
+def _named(call: int) -> str:
+    number, kind = divmod(call, len(_CALLS))
+    return _CALLS[kind] + (f" of trainer {number}" if number else "")
+
+
+def _differing(values: Sequence[int]) -> list[int]:
+    """Returns the ranks whose parameters differ from those of worker 0 by more than rounding."""
+    digests = list(map(Digest.from_integer, values))
+    return [rank for rank, each in enumerate(digests) if not each.is_close(digests[0])]
+
+
+def _send(store: Any, number: int, param: gluon.Parameter) -> None:
+    """Replaces a parameter by that of worker 0: the sum of its values and of zeros elsewhere."""
+
+    def exchange(values: mx.nd.NDArray, out: Sequence[mx.nd.NDArray]) -> None:
+        share = values.copy()
+        if store.rank > 0:
+            share[:] = 0
+        store.pushpull(number, [share], out=list(out))
+        # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
+        wait_for(out)
+
+    if is_sparse(param):
+        exchange_whole(param, lambda values: exchange(values, [values]))
+    else:
+        exchange(param.list_data()[0], param.list_data())
+
+
+def _factors(values: Iterable[float]) -> str:
+    """Returns the factors that are not 1, with the numbers of their parameters."""
+    others = (f"{number}: {value:g}" for number, value in enumerate(values) if value != 1)
+    return ", ".join(others) or "all 1"
+
+
+def _hyperparameters(optimizer: mx.optimizer.Optimizer) -> list[str]:
+    """Returns the names of the optimizer's arguments, which it keeps under the same names."""
+    constructors = (vars(each).get("__init__") for each in type(optimizer).__mro__[:-1])
+    names = {
+        name for each in constructors if each is not None
+        for name in inspect.signature(each).parameters
+    }  # fmt: skip
+    return sorted(name for name in names - _VARYING if hasattr(optimizer, name))
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

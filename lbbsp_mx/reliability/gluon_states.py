@@ -1,0 +1,273 @@
+"""Reader of the files of gluon's own `Trainer.save_states`, which are pickles.
+
+A pickle names functions and classes, and the usual reader calls whatever is named. This one
+replaces each name that such a file needs by a class of its own, which only keeps data, and refuses
+all other names: neither a function nor a class that a file names is ever looked up. Arrays are read
+from their bytes.
+
+Gluon numbers the states by its own order of the parameters, in which a dictionary is sorted by
+name: `gluon_order`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.lr_scheduler import LRScheduler
+
+from lbbsp_mx.reliability.states import optimizer_state, restore_optimizer
+from lbbsp_mx.trainer.parameters import Parameters, as_created
+
+PICKLE: Final = b"\x80"
+"""First byte of gluon's files."""
+
+_DENSE_ARRAY: Final = 0xF993FAC9, 0  # magic number of the format, and storage type
+_TYPES: Final = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
+_NUMPY: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+State = Any
+"""State that an optimizer keeps for a parameter: an array, a tuple of states, or None."""
+
+
+def gluon_order(params: Parameters) -> list[int]:
+    """Returns the position in `as_created` of each parameter, in gluon's own order."""
+    created = list(as_created(params))
+    if not hasattr(params, "values"):
+        return list(range(len(created)))
+    places = {id(param): place for place, param in enumerate(created)}
+    return [places[id(params[name])] for name in sorted(params.keys())]
+
+
+def load_gluon_states(
+    trainer: gluon.Trainer, content: bytes, order: Sequence[int], where: object
+) -> None:
+    """Gives a trainer's optimizer the states of a file of gluon's own trainer.
+
+    `order` is the position of each parameter in the trainer, in gluon's order. Nothing changes if
+    the file is damaged, or of another network or optimizer.
+    """
+    states, optimizer = _read(trainer, content, where)
+    counts = dict(getattr(optimizer, "_all_index_update_counts", {}))
+    for numbers in [states, *counts.values()]:
+        _check_numbers(numbers, len(order), where)
+    placed = {order[number]: state for number, state in states.items()}
+    for place, state in placed.items():
+        _check_state(trainer, place, state, where)
+    if isinstance(optimizer, _Data):
+        optimizer._all_index_update_counts = {
+            device: {order[number]: count for number, count in each.items()}
+            for device, each in counts.items()
+        }
+    saved = SimpleNamespace(
+        _params=trainer._params,
+        optimizer=optimizer,
+        _updaters=[SimpleNamespace(states=placed)],
+        _amp_loss_scaler=getattr(trainer, "_amp_loss_scaler", None),  # is not in the file
+    )
+    restore_optimizer(trainer, *optimizer_state(cast(gluon.Trainer, saved)))
+
+
+def _read(trainer: gluon.Trainer, content: bytes, where: object) -> tuple[dict[int, State], object]:
+    """Returns the states by gluon's numbers, and the optimizer, which need not be in the file."""
+    own = trainer.optimizer
+    classes = {_path(own): _Data, _path(own.lr_scheduler): _Schedule}
+    try:
+        found = _Reader(content, classes).load()
+        states, optimizer = found if isinstance(found, tuple) else (found, own)
+        if not isinstance(optimizer, _Data | mx.optimizer.Optimizer):
+            raise TypeError("no optimizer")
+        return {number: _plain(state) for number, state in states.items()}, optimizer
+    except _RefusedError as error:
+        raise ValueError(
+            f"{where} is a pickle that names {error}, which is no part of an optimizer's state; "
+            "nothing of it was executed: load only files of gluon's Trainer.save_states"
+        ) from None
+    except Exception as error:  # damaged pickles raise errors of a dozen types
+        raise ValueError(
+            f"{where} is damaged, or no file of gluon's Trainer.save_states: {error!r}"
+        ) from None
+
+
+def _check_numbers(numbers: Iterable[object], parameters: int, where: object) -> None:
+    """Raises an error if a number is not that of a parameter."""
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < parameters:
+            raise ValueError(
+                f"{where} has a state of parameter {number!r}, and the trainer has {parameters} "
+                "parameters: create the network of the file, and pass the same parameters to the "
+                "trainer"
+            )
+
+
+def _check_state(trainer: gluon.Trainer, place: int, state: State, where: object) -> None:
+    """Raises an error if the state is not like one that the optimizer creates for a parameter."""
+    param = trainer._params[place]
+    if param._data is None:  # its shape may be unknown
+        return
+    created = trainer.optimizer.create_state_multi_precision(place, param.list_data()[0])
+    if _form(state) != _form(created):
+        raise ValueError(
+            f"{where} is of another network or optimizer: the state of parameter {place} "
+            f"({param.name}) is {_form(state)}, and the trainer needs {_form(created)}; create the "
+            "network and the optimizer of the file"
+        )
+
+
+def _form(state: State) -> str:
+    """Returns the shapes and types of the arrays of a state."""
+    if isinstance(state, (list, tuple)):
+        return f"({', '.join(_form(each) for each in state)})"
+    if isinstance(state, (mx.nd.NDArray, np.ndarray)):
+        return f"{tuple(state.shape)} {np.dtype(state.dtype).name}"
+    return "none" if state is None else type(state).__name__
+
+
+class _RefusedError(Exception):
+    """A pickle names something that a state does not need."""
+
+
+class _Reader(pickle.Unpickler):
+    """Reader of pickles that creates only objects of the classes below.
+
+    `classes` keep the data of further classes, such as the user's own optimizer, by their names.
+    """
+
+    def __init__(self, content: bytes, classes: Mapping[str, type]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns the class that keeps the data of what a pickle names.
+
+        It is created here, so that nothing that a pickle does to it outlives the reading.
+        """
+        path = f"{module}.{name}"
+        known: Mapping[str, type] = {
+            "mxnet.ndarray.ndarray.NDArray": _Array,
+            "mxnet.numpy.multiarray.ndarray": _Array,
+            "numpy.dtype": _Type,
+            "builtins.bytearray": _Bytes,
+            **{f"{numpy}.scalar": _Scalar for numpy in _NUMPY},
+            **self._classes,
+        }
+        family = {"mxnet.optimizer.optimizer": _Data, "mxnet.optimizer.contrib": _Data,
+                  "mxnet.lr_scheduler": _Schedule}.get(module)  # fmt: skip
+        if (base := known.get(path, family)) is not None:
+            return type(name, (base,), {})
+        raise _RefusedError(path)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Refuses objects outside the pickle."""
+        raise _RefusedError("an object outside the file")
+
+
+class _Data:
+    """Object of which only the attributes are kept."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({str(name): _plain(value) for name, value in state.items()})
+
+
+class _Schedule(_Data, LRScheduler):
+    """Learning rate schedule of which only the attributes are kept."""
+
+    def __init__(self) -> None:
+        """Creates it without attributes."""
+
+
+class _Bytes:
+    """Bytes of an array."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = content
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("bytes with a state")
+
+
+class _Array:
+    """Array of MXNet."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, handle: None) -> None:
+        self.content = b""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raw = state["handle"]
+        self.content = bytes(raw.content if isinstance(raw, _Bytes) else raw)
+
+    def value(self) -> npt.NDArray[Any]:
+        """Returns the array."""
+        magic, storage, dimensions = struct.unpack_from("<Iii", self.content)
+        if (magic, storage) != _DENSE_ARRAY or not 0 <= dimensions <= 32:
+            raise ValueError("an array that is not dense")
+        shape = struct.unpack_from(f"<{dimensions}q", self.content, 12)
+        begin = 12 + 8 * dimensions
+        kind = struct.unpack_from("<iii", self.content, begin)[2]  # after the device
+        array = np.frombuffer(self.content, _TYPES[kind], offset=begin + 12)
+        if any(side < 0 for side in shape):
+            raise ValueError(f"an array of shape {shape}")
+        return array.reshape(shape)
+
+
+class _Type:
+    """Type of a NumPy number."""
+
+    __slots__ = ("code", "order")
+
+    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _Scalar:
+    """Number of NumPy."""
+
+    __slots__ = ("content", "kind")
+
+    def __init__(self, kind: _Type, content: bytes) -> None:
+        self.kind, self.content = kind, content
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("a number with a state")
+
+    def value(self) -> int | float | bool:
+        """Returns the number."""
+        kind = np.dtype(str(self.kind.code))
+        if kind.kind not in "biuf" or self.kind.order not in "<>=|":
+            raise ValueError(f"a number of type {kind}")
+        [number] = np.frombuffer(self.content, kind.newbyteorder(self.kind.order)).tolist()
+        return cast("int | float | bool", number)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a state or attribute with Python's numbers and MXNet's arrays."""
+    if isinstance(value, _Scalar):
+        return value.value()
+    if isinstance(value, _Array):
+        array = value.value()
+        return mx.nd.array(array, dtype=array.dtype)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(each) for each in value)
+    return value
+
+
+def _path(instance: object) -> str:
+    kind = type(instance)
+    return f"{kind.__module__}.{kind.__qualname__}"

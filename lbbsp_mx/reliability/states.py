@@ -1,0 +1,312 @@
+"""States of gluon's optimizers and parameters as JSON and arrays, without pickle.
+
+Gluon's own files hold a pickled optimizer: when MXNet reads one, it executes what is in it. Here
+nothing is created from a file but numbers, strings, containers and arrays; they are assigned to the
+attributes of the optimizer that the trainer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+
+from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
+from lbbsp_mx.trainer.sparse import is_sparse
+
+_DERIVED = frozenset(
+    {
+        "_index_update_count",  # each update lets it refer to that of its device
+        "aggregate_num",  # of the environment
+        "allow_np_array",
+        "idx2name",
+        "lr_scheduler",  # an object, whose own attributes are saved
+        "param_dict",  # the parameters
+        "sym_info",
+    }
+)
+"""Attributes of an optimizer that are no state."""
+
+
+class _Entries(NamedTuple):
+    """A dictionary whose keys are not all strings."""
+
+    pairs: tuple[tuple[Any, Any], ...]
+
+
+class _Array(NamedTuple):
+    """An array of MXNet."""
+
+    value: npt.NDArray[Any]
+
+
+class _Rows(NamedTuple):
+    """A row-sparse array of MXNet.
+
+    Args:
+        values: Values of the rows that it holds.
+        numbers: Their numbers.
+        shape: Shape of the whole array.
+    """
+
+    values: npt.NDArray[Any]
+    numbers: npt.NDArray[Any]
+    shape: tuple[int, ...]
+
+
+_RECORDS = records_of(_Entries(()))
+
+
+def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
+    """Returns the state of a trainer's optimizer, its learning rate and schedule included."""
+    arrays: Arrays = {}
+    state: Json = {
+        "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
+        "states": _saved("the state of a parameter", _updaters(trainer)[0].states, arrays),
+    }
+    return state, arrays
+
+
+def restore_optimizer(
+    trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Gives a trainer's optimizer the state of `optimizer_state`.
+
+    Nothing changes if it is of another optimizer, or cannot be read.
+    """
+    read_optimizer(trainer, state, arrays)()
+
+
+def read_optimizer(
+    trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+) -> Callable[[], None]:
+    """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
+    owners = _owners(trainer)
+
+    def read(value: Json) -> Any:
+        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer._contexts[0])
+
+    try:
+        found: Any = state
+        objects = list(zip(owners.items(), found["objects"], strict=True))
+        attributes = [
+            {name: read(value) for name, value in _checked(what, owner, saved).items()}
+            for (what, owner), saved in objects
+        ]
+        # Every device gets arrays of its own.
+        states = [dict(read(found["states"])) for _ in trainer._updaters]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
+
+    def restore() -> None:
+        for owner, values in zip(owners.values(), attributes, strict=True):
+            for name, value in values.items():
+                setattr(owner, name, value)
+        _share_counts(trainer)
+        # The optimizer of a store has one state, on whichever device.
+        for updater, own in zip(_updaters(trainer), states, strict=False):
+            updater.states = own
+            updater.states_synced = dict.fromkeys(own, False)
+
+    return restore
+
+
+def parameter_arrays(params: Sequence[gluon.Parameter]) -> Arrays:
+    """Returns the values of all parameters by their positions."""
+    require_dense_weights(params)
+    return {f"parameter {i}": _value(param) for i, param in enumerate(params)}
+
+
+def require_dense_weights(params: Sequence[gluon.Parameter]) -> None:
+    """Raises an error if a parameter is sparse, whose values gluon does not give as a whole."""
+    for param in params:
+        if is_sparse(param):
+            raise ValueError(
+                f"parameter {param.name} is {param._stype!r}, and a checkpoint cannot hold it: "
+                "leave stype out, or use net.save_parameters for the weights and "
+                "trainer.save_states for the optimizer"
+            )
+
+
+def check_parameters(
+    where: object, params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Raises ValueError if the arrays of `parameter_arrays` are those of another network."""
+    saved = sum(name.startswith("parameter ") for name in arrays)
+    if saved != len(params):
+        raise ValueError(
+            f"{where} holds {saved} parameters, and the trainer has {len(params)}: create the "
+            "network of the checkpoint, and pass the same parameters to the trainer"
+        )
+    for number, param in enumerate(params):
+        array = arrays[f"parameter {number}"]
+        known = param.shape or ()
+        same_shape = not known or (
+            len(known) == array.ndim
+            and all(
+                ours in (0, -1, theirs) for ours, theirs in zip(known, array.shape, strict=True)
+            )
+        )
+        if not same_shape or np.dtype(param.dtype) != array.dtype:
+            raise ValueError(
+                f"{where} is of another network: parameter {number} ({param.name}) had the shape "
+                f"{array.shape} and type {array.dtype}, and has {param.shape} and "
+                f"{np.dtype(param.dtype)} now; create the network of the checkpoint"
+            )
+
+
+def restore_parameters(
+    params: Sequence[gluon.Parameter], arrays: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Gives the parameters the values of `parameter_arrays`, on all devices."""
+    create = mx.np.array if mx.util.is_np_array() else mx.nd.array
+    for number, param in enumerate(params):
+        array = arrays[f"parameter {number}"]
+        param._load_init(create(array, dtype=array.dtype), None)
+
+
+def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
+    if param._data is None:
+        raise ValueError(
+            f"parameter {param.name} has no value yet: save after the first batch, or give the "
+            "layers their input sizes (in_units, in_channels)"
+        )
+    value: npt.NDArray[Any] = param.data(param.list_ctx()[0]).asnumpy()
+    return value
+
+
+def _updaters(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
+    """Returns what keeps the states: the updater of a store that updates, or those of the devices.
+
+    If a store will update that does not exist yet, it will take over those of the first device.
+    """
+    if getattr(trainer, "_update_on_kvstore", False):
+        return [trainer._kvstore._updater]
+    return list(trainer._updaters)
+
+
+def _share_counts(trainer: gluon.Trainer) -> None:
+    """Gives every device the number of updates of each parameter.
+
+    It decides the size of an update, and may have been saved with fewer devices, or by a store that
+    updates each parameter on another one.
+    """
+    counts = getattr(trainer.optimizer, "_all_index_update_counts", {})
+    latest: dict[Any, int] = {}
+    for each in counts.values():
+        latest |= {index: max(count, latest.get(index, 0)) for index, count in each.items()}
+    for device in {*counts, *(context.device_id for context in trainer._contexts)}:
+        counts[device] = dict(latest)
+
+
+def _owners(trainer: gluon.Trainer) -> dict[str, object]:
+    """Returns the objects whose attributes change in a training, or None where one is missing."""
+    schedule = trainer.optimizer.lr_scheduler
+    return {
+        "optimizer": trainer.optimizer,
+        "learning rate schedule": schedule,
+        "loss scaler": getattr(trainer, "_amp_loss_scaler", None),  # of mixed precision
+        **_inner_schedules("learning rate schedule", schedule, [schedule]),
+    }
+
+
+def _inner_schedules(what: str, schedule: object, seen: list[object]) -> dict[str, object]:
+    """Returns the schedules that a schedule calls, as one that warms up does, by their places."""
+    found = {}
+    for name, value in getattr(schedule, "__dict__", {}).items():
+        for place, inner in _schedules_in(value).items():
+            if not any(inner is each for each in seen):
+                seen.append(inner)
+                found[f"{what}.{name}{place}"] = inner
+                found |= _inner_schedules(f"{what}.{name}{place}", inner, seen)
+    return found
+
+
+def _schedules_in(value: object) -> dict[str, object]:
+    """Returns the schedules of which an attribute consists, by their places in it, or nothing."""
+    if isinstance(value, mx.lr_scheduler.LRScheduler):
+        return {"": value}
+    if isinstance(value, dict):
+        places = {f"[{key!r}]": each for key, each in value.items()}
+    elif isinstance(value, (list, tuple)):
+        places = {f"[{number}]": each for number, each in enumerate(value)}
+    else:
+        places = {}
+    only = all(isinstance(each, mx.lr_scheduler.LRScheduler) for each in places.values())
+    return places if only else {}
+
+
+def _object_state(owner: object, arrays: Arrays) -> Json:
+    kind = type(owner).__name__
+    attributes = {
+        name: _saved(f"the attribute {name!r} of {kind}", value, arrays)
+        for name, value in getattr(owner, "__dict__", {}).items()
+        if name not in _DERIVED and not _schedules_in(value)
+    }
+    return {"class": kind, "attributes": attributes}
+
+
+def _checked(what: str, owner: object, saved: Mapping[str, Any]) -> Mapping[str, Json]:
+    """Returns the saved attributes of an object like `owner`."""
+    kind, attributes = saved["class"], saved["attributes"]
+    if kind != type(owner).__name__:
+        raise ValueError(
+            f"the state is of the {what} {kind}, and the trainer has {type(owner).__name__}: "
+            f"create the trainer with the {what} of the saved state"
+        )
+    for name in attributes:
+        inherited = getattr(type(owner), name, None)
+        if name in _DERIVED or callable(inherited) or isinstance(inherited, property):
+            raise ValueError(f"the state of the {what} {kind} has an attribute {name!r}, no data")
+    return attributes
+
+
+def _saved(what: str, value: object, arrays: Arrays) -> Json:
+    try:
+        return to_json(_plain(value), arrays)
+    except TypeError:
+        raise ValueError(
+            f"{what} is a {type(value).__name__} that cannot be saved without pickle: keep "
+            "numbers, strings, containers and dense arrays there"
+        ) from None
+
+
+def _plain(value: object) -> object:
+    """Replaces MXNet's arrays and dictionaries by what can be saved."""
+    if isinstance(value, mx.nd.sparse.RowSparseNDArray):
+        return _Rows(value.data.asnumpy(), value.indices.asnumpy(), tuple(value.shape))
+    if isinstance(value, mx.nd.NDArray):
+        if value.stype != "default":
+            raise TypeError(value.stype)
+        return _Array(value.asnumpy())
+    if isinstance(value, dict):
+        return _Entries(tuple((key, _plain(each)) for key, each in value.items()))
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(each) for each in value)
+    return value
+
+
+def _of_mxnet(value: Any, context: mx.Context) -> Any:
+    """Returns what `_plain` has replaced, with new arrays."""
+    if isinstance(value, _Array):
+        return mx.nd.array(value.value, ctx=context, dtype=value.value.dtype)
+    if isinstance(value, _Rows):
+        return _row_sparse(value, context)
+    if isinstance(value, _Entries):
+        return {key: _of_mxnet(each, context) for key, each in value.pairs}
+    if isinstance(value, list):
+        return [_of_mxnet(each, context) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_of_mxnet(each, context) for each in value)
+    return value
+
+
+def _row_sparse(value: _Rows, context: mx.Context) -> mx.nd.sparse.RowSparseNDArray:
+    rows, kind = (value.values, value.numbers), value.values.dtype
+    return mx.nd.sparse.row_sparse_array(rows, shape=value.shape, ctx=context, dtype=kind)

@@ -1,0 +1,1 @@
+"""The KVStore, its keys, and the collectives built on it."""

@@ -1,0 +1,164 @@
+"""Small exact all-gathers over a store, and the sums of a trainer, on keys of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+
+from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
+from lbbsp_core.runtime.loop.pipelined import Rows
+from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_mx.store.native import runtime
+from lbbsp_mx.store.script_keys import LARGEST_KEY
+from lbbsp_mx.trainer.fence import wait_for
+
+if TYPE_CHECKING:
+    from lbbsp_mx.store.kvstore import KVStore
+
+Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
+"""One array per device: gluon passes a single array or a list."""
+
+_FEW = 64
+"""Width up to which gathered rows are not padded to a power of two."""
+
+
+class StoreCollectives:
+    """All-gathers of integers and rows over the native store of a `KVStore`.
+
+    Its keys are numbered by first use, which must have the same order on all workers.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self._native = store.native
+        self._keys: dict[Hashable, int] = {}
+        self._rank, self._workers = store.rank, store.num_workers
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, in [0, workers)."""
+        return self._rank
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, N."""
+        return self._workers
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
+        packed = pack(values)
+        # Every width occupies a key of its own on the servers, for good.
+        width = len(packed) if len(packed) <= _FEW else 1 << (len(packed) - 1).bit_length()
+        rows = self.begin_gather(np.pad(packed, (0, width - len(packed))), slot=0)
+        with self._meeting("for the other workers"):
+            return [unpack(row[: len(packed)]) for row in rows()]
+
+    def begin_gather(
+        self, row: Row | Sequence[float], *, slot: Hashable, priority: int = 0
+    ) -> Callable[[], Rows]:
+        """Starts to gather a row of float32 from every worker, and returns at once.
+
+        Wait for the rows before the next gather on the same slot, because MXNet does not keep two
+        sums on one key in order. Gathers of higher priority are sent first.
+        """
+        slots = np.zeros((self._workers, len(row)), np.float32)
+        slots[self._rank] = row
+        if self._workers == 1:
+            return lambda: slots
+        array = mx.nd.from_numpy(slots)  # shares the memory: `array` would copy, which takes 0.1 ms
+        key = self._gather_key(slot, len(row))
+        with runtime().lock:
+            self._native.pushpull(key, array, priority=priority)
+        return array.asnumpy
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Ends the process if the wait inside the context takes too long."""
+        return self.store.waiting(what)
+
+    def barrier(self) -> None:
+        """Waits until all workers have reached this call."""
+        if self.store.distributed:
+            with self._meeting("at a barrier"):
+                self._native._barrier()
+
+    @contextmanager
+    def _meeting(self, what: str) -> Iterator[None]:
+        """Bounds the time inside the context, and notes that this worker waits for the others."""
+        with self.waiting(what), runtime().activity.during(Activity.MEETING):
+            yield
+
+    def _key(self, key: Hashable) -> int:
+        """Returns the native key, numbered by first use, in the same order on all workers."""
+        if key not in self._keys:
+            number = next(runtime().numbers)
+            if number > LARGEST_KEY:
+                raise ValueError(
+                    f"a process can have keys up to {LARGEST_KEY} in its stores, and all are "
+                    "taken: create stores and trainers once, not in a loop"
+                )
+            self._keys[key] = number
+        return self._keys[key]
+
+    def _gather_key(self, slot: Hashable, width: int) -> int:
+        """Returns the native key of a gather; its first use initialises it on the servers."""
+        key = ("gather", slot, width)
+        if key not in self._keys:
+            self.barrier()  # the lock must not be held for long
+            with self._meeting("for the other workers"), runtime().lock:
+                self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
+        return self._keys[key]
+
+
+class TrainerStore(StoreCollectives, KVStoreBase):
+    """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers."""
+
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store)
+        if not store.distributed:
+            self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
+        elif runtime().compresses:
+            raise ValueError(
+                "the trainer needs exact sums, and gradient compression was set on the store: "
+                "leave out set_gradient_compression"
+            )
+        runtime().has_trainer |= store.distributed
+
+    @property
+    def type(self) -> str:
+        """Name of the store's type, which gluon reads."""
+        return self.store.type
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, N, under MXNet's name."""
+        return self._workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Returns False for optimizers, because a server would divide by a constant batch size."""
+        return False
+
+    def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
+        """Sends the value of worker 0 to all workers, and waits for it; a collective."""
+        # The lock must not be held for long: the value may depend on a layer that gathers, or be
+        # queued behind one that does, because operators share memory.
+        with self.waiting("for the values of the parameters"):
+            wait_for((value, out))
+        self.barrier()
+        with self._meeting("for the parameters of worker 0"):
+            with runtime().lock:
+                self._native.broadcast(self._key(key), value, out, priority)
+            # MXNet orders operations by array, not by key: a gradient could overtake the parameter.
+            wait_for(out)
+
+    def pushpull(
+        self, key: Hashable, value: Arrays, out: Arrays | None = None, priority: int = 0
+    ) -> None:
+        """Sums the values over devices and workers, in place if `out` is None."""
+        with runtime().lock:
+            self._native.pushpull(self._key(key), value, out=out, priority=priority)

@@ -1,0 +1,236 @@
+"""State that all stores of this process share: the native store, its shutdown, time limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+
+import mxnet as mx
+
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.reliability import marks
+from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
+from lbbsp_core.runtime.reliability.background import background_thread
+from lbbsp_core.runtime.reliability.exit import on_exit
+from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS, Heartbeat
+from lbbsp_core.runtime.reliability.liveness import PeriodicThread, Watchdog
+from lbbsp_mx import cluster, compat, env
+from lbbsp_mx.reliability import nodes
+from lbbsp_mx.reliability.board import KeyBoard
+from lbbsp_mx.reliability.endings import Endings
+from lbbsp_mx.reliability.liveness import SchedulerWatch, looking_thread
+from lbbsp_mx.store.script_keys import FIRST_OWN_KEY
+
+DISTRIBUTED = ("dist_sync", "dist_device_sync")
+"""Kinds whose servers sum what all workers push."""
+
+ASYNCHRONOUS = "dist_async"
+
+IN_ONE_PROCESS = (
+    "local",
+    "device",
+    "local_allreduce_cpu",
+    "local_allreduce_device",
+    "local_update_cpu",
+)
+
+ALIASES = {"dist": "dist_sync"}
+"""Other names of MXNet for its stores."""
+
+LEAVE_SECONDS = 1800.0
+"""Seconds that a finished worker waits for the others, which may still be evaluating."""
+
+_TAIL_SECONDS = 60.0  # for which the sums of the last step may travel to the slowest worker
+_LEFT_REMEDY = (
+    "let all workers make the same number of steps, or call trainer.request_stop(), after which "
+    "trainer.stopping is true on all workers after the same step"
+)
+_SHUTDOWN_SECONDS = 12.0  # for which the servers may need to end, when all workers have finished
+
+
+class Runtime:
+    """State that all stores of a process share."""
+
+    def __init__(self) -> None:
+        self.watchdog = Watchdog()
+        self.activity = CurrentActivity()
+        self.lock = threading.Lock()
+        """Lock for calls of the distributed store, which keeps tables without one."""
+        self.numbers = itertools.count(FIRST_OWN_KEY)
+        self.taken: set[int] = set()
+        """Native numbers of keys that scripts use."""
+        self.has_trainer = False
+        self.compresses = False
+        """True if MXNet compresses what is pushed."""
+        self.distributed: mx.kv.KVStore | None = None
+        self.endings = Endings()
+        """Work that must be done before this process leaves the cluster."""
+        self.optimizer_of = ""
+        """Name of the class whose optimizer the servers run, if they run one."""
+        self.drawn_for: Callable[[], object] = lambda: None
+        """Returns the steps for which batches are drawn, if they still exist."""
+        self._transport: nodes.Nodes | None = None
+        self._watching: PeriodicThread | None = None
+        self._board: KeyBoard | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._end_key: int | None = None
+
+    def native(self, kind: str | mx.kv.KVStore, start_seconds: float) -> mx.kv.KVStore:
+        """Returns a native store; a process has only one distributed store.
+
+        `kind` may also be an existing native store.
+        """
+        if not isinstance(kind, str):
+            if kind.type.startswith("dist") and self.distributed is None:
+                self._adopt(kind)
+                self._begin_heartbeat()
+            return kind
+        if kind in IN_ONE_PROCESS:
+            return mx.kv.create(kind)
+        if self.distributed is None:
+            message = (
+                f"the cluster of {cluster.describe()} has not started within {start_seconds:g} s: "
+                "start the scheduler, all servers and all workers, and check that they can connect "
+                "to each other"
+            )
+            self._watch()
+            with self.watchdog.deadline(start_seconds, message), marks.waiting():
+                self._adopt(mx.kv.create(kind))
+                self.distributed._barrier()
+                self._begin_heartbeat()
+        if ALIASES.get(self.distributed.type, self.distributed.type) != kind:
+            raise ValueError(
+                f"this process already has a store {self.distributed.type!r}, and MXNet cannot "
+                f"create a second one: use the first one instead of {kind!r}"
+            )
+        return self.distributed
+
+    def compress(self) -> None:
+        """Ends this package's own exchanges, since MXNet compresses everything that is pushed."""
+        self.compresses, self._end_key = True, None
+        self._stop_heartbeat()
+
+    def waiting(
+        self, rank: int, seconds: float, what: str, owner: str
+    ) -> AbstractContextManager[None]:
+        """Ends the process if the wait inside the context takes longer than `seconds`.
+
+        `what` completes "has waited ..."; `owner` is the class whose `wait_seconds` is the limit.
+        """
+        return self.watchdog.deadline(
+            seconds,
+            f"worker {rank} has waited {seconds:g} s {what} and exits: a worker or server did not "
+            f"respond; if it only needs more time, raise wait_seconds of {owner}",
+        )
+
+    def use_options(self, options: SessionOptions) -> None:
+        """Uses the options that concern lost workers."""
+        if options.silence_seconds not in (SILENCE_SECONDS, env.silence_seconds()):
+            raise ValueError(
+                f"silence_seconds = {options.silence_seconds!r} is no option of MXNet's workers, "
+                "because its scheduler watches over them: set LBBSP_SILENCE_SECONDS in the "
+                "environment of all processes"
+            )
+        if self._heartbeat is not None:
+            self._heartbeat.use_times(math.inf, options.limit_seconds)
+
+    def _adopt(self, native: mx.kv.KVStore) -> None:
+        self.distributed = native
+        self._transport = nodes.Nodes(native.handle)
+        on_exit(self._leave)
+        compat.guard_profiler(self._quiet)
+        self._watch()
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keeps the heartbeat and the background thread out of MXNet's library."""
+        background_thread().start(lambda: None).result()  # after the barrier of the last step
+        with nullcontext() if self._board is None else self._board.using():
+            yield
+
+    def _watch(self) -> None:
+        """Starts to watch over the scheduler, which in turn watches over all other processes."""
+        if self._watching is None:
+            watch = SchedulerWatch(
+                lambda: self._transport,
+                nodes.scheduler_answers,
+                env.silence_seconds(),
+                lambda: self._board.explain() if self._board is not None else "",
+            )
+            self._watching = looking_thread(self._name, watch.look)
+            self._watching.start()
+
+    def _begin_heartbeat(self) -> None:
+        """Starts to exchange with the other workers what each of them does; a collective."""
+        native = self.distributed
+        kind = None if native is None else ALIASES.get(native.type, native.type)
+        if kind not in DISTRIBUTED or native.num_workers == 1:
+            return
+        self._end_key = next(self.numbers)
+        native.init(self._end_key, mx.nd.zeros(1))
+        keys = [next(self.numbers) for _ in range(native.num_workers)]
+        self._board = KeyBoard(native, keys, self.lock)
+        self._heartbeat = Heartbeat(
+            self._board,
+            native.rank,
+            native.num_workers,
+            self.activity,
+            silence_seconds=math.inf,  # the scheduler knows better
+            tail_seconds=_TAIL_SECONDS,
+            apart_seconds=_TAIL_SECONDS,
+            left_remedy=_LEFT_REMEDY,
+        )
+        self._heartbeat.start()
+
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._board.close()
+            self._heartbeat = None
+
+    def _name(self) -> str:
+        return "this worker" if self.distributed is None else f"worker {self.distributed.rank}"
+
+    def _leave(self) -> None:
+        """Leaves the cluster together with all workers.
+
+        MXNet itself leaves when Python frees the store. This is too late: its threads still run
+        when its library is unloaded, and abort the process.
+        """
+        self.endings.run()
+        message = f"the other workers have not finished within {LEAVE_SECONDS:g} s: exiting"
+        with self.watchdog.deadline(LEAVE_SECONDS, message):
+            mx.nd.waitall()  # the others do not need this worker any more, unless they continue
+            self.activity.enter(Activity.LEAVING)
+            self._meet_at_end()
+            self.distributed._barrier()
+        self._stop_heartbeat()
+        self._watching.stop()
+        self._watching.join()
+        message = f"the servers have not ended within {_SHUTDOWN_SECONDS:g} s: exiting"
+        with self.watchdog.deadline(_SHUTDOWN_SECONDS, message):
+            self.distributed.__del__()
+            self.distributed.handle = None  # freed: Python must not free it again
+
+    def _meet_at_end(self) -> None:
+        """Waits until all workers have reached their end.
+
+        MXNet counts who waits at a barrier, not at which one: a worker that leaves too early would
+        let others pass one of their training, and fail in places without a meaning. The sum of a
+        key is complete when all workers have pushed it.
+        """
+        if self._end_key is not None:
+            array = mx.nd.zeros(1)
+            with self.lock:
+                self.distributed.pushpull(self._end_key, array)
+            array.wait_to_read()
+
+
+@lru_cache(maxsize=1)
+def runtime() -> Runtime:
+    """Returns the runtime of this process."""
+    return Runtime()

@@ -1,0 +1,159 @@
+"""Optimizers on the parameter servers: with the coordinator of an `AsyncTrainer`, or a script's.
+
+MXNet's servers of ``dist_async`` call the optimizer for every push to a key. Some keys do not
+hold parameters: a push to these adds to a sum of gradients, or asks the coordinator a question; a
+pull of the same key returns the answer.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import mxnet as mx
+from mxnet.optimizer import Optimizer
+
+from lbbsp_core.runtime.asynchronous.coordination import (
+    LOG_WIDTH,
+    QUESTION_WIDTH,
+    CoordinatorService,
+    Table,
+)
+from lbbsp_core.runtime.reliability.exit import end_now
+from lbbsp_mx.store.script_keys import FIRST_OWN_KEY
+
+State = object
+"""State that an optimizer keeps for a parameter."""
+
+
+class Keys(NamedTuple):
+    """Keys by purpose; a parameter and the sum of its gradients are on the same server.
+
+    MXNet stores a key on the server with number ``key * 9973 mod servers``.
+
+    Args:
+        parameters: Number of parameters, whose keys start at 0.
+        servers: Number of servers, S.
+    """
+
+    parameters: int
+    servers: int
+
+    @property
+    def sums(self) -> int:
+        """Key of the first sum; the gradients of parameter i are summed at ``sums + i``."""
+        return -(-self.parameters // self.servers) * self.servers
+
+    @property
+    def questions(self) -> int:
+        """Key of the coordinator's questions and answers."""
+        return 2 * self.sums
+
+    @property
+    def log(self) -> int:
+        """Key of the coordinator's log."""
+        return self.questions + self.servers
+
+
+class ServerOptimizer(Optimizer):
+    """Optimizer that the servers run.
+
+    `service` answers questions, on the server that has their key. With `keeps_pushes` gradients are
+    summed; zeros without a sum then update nothing.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, keys: Keys, service: CoordinatorService, *, keeps_pushes: bool
+    ) -> None:
+        super().__init__(multi_precision=optimizer.multi_precision)
+        self._keeps_pushes = keeps_pushes
+        self.optimizer, self._keys, self._service = optimizer, keys, service
+        self._sums: dict[int, mx.nd.NDArray] = {}
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
+        """Creates the optimizer's state for a parameter; other keys have none."""
+        if index >= self._keys.sums:
+            return None
+        with _ending_on_error():
+            return self.optimizer.create_state_multi_precision(index, weight)
+
+    def update_multi_precision(
+        self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
+    ) -> None:
+        """Handles a push according to the purpose of its key."""
+        with _ending_on_error():
+            self._handle(index, weight, grad, state)
+
+    def _handle(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
+        keys = self._keys
+        if index < keys.sums:
+            self._update(index, weight, grad, state)
+        elif index < keys.questions:
+            weight += grad
+            self._sums[index - keys.sums] = weight
+        elif index == keys.questions:
+            _assign(weight, self._service.answer(_table(grad, QUESTION_WIDTH)))
+        else:
+            _assign(weight, self._service.log(_table(grad, LOG_WIDTH)))
+
+    def _update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State) -> None:
+        """Updates a parameter by its sum if gradients were summed, else by the pushed gradient."""
+        total = self._sums.pop(index, None)
+        if total is None and self._keeps_pushes and not grad.asnumpy().any():
+            return  # no worker has a gradient
+        used = grad if total is None else total
+        self.optimizer.update_multi_precision(index, weight, used, state)
+        if total is not None:
+            total[:] = 0
+
+
+class ScriptOptimizer(Optimizer):
+    """Optimizer that a script has given to a distributed `KVStore`, as the servers run it.
+
+    Servers call it for every key. This package's own keys keep what was summed. An error of the
+    script's optimizer is printed by MXNet, which continues, as with its own stores. `indices` are
+    those by which the optimizer knows native keys, where they are other numbers.
+    """
+
+    def __init__(self, optimizer: Optimizer, indices: Mapping[int, int]) -> None:
+        super().__init__(multi_precision=optimizer.multi_precision)
+        self.optimizer = optimizer
+        self._indices = {key: index for key, index in indices.items() if key != index}
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> State:
+        """Creates the optimizer's state for a parameter; other keys have none."""
+        if index >= FIRST_OWN_KEY:
+            return None
+        return self.optimizer.create_state_multi_precision(self._index(index), weight)
+
+    def update_multi_precision(
+        self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: State
+    ) -> None:
+        """Updates a parameter; other keys take the pushed value."""
+        if index >= FIRST_OWN_KEY:
+            weight[:] = grad
+        else:
+            self.optimizer.update_multi_precision(self._index(index), weight, grad, state)
+
+    def _index(self, key: int) -> int:
+        return self._indices.get(key, key)
+
+
+@contextmanager
+def _ending_on_error() -> Iterator[None]:
+    """Ends the server on an error: MXNet would ignore it, and the workers would keep waiting."""
+    try:
+        yield
+    except BaseException:
+        end_now(1, traceback.format_exc())
+
+
+def _table(pushed: mx.nd.NDArray, width: int) -> Table:
+    """Returns the pushed array, which arrives flat, in rows of `width` values."""
+    return pushed.asnumpy().reshape(-1, width)
+
+
+def _assign(weight: mx.nd.NDArray, values: Table) -> None:
+    weight[:] = values.reshape(weight.shape)

@@ -1,0 +1,1 @@
+"""The gluon Trainer, and the stages of a gradient's way."""

@@ -1,0 +1,129 @@
+"""What a trainer needs of its arguments: `store_of`, and refusals with their remedies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.kvstore import KVStoreBase
+
+from lbbsp_core.validate import require_integer
+from lbbsp_mx import cluster
+from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
+from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
+from lbbsp_mx.trainer.parameters import normalises_batches, require_unique_names
+
+logger = logging.getLogger("lbbsp.mx")
+
+Store: TypeAlias = "KVStoreBase | str | None"
+"""Argument `kvstore` of a trainer."""
+
+
+def trains_alone(kvstore: Store) -> bool:
+    """Returns whether gluon's own code trains, because there are no other workers."""
+    if isinstance(kvstore, KVStoreBase):
+        return kvstore.num_workers == 1
+    local = kvstore is None or _is_local(kvstore)
+    return local or not cluster.in_cluster() or cluster.counts()[0] == 1
+
+
+def store_of(kvstore: Store, alone: bool) -> KVStore:
+    """Returns the store whose workers train; it is local if gluon creates another one, or none."""
+    named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
+    if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
+        raise ValueError(
+            "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
+            "lbbsp_mx.AsyncTrainer"
+        )
+    if alone:
+        _warn_alone(kvstore)
+    starts_cluster = cluster.in_cluster() and _is_distributed(kvstore)
+    given = starts_cluster or _is_local(kvstore) or isinstance(kvstore, mx.kv.KVStore)
+    if alone and not given and isinstance(kvstore, KVStoreBase | str):
+        return KVStore("local")
+    return make_store(kvstore)
+
+
+def _warn_alone(kvstore: Store) -> None:
+    if kvstore in (NAME, GLUON_NAME) or _is_distributed(kvstore):
+        logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
+    elif cluster.in_cluster() and cluster.counts()[0] > 1:
+        logger.warning(
+            "kvstore = %r is not distributed, so that each worker trains a model of its own: use "
+            "'dist_sync' to train one model together",
+            kvstore,
+        )
+
+
+def _is_local(kvstore: Store) -> bool:
+    return isinstance(kvstore, str) and kind_of(kvstore) in IN_ONE_PROCESS
+
+
+def gluon_store(kvstore: Store) -> Store:
+    """Returns the store for gluon's own code: its default in place of a distributed one."""
+    return "device" if _is_distributed(kvstore) else kvstore
+
+
+def _is_distributed(kvstore: Store) -> bool:
+    if isinstance(kvstore, KVStore):
+        return kvstore.distributed
+    kind = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
+    if kind in (NAME, GLUON_NAME):
+        return cluster.in_cluster()
+    return isinstance(kind, str) and kind_of(kind) in DISTRIBUTED
+
+
+def check_options(
+    alone: bool,
+    compression_params: object,
+    update_on_kvstore: bool | None,
+    global_batch_size: int | None,
+    planning: Iterable[str],
+) -> None:
+    """Raises an error if options do not fit the cluster, or a training in one process.
+
+    `planning` names the given options that need the global batch size.
+    """
+    if not alone or cluster.in_cluster():
+        _refuse_updates_by_servers(compression_params, update_on_kvstore)
+        planning = ["several workers", *planning]
+    if global_batch_size is None and (needing := ", ".join(planning)):
+        raise ValueError(
+            f"global_batch_size must be given for {needing}, got None: pass the samples per step "
+            "over all workers to lbbsp_mx.Trainer, or beside=trainer for a trainer that steps on "
+            "the batches of another one"
+        )
+    if global_batch_size is not None:
+        require_integer("global_batch_size", global_batch_size, 0)
+
+
+def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore must be False, got True: leave it out, because a server would "
+            "divide by a constant batch size; the optimizer runs in the workers"
+        )
+    if compression_params:
+        raise ValueError(
+            f"compression_params must be None, got {compression_params!r}: leave it out, because "
+            "compression makes gradients and the workers' messages inexact"
+        )
+
+
+def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:
+    """Raises an error if the update would not be exact, or warns that it may not be."""
+    require_unique_names(params)
+    for param in params:
+        if mean_loss and (param.grad_req == "add" or accumulate > 1):
+            raise ValueError(
+                f"mean_loss must be False where gradients accumulate (grad_req='add', "
+                f"{param.name}): a sum of means is not a mean; use the loss per sample"
+            )
+    if normalises_batches(params):
+        logger.warning(
+            "BatchNorm normalises each worker's batch separately, so that the result depends "
+            "on how the batch is split: use lbbsp_mx.SyncBatchNorm"
+        )
