@@ -348,7 +348,7 @@ COSTS: Final[Registry[Cost]] = Registry(
         Component("saturating", Saturating),
     ],
 )
-"""All costs with a formula. A `Profile` is named by its file, see `lbbsp_core.runtime.options.naming`."""
+"""All costs with a formula; a `Profile` is named by its file (`runtime.options.naming`)."""
 
 
 def _registries() -> tuple[Registry[Any], ...]:

@@ -31,7 +31,7 @@ EXCEPTIONS = {
     (
         "lbbsp_mx/reliability/gluon_states.py",
         "pickle",
-    ),  # a reader that looks up nothing that a file names
+    ),  # looks up no name of a file
     ("lbbsp_tf/exactness/agreement.py", "marshal"),  # own lambdas, as Keras describes them
     ("lbbsp_core/testing/contracts.py", "pickle"),  # copies an object of the test that calls it
 }

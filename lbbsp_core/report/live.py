@@ -66,7 +66,7 @@ class View:
         samples_per_second: Samples per second, recent.
         slowest: Rank of the worker that the others wait for, recent; None if unknown, or if
             several workers are the slowest in turn.
-        recent: Waiting and speed-up, see `lbbsp_core.runtime.record.figures`; None before the first step.
+        recent: Waiting and speed-up, see `runtime.record.figures`; None before the first step.
         so_far: The same over all regular steps.
         age_seconds: Time since the last step, or else since the start; None if unknown.
         elapsed_seconds: Time from the last start to the last step; None if unknown.

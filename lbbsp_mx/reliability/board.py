@@ -28,7 +28,7 @@ class KeyBoard:
     posted more rarely the more workers there are, because of this number of pushes.
 
     The rows serve to tell what workers do; whether a process is alive is known from the scheduler
-    (`lbbsp_mx.reliability.liveness`), even while large gradients keep the servers busy. The row of worker 0
+    (`liveness.py`), even while large gradients keep the servers busy. The row of worker 0
     therefore also tells which worker's row has not changed for the longest time. All workers must
     create the board at the same time. Calls of the store are made under `lock`.
     """

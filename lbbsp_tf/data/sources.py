@@ -1,7 +1,7 @@
 """Sources: kinds of training data with random access, one class for each.
 
 A source reads the samples that a plan gives to this worker. Nothing is copied whole: arrays are
-indexed, and items read, batch by batch. `lbbsp_tf.data.stream` holds the source that reads records in
+indexed, and items read, batch by batch. `stream.py` holds the source that reads records in
 sequence.
 """
 

@@ -145,7 +145,7 @@ def check_learning_rates(model: keras.Model, collectives: Collectives) -> None:
 def check_models(model: keras.Model, collectives: Collectives) -> None:
     """Raises unless all workers have the same weights, learning rates and steps.
 
-    Weights may differ by the rounding of unlike processors, see `lbbsp_core.runtime.exchange.digest`. Every
+    Weights may differ by the rounding of unlike processors, see `runtime.exchange.digest`. Every
     worker must call this, after all callbacks. Variables that the strategy does not keep equal
     (statistics that are averaged when they are read) are not compared.
     """

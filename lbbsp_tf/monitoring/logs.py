@@ -10,7 +10,7 @@ from lbbsp_tf import compat
 
 
 class FigureLogs:
-    """Adds ``waiting`` and ``speedup`` to the logs of a fit; see `lbbsp_core.runtime.record.figures`.
+    """Adds ``waiting`` and ``speedup`` to the logs of a fit; see `runtime.record.figures`.
 
     After a step they are those of the recent steps, after an epoch those of the epoch. They are
     the same on all workers.

@@ -3,7 +3,7 @@
 Workers that need not be in the same step share a *table* with one row per worker, on the server
 where the coordinator runs. A worker writes a question into its own row; the server replaces the
 whole table by answers, which the worker then reads. The transport must be able to push and pull
-an array of float32 (`lbbsp_core.runtime.exchange.protocol` describes how it carries integers exactly).
+an array of float32 (`runtime.exchange.protocol` describes how it carries integers exactly).
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def test_a_script_that_fails_ends_at_once(end, status, said):
 )
 def test_what_must_be_cleaned_and_who_must_be_told(end, told):
     script = (
-        "import sys\nfrom lbbsp_core.runtime.reliability.exit import *\nfail_fast()\non_exit(lambda: None)\n"
+        "import sys\nfrom lbbsp_core.runtime.reliability.exit import *\n"
+        "fail_fast()\non_exit(lambda: None)\n"
         "on_failure(lambda: 1 / 0)\non_failure(lambda: print('told'))\n"
         f"before_end(lambda: print('cleaned', flush=True))\n{end}"
     )
@@ -118,7 +119,8 @@ def test_the_last_word_is_heard_and_then_the_threads_that_tell_others():
 
 def test_a_messenger_that_keeps_the_interpreter_does_not_either():
     script = (
-        "import ctypes, sys\nfrom lbbsp_core.runtime.reliability.exit import *\non_exit(lambda: None)\n"
+        "import ctypes, sys\nfrom lbbsp_core.runtime.reliability.exit import *\n"
+        "on_exit(lambda: None)\n"
         "on_failure(lambda: ctypes.PyDLL(None).sleep(100))\nsys.exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode != 0
