@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psutil
 
-from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.launch import cgroup
 from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
 from lbbsp_core.launch.cpu_shares import PERIOD_US
