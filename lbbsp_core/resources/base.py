@@ -50,7 +50,7 @@ class Factor(NamedTuple):
 
 
 class Source(Protocol):
-    """Source of numbers. Its constructor opens it, and raises OSError if it is unavailable."""
+    """Source of numbers. What makes it raises OSError if it is unavailable."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
