@@ -12,12 +12,11 @@ from typing import Any, Final
 import psutil
 
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
-from lbbsp_core.launch import cgroup
 from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
 from lbbsp_core.launch.cpu_shares import PERIOD_US
-from lbbsp_core.launch.dutycycle import CYCLE_SECONDS
+from lbbsp_core.launch.throttle import CYCLE_SECONDS, open_quotas
 from lbbsp_core.resources import ResourceSampler
-from lbbsp_core.resources.cgroup import memory_limit
+from lbbsp_core.resources.cgroup import cpu_quotas, memory_limit
 from lbbsp_core.resources.gpu import hides_gpus, text_of
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
@@ -108,10 +107,10 @@ def check_speeds(opens: Callable[[], bool]) -> Finding:
 
 def can_open_groups() -> bool:
     """Returns whether this process may create and enter cgroups with CPU quotas; removes them."""
-    groups = cgroup.open_groups([0.5], PERIOD_US)
-    if groups is not None:
-        groups.close()
-    return groups is not None
+    quotas = open_quotas([0.5], PERIOD_US)
+    if quotas is not None:
+        quotas.close()
+    return quotas is not None
 
 
 def check_drivers(names: Sequence[str]) -> Finding:
@@ -150,7 +149,7 @@ def check_machine(environment: Mapping[str, str]) -> list[Finding]:
     host = Host()
     limit, memory = memory_limit(host), psutil.virtual_memory()
     return [
-        check_cores(len(host.cores), os.cpu_count() or 1, cgroup.own_quotas()),
+        check_cores(len(host.cores), os.cpu_count() or 1, cpu_quotas(host)),
         check_memory(memory.total, memory.available, limit.limit if limit else None),
         *check_gpus(environment, any(map(Path.exists, GPU_DEVICES))),
         check_speeds(can_open_groups),

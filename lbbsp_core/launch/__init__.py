@@ -27,7 +27,6 @@ from lbbsp_core.launch.supervise import Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
     Emulation,
     Throttle,
-    Unthrottled,
     available_cores,
     create_throttle,
 )
@@ -221,7 +220,7 @@ def _plan(
 def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: bool) -> Throttle:
     """Returns the throttle of these shares; with ``quotas``, only one that uses CPU quotas."""
     if plan is None:
-        return Unthrottled()
+        return Throttle()
     throttle = create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
     if quotas and not throttle.cgroups():
         throttle.close()

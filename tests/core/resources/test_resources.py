@@ -14,7 +14,7 @@ import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -24,9 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import ResourceSampler
-from lbbsp_core.launch.cgroup import open_groups
+from lbbsp_core.launch.throttle import open_quotas
 from lbbsp_core.resources import polling
 from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter
+from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES, DEFAULT_QUOTA_NAMES
@@ -446,6 +447,24 @@ def test_where_a_container_sees_its_cgroup(
     machine.seconds += 1.0
     machine.write(f"{directory}/cpu.stat", "nr_throttled 5\nthrottled_usec 0\n")
     assert sampler.sample() == (2.0,)
+
+
+def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
+    for folder in ("cpu,cpuacct/job", "unified"):
+        machine.write(f"sys/fs/cgroup/{folder}/cgroup.procs", "")
+    machine.groups(V1, "7:memory:/other\n4:cpu,cpuacct:/job\n0::/outside/the/mount\n")
+    found = hierarchies(machine.host, "cpu")
+    mounts = PurePosixPath("/sys/fs/cgroup/cpu,cpuacct"), PurePosixPath("/sys/fs/cgroup/unified")
+    assert found == [[(1, mounts[0] / "job"), (1, mounts[0])], [(2, mounts[1])]]
+    assert cpu_quotas(machine.host) == []
+    for folder, quota in (("cpu,cpuacct/job", -1), ("cpu,cpuacct", 25_000)):
+        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us", f"{quota}\n")
+        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_period_us", "50000\n")
+    assert cpu_quotas(machine.host) == [0.5]
+    machine.groups(V2, "0::/job\n")
+    machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n")
+    machine.write("sys/fs/cgroup/cpu.max", "max 100000\n")
+    assert cpu_quotas(machine.host) == [1.5]
 
 
 # Failures
@@ -894,7 +913,7 @@ with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as s
 @measured
 def test_a_quota_is_seen() -> None:
     """Spins under a quota of 5 % of a core: the process is throttled in each period."""
-    groups = open_groups([0.05], period_us=100_000)
+    groups = open_quotas([0.05], period_us=100_000)
     if groups is None:
         pytest.skip("no cgroup can be created on this machine")
     try:
