@@ -110,9 +110,11 @@ class CpuQuotas(Throttle):
 
     def create(self, shares: Sequence[float]) -> None:
         """Creates the cgroups with their first quotas."""
-        for group in self.cgroups():
-            group.mkdir()
-        self.apply(shares)
+        for rank, share in enumerate(shares):
+            self._groups[rank].mkdir()
+            self._write(rank, quota_us(share, self._period_us))
+        for account in self._accounts:
+            account.mkdir()
 
     def _write(self, rank: int, quota: int | None) -> None:
         """Sets the microseconds of CPU time per period; None lifts the limit."""
