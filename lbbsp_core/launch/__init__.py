@@ -21,7 +21,7 @@ from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
 from lbbsp_core.launch.devices import assign_devices
-from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
+from lbbsp_core.launch.restart import Attempt, RestartLimits, Result, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
@@ -114,7 +114,7 @@ def launch(
     """
     started = time.monotonic()
     _check(command, workers, timeout, grace)
-    limits = Limits(max_restarts, elastic)
+    limits = RestartLimits(max_restarts, elastic)
     check_limits(limits, workers)
     cores: Sequence[int] = ()
     if contention is not None:

@@ -22,8 +22,8 @@ QUICK_SECONDS: Final = 30.0
 MAX_PAUSE_SECONDS: Final = 60.0
 
 
-class Limits(NamedTuple):
-    """Limits of the restarts of a job.
+class RestartLimits(NamedTuple):
+    """RestartLimits of the restarts of a job.
 
     Args:
         restarts: Maximum number of restarts.
@@ -72,7 +72,7 @@ class Result(NamedTuple):
 def run_attempts(
     run: Callable[[Attempt], Result],
     workers: int,
-    limits: Limits,
+    limits: RestartLimits,
     events: SimpleQueue[Event],
     signals: Sequence[int],
     notify: Callable[[str], None],
@@ -110,7 +110,7 @@ def _drain(events: SimpleQueue[Event], until: float) -> None:
             return
 
 
-def check_limits(limits: Limits, workers: int) -> None:
+def check_limits(limits: RestartLimits, workers: int) -> None:
     """Raises ValueError if the limits are impossible; names the remedy."""
     restarts, elastic = limits
     if restarts != int(restarts) or restarts < 0:
@@ -132,7 +132,7 @@ def check_limits(limits: Limits, workers: int) -> None:
 
 
 def next_attempt(
-    attempt: Attempt, outcome: Outcome, limits: Limits, seconds: float
+    attempt: Attempt, outcome: Outcome, limits: RestartLimits, seconds: float
 ) -> tuple[Attempt | None, str | None]:
     """Decides what follows an attempt: the next one, or None; and a message about it, or None."""
     if outcome.status in (0, TIMED_OUT) or outcome.signalled or not limits.restarts:
