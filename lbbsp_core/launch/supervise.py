@@ -88,7 +88,7 @@ class Supervisor:
         self._helpers: list[ChildProcess] = []
         self._scripts: list[ChildProcess] = []
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
-        self._reaper.watch_job(self._folder)
+        self._reaper.watch("job", self._folder)
 
     def start(
         self,
@@ -102,7 +102,7 @@ class Supervisor:
         Output of a coordinator, whose script is the only one, is reported as that of rank 0.
         """
         for cgroup in self._throttle.cgroups():
-            self._reaper.watch_cgroup(cgroup)
+            self._reaper.watch("cgroup", cgroup)
         beside = itertools.count(len(job.workers))  # indices of the processes beside the workers
         for helper in job.helpers:
             self._helpers.append(self._start(next(beside), *helper))
@@ -143,7 +143,7 @@ class Supervisor:
         own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
         events, lock = self._events, self._lock
         process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
-        self._reaper.watch_group(process.pid)
+        self._reaper.watch("group", process.pid)
         return process
 
     def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:

@@ -57,7 +57,7 @@ class StepProcess:
         self._process = spawn_python(
             [_step.__file__, script, function, *map(str, fds), *arguments], pass_fds=fds
         )
-        self._reaper.watch_group(self._process.pid)
+        self._reaper.watch("group", self._process.pid)
         for fd in fds:
             os.close(fd)
         self._reader = threading.Thread(target=self._drain, name="step-output", daemon=True)
