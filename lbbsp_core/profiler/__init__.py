@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
@@ -118,13 +117,13 @@ def profile_step(
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     sweep = sweep or BatchSweep()
-    runner: _Runner = (
+    runner = (
         _InProcess(step)
         if callable(step)
-        else _InChildProcess(*_split_target(step), arguments, timeout)
+        else StepProcess(*_split_target(step), arguments, timeout)
     )
     with closing(runner):
-        found = sweep.run(runner.step, progress or _ignore_progress)
+        found = sweep.run(runner.step, progress or (lambda *_: None))
         if not found.points:
             raise ProfileError(
                 f"step(1) already runs out of memory ({runner.failure}): profile on a larger "
@@ -155,21 +154,6 @@ def _split_target(step: str | Path) -> tuple[str, str]:
     return script, function
 
 
-def _ignore_progress(_activity: str, _batch: int, _seconds: float | None) -> None:
-    return None
-
-
-class _Runner(Protocol):
-    """Runs steps, and names the device that they run on."""
-
-    failure: str
-
-    @property
-    def device(self) -> str: ...
-    def step(self, batch: int) -> float | None: ...
-    def close(self) -> None: ...
-
-
 class _InProcess:
     """Calls a function in this process."""
 
@@ -192,34 +176,3 @@ class _InProcess:
 
     def close(self) -> None:
         """Does nothing: no process was started."""
-
-
-class _InChildProcess:
-    """Calls a script's function in a child process, and in a new one after a failure."""
-
-    def __init__(
-        self, script: str, function: str, arguments: Sequence[str], timeout: float
-    ) -> None:
-        self._arguments = script, function, arguments, timeout
-        self._process: StepProcess | None = None
-        self.device, self.failure = "", ""
-
-    def step(self, batch: int) -> float | None:
-        process = self._process or self._start()
-        seconds, failure = process.step(batch)
-        if seconds is None:
-            self.failure = failure
-            self.close()
-        elif not self.device:
-            self.device = process.device()
-        return seconds
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.close()
-            self._process = None
-
-    def _start(self) -> StepProcess:
-        self._process = StepProcess(*self._arguments)
-        self._process.load()
-        return self._process
