@@ -21,9 +21,9 @@ from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
 from lbbsp_core.launch.devices import assign_devices
-from lbbsp_core.launch.restart import Attempt, RestartLimits, Result, check_limits, run_attempts
+from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
-from lbbsp_core.launch.supervise import Supervisor, signal_handlers
+from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
     Emulation,
     Throttle,
@@ -130,7 +130,7 @@ def launch(
         notify(gpus.note)
     events: SimpleQueue[Event] = SimpleQueue()
 
-    def run(attempt: Attempt) -> Result:
+    def run(attempt: Attempt) -> Outcome:
         job = job_spec(
             framework,
             len(attempt.members),
@@ -164,7 +164,7 @@ def _supervise(
     started: float,
     timeout: float | None,
     grace: float,
-) -> Result:
+) -> Outcome:
     """Runs the processes of one attempt until all of them have ended."""
     outcome = None
     try:
@@ -175,10 +175,10 @@ def _supervise(
     finally:
         supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
     if outcome.failed_index is not None:
-        return Result(outcome, supervisor.output_tail(outcome.failed_index))
+        return outcome._replace(output_tail=supervisor.output_tail(outcome.failed_index))
     if outcome.status == 0:
         supervisor.check_output()
-    return Result(outcome, [])
+    return outcome
 
 
 def _check(command: Sequence[str], workers: int, timeout: float | None, grace: float) -> None:

@@ -57,20 +57,8 @@ class Attempt(NamedTuple):
         return min(2.0 ** (self.quick_failures - 1), MAX_PAUSE_SECONDS)
 
 
-class Result(NamedTuple):
-    """Result of one attempt.
-
-    Args:
-        outcome: Its outcome.
-        output_tail: Last output of the process that failed first.
-    """
-
-    outcome: Outcome
-    output_tail: list[str]
-
-
 def run_attempts(
-    run: Callable[[Attempt], Result],
+    run: Callable[[Attempt], Outcome],
     workers: int,
     limits: RestartLimits,
     events: SimpleQueue[Event],
@@ -85,8 +73,8 @@ def run_attempts(
     attempt = Attempt(tuple(range(workers)))
     while True:
         started = time.monotonic()
-        outcome, output_tail = run(attempt)
-        for line in output_tail:
+        outcome = run(attempt)
+        for line in outcome.output_tail:
             print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
         if outcome.message is not None:
             notify(outcome.message)

@@ -60,6 +60,7 @@ class Outcome(NamedTuple):
         signalled: Whether a signal asked the launcher to end the job.
         leaving: Whether the scripts end by themselves, with a checkpoint, if they get some time.
         lost_workers: Ranks of the workers that caused the end of the job, as far as known.
+        output_tail: Last output of the process that failed first.
     """
 
     status: int
@@ -69,6 +70,7 @@ class Outcome(NamedTuple):
     signalled: bool = False
     leaving: bool = False
     lost_workers: tuple[int, ...] = ()
+    output_tail: Sequence[str] = ()
 
 
 def _discard(_index: int, _line: str) -> None:

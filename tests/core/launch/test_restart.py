@@ -11,7 +11,6 @@ from lbbsp_core.launch.restart import (
     QUICK_SECONDS,
     Attempt,
     RestartLimits,
-    Result,
     next_attempt,
     run_attempts,
 )
@@ -88,17 +87,15 @@ def test_a_signal_while_an_attempt_is_ended_prevents_the_next_one():
 
     def run(attempt):
         signals.append(SIGTERM)
-        return Result(KILLED, [])
+        return KILLED
 
     assert run_attempts(run, 3, RestartLimits(3), SimpleQueue(), signals, said.append) == 143
     assert said == [KILLED.message]
 
 
 def test_a_signal_after_success_changes_nothing():
-    succeeded = Result(Outcome(0), [])
-    assert (
-        run_attempts(lambda _: succeeded, 1, RestartLimits(3), SimpleQueue(), [SIGTERM], print) == 0
-    )
+    run, limits = lambda _: Outcome(0), RestartLimits(3)
+    assert run_attempts(run, 1, limits, SimpleQueue(), [SIGTERM], print) == 0
 
 
 def test_survivors_keep_their_shares():
