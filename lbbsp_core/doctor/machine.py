@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +15,7 @@ from lbbsp_core.launch.cpu_shares import PERIOD_US
 from lbbsp_core.launch.throttle import CYCLE_SECONDS, open_quotas
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.resources.cgroup import cpu_quotas, memory_limit
-from lbbsp_core.resources.gpu import hides_gpus, text_of
+from lbbsp_core.resources.gpu import hides_gpus, import_nvml, opened_nvml, text_of
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
 
@@ -58,7 +56,7 @@ def check_memory(total: int, available: int, limit: int | None) -> Finding:
 def check_gpus(
     environment: Mapping[str, str],
     has_device: bool,
-    import_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+    import_nvml: Callable[[], Any] = import_nvml,
 ) -> Iterator[Finding]:
     """Checks the GPUs of this machine, and whether their use can be measured."""
     if not has_device:
@@ -68,30 +66,25 @@ def check_gpus(
         yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
         return
     try:
-        nvml = import_nvml()
-        nvml.nvmlInit()
+        with opened_nvml(import_nvml) as nvml:
+            yield _gpus(nvml)
     except ModuleNotFoundError:
         yield note("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
                    "predictors do not see other users of the GPU",
                    "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
-        return
     except Exception as error:  # NVMLError, or OSError of the library
         remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
         yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)
-        return
+
+
+def _gpus(nvml: Any) -> Finding:
     try:
-        names = ", ".join(_gpu_names(nvml)) or "there is none"
-        yield ok("GPU", f"{names}; driver {text_of(nvml.nvmlSystemGetDriverVersion())}")
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        names = ", ".join(text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles)
+        driver = text_of(nvml.nvmlSystemGetDriverVersion())
     except Exception as error:
-        yield problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
-    finally:
-        with suppress(Exception):
-            nvml.nvmlShutdown()
-
-
-def _gpu_names(nvml: Any) -> list[str]:
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return [text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles]
+        return problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
+    return ok("GPU", f"{names or 'there is none'}; driver {driver}")
 
 
 def check_speeds(opens: Callable[[], bool]) -> Finding:
