@@ -12,7 +12,7 @@ import psutil
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
 from lbbsp_core.launch.cpu_shares import PERIOD_US
-from lbbsp_core.launch.throttle import CYCLE_SECONDS, open_quotas
+from lbbsp_core.launch.throttle import CYCLE_SECONDS, Throttle, open_quotas
 from lbbsp_core.resources import ResourceSampler
 from lbbsp_core.resources.cgroup import cpu_quotas, memory_limit
 from lbbsp_core.resources.gpu import hides_gpus, import_nvml, opened_nvml, text_of
@@ -87,9 +87,11 @@ def _gpus(nvml: Any) -> Finding:
     return ok("GPU", f"{names or 'there is none'}; driver {driver}")
 
 
-def check_speeds(opens: Callable[[], bool]) -> Finding:
-    """Checks the rights that ``lbbsp launch --speeds`` needs."""
-    if opens():
+def check_speeds(open_quotas: Callable[..., Throttle | None] = open_quotas) -> Finding:
+    """Checks the rights that ``lbbsp launch --speeds`` needs; removes the cgroups again."""
+    quotas = open_quotas([0.5], PERIOD_US)
+    if quotas is not None:
+        quotas.close()
         return ok("launch --speeds", "may create cgroups with CPU quotas")
     return note(
         "launch --speeds", "may not create cgroups with CPU quotas: it stops and continues the "
@@ -98,30 +100,16 @@ def check_speeds(opens: Callable[[], bool]) -> Finding:
     )  # fmt: skip
 
 
-def can_open_groups() -> bool:
-    """Returns whether this process may create and enter cgroups with CPU quotas; removes them."""
-    quotas = open_quotas([0.5], PERIOD_US)
-    if quotas is not None:
-        quotas.close()
-    return quotas is not None
-
-
 def check_drivers(names: Sequence[str]) -> Finding:
     """Checks which driving factors of the speed can be read."""
     missing = [name for name in DEFAULT_NAMES if name not in names]
-    text = f"{', '.join(names) or 'none'}"
+    text = ", ".join(names) or "none"
     if not missing:
         return ok("driving factors", text)
     return note(
         "driving factors", f"{text}; unavailable: {', '.join(missing)}. Predictors do not see them",
         "mount /proc and /sys/fs/cgroup in the container, if this is one",
     )  # fmt: skip
-
-
-def sampled_names() -> tuple[str, ...]:
-    """Returns the driving factors that workers sample by default here."""
-    with ResourceSampler() as sampler:
-        return sampler.names
 
 
 def check_allocator(environment: Mapping[str, str]) -> Finding:
@@ -141,11 +129,13 @@ def check_machine(environment: Mapping[str, str]) -> list[Finding]:
     """Runs all checks of this machine."""
     host = Host()
     limit, memory = memory_limit(host), psutil.virtual_memory()
+    with ResourceSampler() as sampler:
+        drivers = sampler.names
     return [
         check_cores(len(host.cores), os.cpu_count() or 1, cpu_quotas(host)),
         check_memory(memory.total, memory.available, limit.limit if limit else None),
         *check_gpus(environment, any(map(Path.exists, GPU_DEVICES))),
-        check_speeds(can_open_groups),
-        check_drivers(sampled_names()),
+        check_speeds(),
+        check_drivers(drivers),
         check_allocator(environment),
     ]

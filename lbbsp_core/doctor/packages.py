@@ -59,23 +59,19 @@ def framework_version(module: str) -> str | None:
     return installed_version(names[0]) if names else "unknown"
 
 
-def own_requirements() -> tuple[str, list[str]] | None:
-    """Returns the versions of Python and the requirements in lbbsp's metadata; None without any."""
+def check_versions(frameworks: Collection[str]) -> list[Finding]:
+    """Checks Python and all packages that the installed parts of lbbsp require."""
     try:
         own = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return None
-    pythons = own.get_all("Requires-Python") or [""]
-    return pythons[0], metadata.requires(DISTRIBUTION) or []
-
-
-def check_versions(frameworks: Collection[str]) -> list[Finding]:
-    """Checks Python and all packages that the installed parts of lbbsp require."""
-    own = own_requirements()
-    if own is None:
         remedy = "pip install --editable . in its folder, or pip install lbbsp"
         return [note("lbbsp", "is not installed, so that no versions can be compared", remedy)]
-    pythons, requirements = own
+    requirements = metadata.requires(DISTRIBUTION) or []
+
+    def version_of(name: str) -> str | None:
+        is_framework = name in ("tensorflow", "keras")
+        return framework_version(name) if is_framework else installed_version(name)
+
     extras = ["", "cli"]
     if "tensorflow" in frameworks:
         has_cpu_build = installed_version("tensorflow-cpu") is not None
@@ -84,8 +80,8 @@ def check_versions(frameworks: Collection[str]) -> list[Finding]:
         extras += ["mx"]
     found = [
         ok("lbbsp", f"{installed_version(DISTRIBUTION)}"),
-        check_python(platform.python_version(), pythons),
-        *check_packages(requirements, extras, _version),
+        check_python(platform.python_version(), (own.get_all("Requires-Python") or [""])[0]),
+        *check_packages(requirements, extras, version_of),
         *check_optional(requirements, installed_version),
     ]
     return list(dict.fromkeys(found))  # several extras may require the same package
@@ -127,17 +123,12 @@ def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[
 
 def of_extra(requirements: Iterable[str], extra: str) -> Iterator[Requirement]:
     """Yields the requirements that an extra adds in this Python, without those on lbbsp itself."""
-    for text in requirements:
-        each = Requirement(text)
-        if each.name == DISTRIBUTION:
-            continue
-        always = each.marker is None or each.marker.evaluate({"extra": ""})
-        if always if extra == "" else not always and _applies(each, extra):
+    for each in map(Requirement, requirements):
+        always, applies = (
+            each.marker is None or each.marker.evaluate({"extra": name}) for name in ("", extra)
+        )
+        if each.name != DISTRIBUTION and applies and not (extra and always):
             yield each
-
-
-def _applies(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
 
 
 def _compared(requirement: Requirement, extra: str, version: str | None) -> Finding:
@@ -153,11 +144,6 @@ def _compared(requirement: Requirement, extra: str, version: str | None) -> Find
     if fits:
         return ok(name, version)
     return problem(name, f"{version} is installed, but {package} needs {name}{needed}", remedy)
-
-
-def _version(name: str) -> str | None:
-    """Returns the version of a package; frameworks may be in distributions of other names."""
-    return framework_version(name) if name in ("tensorflow", "keras") else installed_version(name)
 
 
 IMPORT_SECONDS: Final = 180.0

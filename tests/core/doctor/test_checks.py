@@ -29,6 +29,7 @@ from lbbsp_core.doctor.packages import (
 )
 from lbbsp_core.doctor.settings import check_settings
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
+from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
 
 REQUIRES = [
@@ -530,8 +531,8 @@ def test_gpus_whose_use_cannot_be_measured():
 
 
 def test_cgroups_drivers_and_the_allocator(monkeypatch):
-    assert machine.check_speeds(lambda: True).status == "ok"
-    assert "coarser" in machine.check_speeds(lambda: False).message
+    assert machine.check_speeds(lambda *_: Throttle()).status == "ok"
+    assert "coarser" in machine.check_speeds(lambda *_: None).message
     assert machine.check_drivers([*DEFAULT_NAMES, "gpu_percent"]).status == "ok"
     missing = machine.check_drivers(DEFAULT_NAMES[1:])
     assert (missing.status, f"unavailable: {DEFAULT_NAMES[0]}" in missing.message) == ("note", True)
