@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -82,17 +82,13 @@ class Gpu:
 
     def __init__(self, host: Host, index: int = 0) -> None:
         try:
-            self._nvml = import_nvml()
-            self._nvml.nvmlInit()
+            with ExitStack() as stack:  # closes the library unless all is well
+                self._nvml = stack.enter_context(opened_nvml())
+                self._device = self._handle(host.environ.get("CUDA_VISIBLE_DEVICES"), index)
+                self._has_utilisation = self._supports_utilisation()
+                self._nvml.nvmlDeviceGetMemoryInfo(self._device)
+                self._opened = stack.pop_all()
         except Exception as error:  # a missing package, library or driver: different exceptions
-            raise OSError(f"no NVIDIA GPU can be read: {error}") from error
-        try:
-            visible = host.environ.get("CUDA_VISIBLE_DEVICES")
-            self._device = self._handle(visible, index)
-            self._has_utilisation = self._supports_utilisation()
-            self._nvml.nvmlDeviceGetMemoryInfo(self._device)
-        except Exception as error:
-            self.close()
             raise OSError(f"GPU {index} cannot be read: {error}") from error
 
     def _handle(self, visible: str | None, index: int) -> object:
@@ -130,4 +126,4 @@ class Gpu:
 
     def close(self) -> None:
         """Shuts down this use of the NVML library."""
-        self._nvml.nvmlShutdown()
+        self._opened.close()

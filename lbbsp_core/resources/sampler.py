@@ -108,16 +108,14 @@ class ResourceSampler:
 
     def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
         """Opens one source, or logs that it is unavailable."""
+        source = None
         try:
             source = factory(self._host)
+            self._sources.append(PolledSource(source, self._host.clock, wanted))
         except Exception as error:  # no such file, or another format: other kernels, sandboxes
             _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
-            return
-        try:
-            self._sources.append(PolledSource(source, self._host.clock, wanted))
-        except Exception as error:
-            source.close()
-            _logger.log(level, "Driving factors cannot be read and stay 0: %s", error)
+            if source is not None:
+                source.close()
 
     def sample(self) -> tuple[float, ...]:
         """Returns the current driving factors, in the order of `names`. Call it before each step.
