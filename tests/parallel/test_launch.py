@@ -271,7 +271,7 @@ def test_exit_status_of_the_first_failure(script, capfd):
     assert "worker 1 failed with exit status 7" in capfd.readouterr().err
 
 
-MARKS = "from lbbsp_core.runtime import marks\n"
+MARKS = "from lbbsp_core.runtime.reliability import marks\n"
 
 
 @ENDS_SOON
@@ -292,7 +292,7 @@ def test_a_script_without_a_plugin_may_end_as_it_likes(script):
 
 
 def test_a_process_that_a_worker_starts_says_nothing_about_its_end(script, capfd):
-    tool = "from lbbsp_core.runtime import marks; marks.begin()"
+    tool = "from lbbsp_core.runtime.reliability import marks; marks.begin()"
     body = MARKS + f"marks.begin()\nsubprocess.run([sys.executable, '-c', {tool!r}])\nos._exit(0)"
     assert launch([script(body)], workers=1) == 1
     assert "worker 0 ended with status 0 before the end" in capfd.readouterr().err
@@ -326,7 +326,7 @@ def test_processes_in_a_session_of_their_own_are_ended_too(script, sleeper, tmp_
 
 
 def test_a_folder_for_scratch_is_removed_however_a_worker_ends(script, tmp_path):
-    body = MARKS + "from lbbsp_core.runtime import exit\nfolder = marks.scratch_folder()\n"
+    body = MARKS + "from lbbsp_core.runtime.reliability import exit\nfolder = marks.scratch_folder()\n"
     body += "open(folder / 'file', 'w').close()\nprint(folder)\n"
     for end in ("", "exit.end_now(1)", "os.kill(os.getpid(), signal.SIGKILL)"):
         lines = {}
