@@ -25,15 +25,10 @@ _SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
 
 
 class Cluster(NamedTuple):
-    """Cluster of ``TF_CONFIG``.
+    """Cluster of ``TF_CONFIG``."""
 
-    Args:
-        tasks: All tasks: chief, workers, then others.
-        own: This process's task; None for an evaluator, which is no part of the cluster.
-    """
-
-    tasks: tuple[Task, ...]
-    own: Task | None
+    tasks: tuple[Task, ...]  # chief, workers, then others
+    own: Task | None  # None for an evaluator, which is no part of the cluster
 
 
 def check_cluster(environment: Mapping[str, str]) -> Iterator[Finding]:

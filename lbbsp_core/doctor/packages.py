@@ -166,19 +166,12 @@ _STDERR_REMEDIES: Final[Mapping[str, str]] = {
 
 
 class Framework(NamedTuple):
-    """Framework that a plugin checks.
-
-    Args:
-        title: Name for messages.
-        module: Its module.
-        plugin: Module of the plugin.
-        extra: Extra of lbbsp that installs it.
-    """
+    """Framework that a plugin checks."""
 
     title: str
     module: str
-    plugin: str
-    extra: str
+    plugin: str  # its module
+    extra: str  # of lbbsp, which installs it
 
 
 FRAMEWORKS: Final[Mapping[str, Framework]] = {

@@ -23,31 +23,18 @@ MAX_PAUSE_SECONDS: Final = 60.0
 
 
 class RestartLimits(NamedTuple):
-    """RestartLimits of the restarts of a job.
-
-    Args:
-        restarts: Maximum number of restarts.
-        elastic: Workers with which the job may continue at least, without those that have failed;
-            None restarts all workers.
-    """
+    """Limits of the restarts of a job: their number, and that of the workers that may remain."""
 
     restarts: int = 0
-    elastic: int | None = None
+    elastic: int | None = None  # None restarts all workers
 
 
 class Attempt(NamedTuple):
-    """One run of the job's processes.
+    """One run of the job's processes."""
 
-    Args:
-        members: Workers that take part, by their numbers in the first attempt; ranks are places in
-            this list.
-        number: Number of restarts before this attempt.
-        quick_failures: Number of attempts just before this one that have failed at once.
-    """
-
-    members: tuple[int, ...]
-    number: int = 0
-    quick_failures: int = 0
+    members: tuple[int, ...]  # numbers of its workers in the first attempt, by rank
+    number: int = 0  # of restarts before this attempt
+    quick_failures: int = 0  # attempts just before this one that have failed at once
 
     @property
     def pause_seconds(self) -> float:

@@ -50,27 +50,16 @@ TIMED_OUT: Final = 124  # as for timeout(1)
 
 
 class Outcome(NamedTuple):
-    """Result of a job.
-
-    Args:
-        status: Exit status.
-        failed_index: Index of the process that failed first, or None; a worker's is its rank.
-        message: Message to the user, or None.
-        failed_name: Name of the process that failed first, in front of its output.
-        signalled: Whether a signal asked the launcher to end the job.
-        leaving: Whether the scripts end by themselves, with a checkpoint, if they get some time.
-        lost_workers: Ranks of the workers that caused the end of the job, as far as known.
-        output_tail: Last output of the process that failed first.
-    """
+    """Result of a job, or of one attempt of it."""
 
     status: int
-    failed_index: int | None = None
-    message: str | None = None
-    failed_name: str = ""
-    signalled: bool = False
-    leaving: bool = False
-    lost_workers: tuple[int, ...] = ()
-    output_tail: Sequence[str] = ()
+    failed_index: int | None = None  # of the process that failed first; a worker's is its rank
+    message: str | None = None  # to the user
+    failed_name: str = ""  # of the process that failed first, in front of its output
+    signalled: bool = False  # a signal asked the launcher to end the job
+    leaving: bool = False  # the scripts end by themselves, with a checkpoint, if they get some time
+    lost_workers: tuple[int, ...] = ()  # ranks of those that caused the end, as far as known
+    output_tail: Sequence[str] = ()  # of the process that failed first
 
 
 def _discard(_index: int, _line: str) -> None:

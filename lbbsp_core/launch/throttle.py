@@ -250,17 +250,11 @@ def windows(shares: Sequence[float]) -> tuple[Window, ...]:
 
 @dataclass
 class _Worker:
-    """Worker in the cycle.
+    """Worker in the cycle."""
 
-    Args:
-        group: Process group.
-        runs: Whether it runs, as opposed to being stopped.
-        debt: Running time that it has missed, in cycles; negative where it ran too long.
-    """
-
-    group: int
-    runs: bool = True
-    debt: float = 0.0
+    group: int  # of processes
+    runs: bool = True  # as opposed to being stopped
+    debt: float = 0.0  # running time that it has missed, in cycles; negative if it ran too long
 
 
 @final

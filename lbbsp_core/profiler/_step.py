@@ -37,11 +37,7 @@ OUT_OF_MEMORY_PHRASES = (
 
 
 def main(arguments: list[str]) -> None:
-    """Runs steps until the requests end.
-
-    Args:
-        arguments: ``script function requests_fd answers_fd script_arguments...``.
-    """
+    """Runs steps until the requests end; ``script function requests_fd answers_fd arguments``."""
     script, function, requests_fd, answers_fd, *script_arguments = arguments
     for fd in (int(requests_fd), int(answers_fd)):
         os.set_inheritable(fd, False)  # processes started by the script must not keep them open

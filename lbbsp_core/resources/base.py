@@ -35,17 +35,12 @@ FACTORS: Final = tuple(DESCRIPTIONS)
 
 
 class Factor(NamedTuple):
-    """Conversion of a number that a source reads into a driving factor.
+    """Conversion of a number that a source reads into a driving factor."""
 
-    Args:
-        name: A key of `DESCRIPTIONS`.
-        max_value: Upper bound of the factor; the lower bound is 0.
-        per_second: Value of the factor for an increase of 1 per second, if the number is a
-            running total. None: the number itself is the factor.
-    """
-
-    name: str
-    max_value: float = 100.0
+    name: str  # a key of `DESCRIPTIONS`
+    max_value: float = 100.0  # the lower bound is 0
+    # Value of the factor for an increase of 1 per second, if the number is a running total. None:
+    # the number itself is the factor.
     per_second: float | None = None
 
 

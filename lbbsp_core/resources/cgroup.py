@@ -91,19 +91,12 @@ def cpu_quotas(host: Host) -> list[float]:
 
 
 class MemoryLimit(NamedTuple):
-    """Memory limit of a cgroup, and the files with its usage.
-
-    Args:
-        limit: Limit in bytes.
-        usage_path: File with the bytes in use.
-        stat_path: File with the bytes in use by kind.
-        cache_key: Key in `stat_path` of the bytes that can be reclaimed at once.
-    """
+    """Memory limit of a cgroup, and the files with its usage, all in bytes."""
 
     limit: int
     usage_path: PurePosixPath
-    stat_path: PurePosixPath
-    cache_key: bytes
+    stat_path: PurePosixPath  # usage by kind
+    cache_key: bytes  # of the bytes in `stat_path` that can be reclaimed at once
 
 
 def memory_limit(host: Host) -> MemoryLimit | None:

@@ -50,28 +50,15 @@ def _core_times() -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Host:
-    """Machine that the sources read; the defaults are the real one.
+    """Machine that the sources read; the defaults are the real one."""
 
-    Args:
-        root: Root of the file system that contains ``proc`` and ``sys``.
-        clock: Returns monotonic seconds.
-        process_seconds: Returns the CPU seconds of this process, all threads.
-        involuntary_switches: Returns the involuntary context switches of this process, all
-            threads.
-        memory: Returns the bytes of the machine's memory, and those that are available.
-        resident: Returns the bytes of resident memory of this process.
-        core_times: Returns the seconds of each core by their use, as `psutil.cpu_times`.
-        cores: Cores that this process may use.
-        environ: Environment variables.
-    """
-
-    root: Path = Path("/")
+    root: Path = Path("/")  # of the file system that contains ``proc`` and ``sys``
     clock: Callable[[], float] = time.perf_counter
-    process_seconds: Callable[[], float] = time.process_time
-    involuntary_switches: Callable[[], int] = _involuntary_switches
-    memory: Callable[[], tuple[int, int]] = _memory
-    resident: Callable[[], int] = _resident
-    core_times: Callable[[], Sequence[Any]] = _core_times
+    process_seconds: Callable[[], float] = time.process_time  # CPU seconds, all threads
+    involuntary_switches: Callable[[], int] = _involuntary_switches  # of all our threads
+    memory: Callable[[], tuple[int, int]] = _memory  # bytes: all, available
+    resident: Callable[[], int] = _resident  # bytes of this process
+    core_times: Callable[[], Sequence[Any]] = _core_times  # seconds of each core by their use
     cores: frozenset[int] = field(default_factory=_available_cores)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 

@@ -326,7 +326,9 @@ def test_processes_in_a_session_of_their_own_are_ended_too(script, sleeper, tmp_
 
 
 def test_a_folder_for_scratch_is_removed_however_a_worker_ends(script, tmp_path):
-    body = MARKS + "from lbbsp_core.runtime.reliability import exit\nfolder = marks.scratch_folder()\n"
+    body = (
+        MARKS + "from lbbsp_core.runtime.reliability import exit\nfolder = marks.scratch_folder()\n"
+    )
     body += "open(folder / 'file', 'w').close()\nprint(folder)\n"
     for end in ("", "exit.end_now(1)", "os.kill(os.getpid(), signal.SIGKILL)"):
         lines = {}
