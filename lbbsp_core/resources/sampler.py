@@ -15,7 +15,7 @@ from lbbsp_core.resources.base import DESCRIPTIONS
 from lbbsp_core.resources.cgroup import cpu_quotas
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.polling import BackgroundPoller, PolledSource, close_all, split
+from lbbsp_core.resources.polling import PolledSource, Polling
 from lbbsp_core.resources.sources import SOURCES, SourceFactory
 from lbbsp_core.validate import require_known
 
@@ -91,8 +91,7 @@ class ResourceSampler:
             tuple(name for name in wanted if name in readable) if names is None else wanted
         )
         self._values = dict.fromkeys(self.names, 0.0)
-        for polled in self._sources:
-            self._values.update(polled.values())
+        self._update()
 
     def _open(self, wanted: Sequence[str], quiet: bool) -> None:
         """Opens the sources of the factors `wanted` and takes the first readings."""
@@ -101,10 +100,9 @@ class ResourceSampler:
         self._sources: list[PolledSource] = []
         for factory in dict.fromkeys(factories[name] for name in wanted):
             self._add_source(factory, wanted, logging.DEBUG if quiet else logging.INFO)
-        self._foreground, background = split(self._sources)
-        poller = BackgroundPoller(background)
+        self._polling = Polling(self._sources)
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._close = weakref.finalize(self, close_all, self._sources, poller)
+        self._close = weakref.finalize(self, self._polling.close)
 
     def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
         """Opens one source, or logs that it is unavailable."""
@@ -126,16 +124,14 @@ class ResourceSampler:
             self._reopen_after_fork()
         if self._lock.acquire(blocking=False):  # if another thread samples, its values are used
             try:
-                self._update()
+                if self._close.alive:
+                    self._polling.refresh()
+                    self._update()
             finally:
                 self._lock.release()
         return tuple(self._values.values())
 
     def _update(self) -> None:
-        if not self._close.alive:
-            return
-        for polled in self._foreground:
-            polled.refresh()
         for polled in self._sources:
             self._values.update(polled.values())
 
