@@ -32,6 +32,7 @@ from lbbsp_core.launch.throttle import (
 )
 from lbbsp_core.processes.child import Event
 from lbbsp_core.processes.reaper import Reaper
+from lbbsp_core.validate import require_integer
 
 __all__ = ["Contention", "Phase", "launch"]
 
@@ -187,8 +188,7 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
             f"command must be a script and its arguments, got {command!r}: "
             "give a list such as ['train.py', '--epochs', '5']"
         )
-    if workers != int(workers) or workers < 1:
-        raise ValueError(f"workers must be an integer >= 1, got {workers!r}: start at least one")
+    require_integer("workers", workers, 1)
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "

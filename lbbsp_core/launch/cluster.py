@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from lbbsp_core.launch.devices import NO_GPU
+from lbbsp_core.resources.gpu import hides_gpus
 
 HOST: Final = "127.0.0.1"
 
@@ -200,6 +201,5 @@ def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
     tuned = KEEP_FREED_MEMORY.keys() | {"MALLOC_MMAP_THRESHOLD_"}
     if tuned & environment.keys() or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return {}
-    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    has_gpu = not hidden and any(device.exists() for device in GPU_DEVICES)
+    has_gpu = not hides_gpus(environment) and any(device.exists() for device in GPU_DEVICES)
     return {} if has_gpu else KEEP_FREED_MEMORY

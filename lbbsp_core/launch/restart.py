@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from lbbsp_core.launch.supervise import TIMED_OUT, Outcome
 from lbbsp_core.processes.child import Event, Signalled, next_event
+from lbbsp_core.validate import require_integer
 
 QUICK_SECONDS: Final = 30.0
 """Duration of an attempt that has failed at once: no training step is likely within it."""
@@ -88,11 +89,7 @@ def _drain(events: SimpleQueue[Event], until: float) -> None:
 def check_limits(limits: RestartLimits, workers: int) -> None:
     """Raises ValueError if the limits are impossible; names the remedy."""
     restarts, elastic = limits
-    if restarts != int(restarts) or restarts < 0:
-        raise ValueError(
-            f"max_restarts must be an integer >= 0, got {restarts!r}: give the number of restarts "
-            "after failures, or 0 for none"
-        )
+    require_integer("max_restarts", restarts, 0)
     if elastic is None:
         return
     if elastic != int(elastic) or not 1 <= elastic <= workers:
