@@ -161,7 +161,8 @@ def cgroup_cpu_time(host: Host) -> HostSource:
     usage, other = _cgroup_usage(host), OtherCpuTime(len(host.cores))
     return HostSource(
         (Factor("cgroup_other_percent", 100.0 * len(host.cores), 100.0),),
-        lambda: (other.seconds(total=usage.seconds(), own=host.process_seconds()),),
+        # Our own time first: it never exceeds what the cgroup has used when it is read.
+        lambda: (other.seconds(own=host.process_seconds(), total=usage.seconds()),),
         usage.files,
     )
 
