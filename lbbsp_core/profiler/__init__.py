@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lbbsp_core.cost import Cost, Profile
@@ -61,9 +61,7 @@ class ProfileResult:
         """Returns the content of the profile file."""
         return make_document(
             device=self.device,
-            points=[
-                {"batch": p.batch, "seconds": p.seconds, "repeats": p.repeats} for p in self.points
-            ],
+            points=[asdict(point) for point in self.points],
             out_of_memory_at=self.out_of_memory_at,
             fits={
                 name: {"parameters": fit.parameters, "cv_error": fit.cv_error}
@@ -117,11 +115,10 @@ def profile_step(
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     sweep = sweep or BatchSweep()
-    runner = (
-        _InProcess(step)
-        if callable(step)
-        else StepProcess(*_split_target(step), arguments, timeout)
-    )
+    if callable(step):
+        runner: _InProcess | StepProcess = _InProcess(step)
+    else:
+        runner = StepProcess(*_split_target(step), arguments, timeout)
     with closing(runner):
         found = sweep.run(runner.step, progress or (lambda *_: None))
         if not found.points:
