@@ -63,13 +63,12 @@ class Recorded(NamedTuple):
 
 def record_worker(options: argparse.Namespace) -> None:
     """Trains as one of the workers, and records the counters and the times of its barriers."""
-    from lbbsp_core.resources.cgroup import CpuThrottling
     from lbbsp_core.resources.host import Host
-    from lbbsp_core.resources.linux import CgroupCpuTime, CpuTime
+    from lbbsp_core.resources.sources import cgroup_cpu_time, cpu_throttling, cpu_time
     from lbbsp_core.runtime.loop.step_meter import StepMeter
 
     host = Host(clock=time.perf_counter)
-    sources = CgroupCpuTime(host), CpuTime(host), CpuThrottling(host)
+    sources = cgroup_cpu_time(host), cpu_time(host), cpu_throttling(host)
     rows: list[list[float]] = []
     times: dict[str, list[float]] = {"reach": [], "leave": []}
 

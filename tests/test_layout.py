@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "runtime": STAGES | {"registry"},
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
-    "launch": STAGES | {"processes", "runtime.reliability.marks"},
+    "launch": STAGES | {"processes", "runtime.reliability.exit", "runtime.reliability.marks"},
     "profiler": STAGES | {"processes"},
     "report": STAGES | {"runtime.record", "sim", "profiler"},
     "doctor": STAGES | {"runtime", "launch"},

@@ -29,48 +29,24 @@ def doctor(
     framework: Annotated[
         str, typer.Option(help=f"Frameworks to check: {', '.join(CHOICES)}.")
     ] = CHOICES[0],
-    peers: Annotated[
-        bool,
-        typer.Option(
-            "--peers",
-            help="Also meet the other tasks of TF_CONFIG, on which the same command runs at the "
-            "same time.",
-        ),
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time to wait for the peers.")
-    ] = 30.0,
     json_file: JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.
 
-    Each problem comes with its reason and its remedy. With --peers, run the command on all hosts
-    at the same time, with the environment of the job: each listens on the address of its own task
-    until it ends, and connects to all others. The exit status is 0 if nothing will fail, 1 if
-    there is a problem, and 2 for a wrong usage.
+    Each problem comes with its reason and its remedy. Run it with the environment of the job, on
+    each of its hosts. The exit status is 0 if nothing will fail, 1 if there is a problem, and 2
+    for a wrong usage.
     """
-    _require_framework(framework)
-    _require_seconds(timeout)
+    try:
+        require_known("framework", framework, CHOICES)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--framework") from None
     require_writable_file("--json", json_file)
-    diagnosis = diagnose(os.environ, framework=framework, peers=timeout if peers else None)
+    diagnosis = diagnose(os.environ, framework=framework)
     _print(consoles(json_file)[0], diagnosis)
     if json_file is not None:
         write_figures(json_file, figures(diagnosis))
     raise typer.Exit(1 if count(diagnosis, "problem") else 0)
-
-
-def _require_framework(name: str) -> None:
-    try:
-        require_known("framework", name, CHOICES)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--framework") from None
-
-
-def _require_seconds(seconds: float) -> None:
-    if not 0 < seconds <= 3600:
-        raise typer.BadParameter(
-            f"must be a number of seconds in (0, 3600], got {seconds:g}", param_hint="--timeout"
-        )
 
 
 def _print(out: Console, diagnosis: Diagnosis) -> None:

@@ -29,20 +29,12 @@ TIMEOUT_SECONDS: Final = 900.0
 
 
 class Framework(NamedTuple):
-    """Packages that the demo of a framework needs.
-
-    Args:
-        module: Module of the framework.
-        plugin: Module of our plugin.
-        extra: Extra of the ``lbbsp`` distribution that installs the framework.
-        newest_python: Newest Python for which the extra installs the framework; None if there is
-            no such limit.
-    """
+    """Packages that the demo of a framework needs."""
 
     module: str
     plugin: str
-    extra: str
-    newest_python: tuple[int, int] | None = None
+    extra: str  # of the ``lbbsp`` distribution, which installs the framework
+    newest_python: tuple[int, int] | None = None  # for which the extra does so
 
     @property
     def where(self) -> str:
@@ -54,33 +46,20 @@ class Framework(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Training of the comparison, plain or balanced.
+    """Training of the comparison, plain or balanced."""
 
-    Args:
-        title: Name to show to the user.
-        folder: Name of its folder.
-        policy: Policy, as `lbbsp_core.registry` reads it.
-    """
-
-    title: str
+    title: str  # for the user
     folder: str
-    policy: str
+    policy: str  # as `lbbsp_core.registry` reads it
 
 
 class Plan(NamedTuple):
-    """Settings that both runs have in common.
+    """Settings that both runs have in common."""
 
-    Args:
-        framework: Name of the training framework, a key of `FRAMEWORKS`.
-        speeds: Relative speed of each worker.
-        steps: Number of steps of each run.
-        run_dir: Folder for all results.
-    """
-
-    framework: str
-    speeds: Sequence[float]
-    steps: int
-    run_dir: Path
+    framework: str  # a key of `FRAMEWORKS`
+    speeds: Sequence[float]  # relative, of each worker
+    steps: int  # of each run
+    run_dir: Path  # for all results
 
     def folder(self, training: Training) -> Path:
         """Returns the folder of one of the two runs."""

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import psutil
+
+from lbbsp_core.doctor.finding import Finding, problem
 
 RESOLVE_SECONDS: Final = 10.0
 """Time for which answers of the name service are waited for."""
 
+Numbers: TypeAlias = "list[str] | str"
+"""IP numbers of a host, or a text that says why it has none."""
 
-class Address(NamedTuple):
-    """Address of a task."""
+Resolve: TypeAlias = Callable[[Sequence[str]], Mapping[str, Numbers]]
 
+
+class Task(NamedTuple):
+    """Task of a cluster: its kind and number, such as "worker 1", and where it listens."""
+
+    name: str
     host: str
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{self.name} ({self.host}:{self.port})"
 
 
-def parse_address(text: str) -> Address:
-    """Parses ``host:port``; a host may be an IPv6 number in brackets."""
-    host, _, port = text.rpartition(":")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def resolve(
-    hosts: Iterable[str], seconds: float = RESOLVE_SECONDS
-) -> Mapping[str, list[str] | str]:
-    """Resolves names of hosts, all at once: to IP numbers, or a text that says why not."""
+def resolve(hosts: Iterable[str], seconds: float = RESOLVE_SECONDS) -> Mapping[str, Numbers]:
+    """Resolves names of hosts, all at once."""
     late = f"the name service did not answer within {seconds:g} s"
-    found: dict[str, list[str] | str] = dict.fromkeys(hosts, late)
+    found: dict[str, Numbers] = dict.fromkeys(hosts, late)
 
     def look_up(host: str) -> None:
         try:
@@ -47,7 +48,7 @@ def resolve(
         except (OSError, UnicodeError) as error:
             found[host] = getattr(error, "strerror", None) or str(error)
 
-    # Not waited for at the end: the C library may take longer than we wait.
+    # Daemons, not joined for good: the C library may take longer than we wait.
     threads = [threading.Thread(target=look_up, args=(each,), daemon=True) for each in found]
     for thread in threads:
         thread.start()
@@ -65,9 +66,9 @@ def is_loopback(number: str) -> bool:
         return False
 
 
-def is_local(found: Sequence[str] | str) -> bool:
-    """Returns whether a host that `resolve` has looked up has numbers of the loopback only."""
-    return not isinstance(found, str) and all(map(is_loopback, found))
+def is_local(numbers: Numbers) -> bool:
+    """Returns whether a host has numbers of the loopback only."""
+    return not isinstance(numbers, str) and all(map(is_loopback, numbers))
 
 
 def is_own(number: str) -> bool:
@@ -89,6 +90,22 @@ def bind_error(number: str, port: int) -> int:
     except OSError as error:
         return error.errno or errno.EINVAL
     return 0
+
+
+def check_port(
+    check: str, port: int, where: str, numbers: Sequence[str] = ("",)
+) -> Iterator[Finding]:
+    """Yields why this process may not listen on a port, if it may not."""
+    errors = [error for number in numbers if (error := bind_error(number, port))]
+    if not errors:
+        return
+    reason, remedy = f"cannot be opened: {os.strerror(errors[0])}", "choose another port in "
+    if errno.EADDRINUSE in errors:
+        reason = f"is used by {user_of(port)}"
+        remedy = f"end it (`ss -ltnp 'sport = :{port}'`), or {remedy}"
+    elif errno.EACCES in errors:
+        reason, remedy = "may not be opened by this user", "choose a port above 1023 in "
+    yield problem(check, f"port {port} {reason}", remedy + where)
 
 
 def user_of(port: int) -> str:

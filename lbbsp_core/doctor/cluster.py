@@ -1,47 +1,45 @@
-"""What ``TF_CONFIG`` says, and whether its addresses fit here."""
+"""What ``TF_CONFIG``, ``DMLC_*`` and Slurm say of a cluster, and whether its addresses fit here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import psutil
 
 from lbbsp_core.doctor import addresses
-from lbbsp_core.doctor.addresses import Address, is_local, parse_address
-from lbbsp_core.doctor.base import Finding, note, ok, problem
-from lbbsp_core.doctor.ports import check_port
-from lbbsp_core.runtime.options.cluster_variables import TF_CONFIG_REMEDY, tf_config_problem
+from lbbsp_core.doctor.addresses import Resolve, Task, check_port, is_local
+from lbbsp_core.doctor.finding import Finding, note, ok, problem
+from lbbsp_core.runtime.options.cluster_variables import (
+    DMLC_NAMES,
+    DMLC_REMEDY,
+    TF_CONFIG_REMEDY,
+    dmlc_problem,
+    tf_config_problem,
+)
 
-Resolve = Callable[[Sequence[str]], Mapping[str, "list[str] | str"]]
-
-
-class Task(NamedTuple):
-    """Task of a cluster of TensorFlow.
-
-    Args:
-        name: Its kind and number, such as "worker 1".
-        address: Where it listens.
-    """
-
-    name: str
-    address: Address
+_SLURM: Final = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
+                 "SLURM_STEP_TASKS_PER_NODE")  # fmt: skip
 
 
 class Cluster(NamedTuple):
-    """Cluster of ``TF_CONFIG``.
+    """Cluster of ``TF_CONFIG``."""
 
-    Args:
-        tasks: All tasks: chief, workers, then others.
-        own: This process's task; None for an evaluator, which is no part of the cluster.
-    """
+    tasks: tuple[Task, ...]  # chief, workers, then others
+    own: Task | None  # None for an evaluator, which is no part of the cluster
 
-    tasks: tuple[Task, ...]
-    own: Task | None
 
-    @property
-    def peers(self) -> list[Task]:
-        """All other tasks."""
-        return [task for task in self.tasks if task != self.own]
+def check_cluster(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields what the variables say, and whether the addresses of a cluster fit this machine."""
+    text = environment.get("TF_CONFIG", "")
+    yield from check_tf_config(text)
+    yield from check_dmlc(environment)
+    yield from check_slurm(environment)
+    cluster = tf_cluster(text)
+    if cluster is not None and not any(check_ports(cluster)):  # sockets refuse such ports
+        yield from check_addresses(cluster)
 
 
 def tf_cluster(text: str) -> Cluster | None:
@@ -49,15 +47,20 @@ def tf_cluster(text: str) -> Cluster | None:
     if not text.strip() or tf_config_problem(text):
         return None
     config = json.loads(text)
-    kinds = config.get("cluster", {})
-    order = sorted(kinds, key=lambda kind: ("chief", "worker", kind).index(kind))
+    kinds, task = config.get("cluster", {}), config.get("task", {})
     tasks = {
-        (kind, index): Task(f"{kind} {index}", parse_address(address))
-        for kind in order
+        (kind, index): _task(f"{kind} {index}", address)
+        for kind in sorted(kinds, key=lambda kind: ("chief", "worker", kind).index(kind))
         for index, address in enumerate(kinds[kind])
     }
-    task = config.get("task", {})
-    return Cluster(tuple(tasks.values()), tasks.get((task.get("type"), task.get("index"))))
+    own = tasks.get((task.get("type"), task.get("index")))
+    return Cluster(tuple(tasks.values()), own) if tasks else None
+
+
+def _task(name: str, address: str) -> Task:
+    """Returns a task; a host may be an IPv6 number in brackets."""
+    host, _, port = address.rpartition(":")
+    return Task(name, host.removeprefix("[").removesuffix("]"), int(port))
 
 
 def check_tf_config(text: str) -> Iterator[Finding]:
@@ -67,64 +70,59 @@ def check_tf_config(text: str) -> Iterator[Finding]:
         yield problem("TF_CONFIG", f"{found}: {shown}", TF_CONFIG_REMEDY)
         return
     cluster = tf_cluster(text)
-    if cluster is None or not cluster.tasks:
+    if cluster is None:
         yield ok("TF_CONFIG", "is not set, or names no cluster: one worker, without balancing")
         return
     names = [task.name for task in cluster.tasks]
     own = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
     yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
     yield from check_ports(cluster)
-    yield from _check_kinds({name.split()[0] for name in names}, len(names))
-
-
-def check_ports(cluster: Cluster) -> Iterator[Finding]:
-    """Checks that all ports of a cluster are in the range of ports."""
-    for task in cluster.tasks:
-        if not 1 <= task.address.port <= 65_535:
-            remedy = "choose a port that is free on that host"
-            yield problem("TF_CONFIG", f"{task.name} has the port {task.address.port}, but a port "
-                          "must be in [1, 65535]", remedy)  # fmt: skip
-
-
-def _check_kinds(kinds: set[str], count: int) -> Iterator[Finding]:
+    kinds = {name.split()[0] for name in names}
     if "ps" in kinds and not {"chief", "worker"} <= kinds:
         yield problem(
             "TF_CONFIG", f"parameter servers need a chief and workers, but there are only "
             f"{', '.join(sorted(kinds))}", "add them, or leave out ps to train synchronously"
         )  # fmt: skip
-    elif count == 1:
+    elif len(names) == 1:
         yield note("TF_CONFIG", "names a single worker: nothing is balanced", "name all workers")
+
+
+def check_ports(cluster: Cluster) -> Iterator[Finding]:
+    """Yields the tasks of a cluster whose port is none."""
+    for task in cluster.tasks:
+        if not 1 <= task.port <= 65_535:
+            yield problem("TF_CONFIG", f"{task.name} has the port {task.port}, but a port must be "
+                          "in [1, 65535]", "choose a port that is free on that host")  # fmt: skip
 
 
 def check_addresses(cluster: Cluster, resolve: Resolve = addresses.resolve) -> Iterator[Finding]:
     """Checks that the names of a cluster resolve, and that the own address is here and free."""
-    numbers = resolve([task.address.host for task in cluster.tasks])
-    own = numbers[cluster.own.address.host] if cluster.own else ""
-    alone = all(is_local(numbers[task.address.host]) for task in cluster.tasks)
+    numbers = resolve([task.host for task in cluster.tasks])
+    own = numbers[cluster.own.host] if cluster.own else ""
+    alone = all(is_local(numbers[task.host]) for task in cluster.tasks)
     for task in cluster.tasks:
-        found = numbers[task.address.host]
+        found = numbers[task.host]
         if isinstance(found, str):
             yield problem(
-                f"{task.name} ({task.address})", f"{task.address.host!r} has no address: {found}",
+                str(task), f"{task.host!r} has no address: {found}",
                 "correct the name, enter it in DNS or /etc/hosts, or use an IP number",
             )  # fmt: skip
         elif task == cluster.own:
-            yield from check_own(task, found, alone=alone)
+            yield from _check_own(task, found, alone=alone)
         elif is_local(found) and not alone and found == own:
-            yield _only_here(f"{task.name} ({task.address})", found)
+            yield _only_here(str(task), found)
         elif is_local(found) and not alone:
             yield problem(
-                f"{task.name} ({task.address})", f"{', '.join(found)} is this machine itself, but "
-                "other tasks are on other machines",
-                "use an address under which all hosts reach it",
+                str(task), f"{', '.join(found)} is this machine itself, but other tasks are on "
+                "other machines", "use an address under which all hosts reach it",
             )  # fmt: skip
         else:
-            yield check_route(task, found)
+            yield _check_route(task, found)
 
 
-def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
+def _check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Finding]:
     """Checks the address of this process's own task."""
-    check, port = f"{task.name} ({task.address}), this task", task.address.port
+    check = f"{task}, this task"
     own = [number for number in numbers if addresses.is_own(number)]
     if not own:
         yield problem(
@@ -134,11 +132,11 @@ def check_own(task: Task, numbers: Sequence[str], *, alone: bool) -> Iterator[Fi
             "its connections here)",
         )  # fmt: skip
         return
-    busy = list(check_port(check, port, "all TF_CONFIGs"))
+    busy = list(check_port(check, task.port, "all TF_CONFIGs"))
     if is_local(own) and not alone:
         yield _only_here(check, own)
     elif not busy:
-        yield ok(check, f"is {', '.join(own)} on this machine, and port {port} is free")
+        yield ok(check, f"is {', '.join(own)} on this machine, and port {task.port} is free")
     yield from busy
 
 
@@ -149,11 +147,109 @@ def _only_here(check: str, numbers: Sequence[str]) -> Finding:
     return note(check, f"{text}number", remedy)
 
 
-def check_route(task: Task, numbers: Sequence[str]) -> Finding:
+def _check_route(task: Task, numbers: Sequence[str]) -> Finding:
     """Checks that there is a route to a task on another machine."""
-    check, shown = f"{task.name} ({task.address})", ", ".join(numbers)
+    shown = ", ".join(numbers)
     reasons = [reason for number in numbers if (reason := addresses.no_route(number))]
     if len(reasons) == len(numbers):
         remedy = "connect this machine to that network, or correct the address"
-        return problem(check, f"there is no route to {shown}: {reasons[0]}", remedy)
-    return ok(check, f"is {shown}, to which there is a route")
+        return problem(str(task), f"there is no route to {shown}: {reasons[0]}", remedy)
+    return ok(str(task), f"is {shown}, to which there is a route")
+
+
+def check_dmlc(
+    environment: Mapping[str, str], resolve: Resolve = addresses.resolve
+) -> Iterator[Finding]:
+    """Checks the variables of MXNet's transport."""
+    given = {name: environment[name] for name in DMLC_NAMES if environment.get(name, "").strip()}
+    if found := dmlc_problem(given):
+        yield problem("DMLC_*", found, DMLC_REMEDY)
+        return
+    if not given:
+        yield ok("DMLC_*", "are not set: one worker, without balancing")
+        return
+    role, host, port, servers, workers = (given[name] for name in DMLC_NAMES)
+    yield ok("DMLC_*", f"this is a {role} of {workers} workers and {servers} servers; the "
+             f"scheduler listens at {host}:{port}")  # fmt: skip
+    yield from _check_root(role, Task("scheduler", host, int(port)), resolve)
+    yield from _check_node_host(environment, resolve)
+
+
+def _check_root(role: str, root: Task, resolve: Resolve) -> Iterator[Finding]:
+    """Checks the address of the scheduler, from the scheduler itself or from another process."""
+    check, numbers = str(root), resolve([root.host])[root.host]
+    if isinstance(numbers, str):
+        remedy = "correct DMLC_PS_ROOT_URI: the scheduler's IP number is best"
+        yield problem(check, f"{root.host!r} has no address: {numbers}", remedy)
+        return
+    shown, listens = ", ".join(numbers), role == "scheduler"
+    own = [number for number in numbers if addresses.is_own(number)]
+    if listens and not own:
+        remedy = "start the scheduler on that machine, or correct DMLC_PS_ROOT_URI everywhere"
+        yield problem(check, f"{shown} is not an address of this machine", remedy)
+        return
+    where = "DMLC_PS_ROOT_PORT everywhere"
+    busy = list(check_port(check, root.port, where, own)) if listens else []
+    if is_local(numbers):
+        remedy = "on several machines, set DMLC_PS_ROOT_URI to an address that all of them reach"
+        yield note(check, f"{shown} is this machine itself: all processes must run here", remedy)
+    elif not listens:
+        yield _check_route(root, numbers)
+    elif not busy:
+        yield ok(check, f"{shown} is on this machine, and the port is free")
+    yield from busy
+
+
+def _check_node_host(environment: Mapping[str, str], resolve: Resolve) -> Iterator[Finding]:
+    """Checks the address and the interface that this process gives to the others."""
+    host = environment.get("DMLC_NODE_HOST", "").strip()
+    numbers = resolve([host])[host] if host else []
+    remedy = "set it to an IP number of this machine, or leave it out"
+    if isinstance(numbers, str):
+        yield problem("DMLC_NODE_HOST", f"{host!r} has no address: {numbers}", remedy)
+    elif host and not any(map(addresses.is_own, numbers)):
+        yield problem("DMLC_NODE_HOST", f"{host!r} is not an address of this machine", remedy)
+    interface = environment.get("DMLC_INTERFACE", "").strip()
+    known = sorted(psutil.net_if_addrs())
+    if interface and interface not in known:
+        yield problem("DMLC_INTERFACE", f"must be one of {', '.join(known)}, got {interface!r}",
+                      "correct it, or leave it out")  # fmt: skip
+
+
+def check_slurm(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Says what the variables of Slurm are good for; TensorFlow's resolver is asked by lbbsp_tf."""
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        yield ok("Slurm", "this process is in no job of Slurm")
+        return
+    step = {name: environment[name] for name in _SLURM if name in environment}
+    if len(step) < len(_SLURM):
+        yield note(
+            "Slurm", f"job {job}, but {', '.join(sorted(set(_SLURM) - set(step)))} is not set: "
+            "this process is no task of srun, and SlurmClusterResolver cannot describe the job",
+            "start the workers with srun, one task each, or set TF_CONFIG",
+        )  # fmt: skip
+        return
+    rank, tasks, nodes, per_node = (step[name] for name in _SLURM)
+    numbers = [int(text) for text in (rank, tasks) if re.fullmatch("[0-9]{1,9}", text)]
+    if len(numbers) < 2 or numbers[0] >= numbers[1] or _sum(per_node) != numbers[1]:
+        yield problem(
+            "Slurm", f"job {job}: its variables contradict each other: "
+            + ", ".join(f"{name}={value}" for name, value in step.items()),
+            "start the workers with srun, and set none of these variables yourself",
+        )  # fmt: skip
+        return
+    yield ok("Slurm", f"job {job}, task {rank} of {tasks} on {nodes} ({per_node} a node)")
+    if environment.get("TF_CONFIG", "").strip():
+        yield ok("Slurm", "TF_CONFIG describes the cluster, unless the strategy is given a "
+                 "SlurmClusterResolver")  # fmt: skip
+
+
+def _sum(tasks_per_node: str) -> int | None:
+    """Returns the number of tasks that a text such as "2(x3),1" means; None if it means none."""
+    parts = [
+        re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        for part in tasks_per_node.split(",")
+    ]
+    numbers = [int(part[1]) * int(part[2] or 1) for part in parts if part]
+    return sum(numbers) if len(numbers) == len(parts) else None

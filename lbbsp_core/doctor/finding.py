@@ -7,11 +7,11 @@ of its own, ``python -m lbbsp_tf.doctor``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 Status: TypeAlias = Literal["ok", "note", "problem"]
-STATUSES: Final[tuple[Status, ...]] = ("ok", "note", "problem")
 
 _MARK: Final = "LBBSP_DOCTOR "
 
@@ -32,6 +32,10 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+Diagnosis: TypeAlias = Mapping[str, Sequence[Finding]]
+"""Findings by topic."""
+
+
 def ok(check: str, message: str) -> Finding:
     """Returns a finding that needs no action."""
     return Finding(check, "ok", message)
@@ -47,6 +51,24 @@ def problem(check: str, message: str, remedy: str) -> Finding:
     return Finding(check, "problem", message, remedy)
 
 
+def count(diagnosis: Diagnosis, status: Status) -> int:
+    """Returns the number of findings of a status."""
+    return sum(finding.status == status for finding in chain(*diagnosis.values()))
+
+
+def figures(diagnosis: Diagnosis) -> dict[str, object]:
+    """Returns a diagnosis as ``--json`` writes it."""
+    return {
+        "schema": 1,
+        "problems": count(diagnosis, "problem"),
+        "notes": count(diagnosis, "note"),
+        "topics": {
+            topic: [finding._asdict() for finding in findings]
+            for topic, findings in diagnosis.items()
+        },
+    }
+
+
 def print_findings(findings: Iterable[Finding]) -> None:
     """Prints findings as one line, for the process that has started this one."""
     print(_MARK + json.dumps([finding._asdict() for finding in findings]), flush=True)
@@ -56,12 +78,8 @@ def read_findings(output: str) -> list[Finding] | None:
     """Returns the findings that a process has printed; None if there is no such line."""
     for line in output.splitlines():
         if line.startswith(_MARK):
-            return [_finding_of(values) for values in json.loads(line.removeprefix(_MARK))]
+            found = [Finding(**values) for values in json.loads(line.removeprefix(_MARK))]
+            if unknown := {each.status for each in found} - set(get_args(Status)):
+                raise ValueError(f"unknown status of a finding: {', '.join(unknown)}")
+            return found
     return None
-
-
-def _finding_of(values: Mapping[str, str]) -> Finding:
-    status = next((each for each in STATUSES if each == values["status"]), None)
-    if status is None:
-        raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {values['status']!r}")
-    return Finding(values["check"], status, values["message"], values["remedy"])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from lbbsp_core.doctor.base import Finding, note, ok, problem
-from lbbsp_core.launch import cgroup
+from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.launch.cluster import GPU_DEVICES, KEEP_FREED_MEMORY, allocator_defaults
 from lbbsp_core.launch.cpu_shares import PERIOD_US
-from lbbsp_core.launch.dutycycle import CYCLE_SECONDS
+from lbbsp_core.launch.throttle import CYCLE_SECONDS, Throttle, open_quotas
 from lbbsp_core.resources import ResourceSampler
-from lbbsp_core.resources.cgroup import memory_limit
-from lbbsp_core.resources.gpu import hides_gpus, text_of
+from lbbsp_core.resources.cgroup import cpu_quotas, memory_limit
+from lbbsp_core.resources.gpu import hides_gpus, import_nvml, opened_nvml, text_of
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
 
@@ -59,7 +56,7 @@ def check_memory(total: int, available: int, limit: int | None) -> Finding:
 def check_gpus(
     environment: Mapping[str, str],
     has_device: bool,
-    import_nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+    import_nvml: Callable[[], Any] = import_nvml,
 ) -> Iterator[Finding]:
     """Checks the GPUs of this machine, and whether their use can be measured."""
     if not has_device:
@@ -69,35 +66,32 @@ def check_gpus(
         yield ok("GPU", "CUDA_VISIBLE_DEVICES hides all of them: workers train on the CPU")
         return
     try:
-        nvml = import_nvml()
-        nvml.nvmlInit()
+        with opened_nvml(import_nvml) as nvml:
+            yield _gpus(nvml)
     except ModuleNotFoundError:
         yield note("GPU", "its use cannot be measured, because nvidia-ml-py is not installed: "
                    "predictors do not see other users of the GPU",
                    "pip install nvidia-ml-py, or 'lbbsp[gpu]'")  # fmt: skip
-        return
     except Exception as error:  # NVMLError, or OSError of the library
         remedy = "install the driver's library libnvidia-ml.so.1 (in a container: the runtime's)"
         yield note("GPU", f"its use is unknown, because NVML does not start: {error}", remedy)
-        return
+
+
+def _gpus(nvml: Any) -> Finding:
     try:
-        names = ", ".join(_gpu_names(nvml)) or "there is none"
-        yield ok("GPU", f"{names}; driver {text_of(nvml.nvmlSystemGetDriverVersion())}")
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        names = ", ".join(text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles)
+        driver = text_of(nvml.nvmlSystemGetDriverVersion())
     except Exception as error:
-        yield problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
-    finally:
-        with suppress(Exception):
-            nvml.nvmlShutdown()
+        return problem("GPU", f"NVML fails: {error}", "see `nvidia-smi`")
+    return ok("GPU", f"{names or 'there is none'}; driver {driver}")
 
 
-def _gpu_names(nvml: Any) -> list[str]:
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return [text_of(nvml.nvmlDeviceGetName(handle)) for handle in handles]
-
-
-def check_speeds(opens: Callable[[], bool]) -> Finding:
-    """Checks the rights that ``lbbsp launch --speeds`` needs."""
-    if opens():
+def check_speeds(open_quotas: Callable[..., Throttle | None] = open_quotas) -> Finding:
+    """Checks the rights that ``lbbsp launch --speeds`` needs; removes the cgroups again."""
+    quotas = open_quotas([0.5], PERIOD_US)
+    if quotas is not None:
+        quotas.close()
         return ok("launch --speeds", "may create cgroups with CPU quotas")
     return note(
         "launch --speeds", "may not create cgroups with CPU quotas: it stops and continues the "
@@ -106,30 +100,16 @@ def check_speeds(opens: Callable[[], bool]) -> Finding:
     )  # fmt: skip
 
 
-def can_open_groups() -> bool:
-    """Returns whether this process may create and enter cgroups with CPU quotas; removes them."""
-    groups = cgroup.open_groups([0.5], PERIOD_US)
-    if groups is not None:
-        groups.close()
-    return groups is not None
-
-
 def check_drivers(names: Sequence[str]) -> Finding:
     """Checks which driving factors of the speed can be read."""
     missing = [name for name in DEFAULT_NAMES if name not in names]
-    text = f"{', '.join(names) or 'none'}"
+    text = ", ".join(names) or "none"
     if not missing:
         return ok("driving factors", text)
     return note(
         "driving factors", f"{text}; unavailable: {', '.join(missing)}. Predictors do not see them",
         "mount /proc and /sys/fs/cgroup in the container, if this is one",
     )  # fmt: skip
-
-
-def sampled_names() -> tuple[str, ...]:
-    """Returns the driving factors that workers sample by default here."""
-    with ResourceSampler() as sampler:
-        return sampler.names
 
 
 def check_allocator(environment: Mapping[str, str]) -> Finding:
@@ -149,11 +129,13 @@ def check_machine(environment: Mapping[str, str]) -> list[Finding]:
     """Runs all checks of this machine."""
     host = Host()
     limit, memory = memory_limit(host), psutil.virtual_memory()
+    with ResourceSampler() as sampler:
+        drivers = sampler.names
     return [
-        check_cores(len(host.cores), os.cpu_count() or 1, cgroup.own_quotas()),
+        check_cores(len(host.cores), os.cpu_count() or 1, cpu_quotas(host)),
         check_memory(memory.total, memory.available, limit.limit if limit else None),
         *check_gpus(environment, any(map(Path.exists, GPU_DEVICES))),
-        check_speeds(can_open_groups),
-        check_drivers(sampled_names()),
+        check_speeds(),
+        check_drivers(drivers),
         check_allocator(environment),
     ]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from lbbsp_core.doctor.base import Finding, note, ok, problem
+from lbbsp_core.doctor.finding import Finding, note, ok, problem
 from lbbsp_core.runtime.options.xla import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 

@@ -21,18 +21,18 @@ from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
 from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
 from lbbsp_core.launch.devices import assign_devices
-from lbbsp_core.launch.restart import Attempt, Limits, Result, check_limits, run_attempts
+from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
-from lbbsp_core.launch.supervise import Supervisor, signal_handlers
+from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
 from lbbsp_core.launch.throttle import (
     Emulation,
     Throttle,
-    Unthrottled,
     available_cores,
     create_throttle,
 )
 from lbbsp_core.processes.child import Event
 from lbbsp_core.processes.reaper import Reaper
+from lbbsp_core.validate import require_integer
 
 __all__ = ["Contention", "Phase", "launch"]
 
@@ -115,7 +115,7 @@ def launch(
     """
     started = time.monotonic()
     _check(command, workers, timeout, grace)
-    limits = Limits(max_restarts, elastic)
+    limits = RestartLimits(max_restarts, elastic)
     check_limits(limits, workers)
     cores: Sequence[int] = ()
     if contention is not None:
@@ -131,7 +131,7 @@ def launch(
         notify(gpus.note)
     events: SimpleQueue[Event] = SimpleQueue()
 
-    def run(attempt: Attempt) -> Result:
+    def run(attempt: Attempt) -> Outcome:
         job = job_spec(
             framework,
             len(attempt.members),
@@ -165,7 +165,7 @@ def _supervise(
     started: float,
     timeout: float | None,
     grace: float,
-) -> Result:
+) -> Outcome:
     """Runs the processes of one attempt until all of them have ended."""
     outcome = None
     try:
@@ -176,10 +176,10 @@ def _supervise(
     finally:
         supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
     if outcome.failed_index is not None:
-        return Result(outcome, supervisor.output_tail(outcome.failed_index))
+        return outcome._replace(output_tail=supervisor.output_tail(outcome.failed_index))
     if outcome.status == 0:
         supervisor.check_output()
-    return Result(outcome, [])
+    return outcome
 
 
 def _check(command: Sequence[str], workers: int, timeout: float | None, grace: float) -> None:
@@ -188,8 +188,7 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
             f"command must be a script and its arguments, got {command!r}: "
             "give a list such as ['train.py', '--epochs', '5']"
         )
-    if workers != int(workers) or workers < 1:
-        raise ValueError(f"workers must be an integer >= 1, got {workers!r}: start at least one")
+    require_integer("workers", workers, 1)
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(
             f"timeout must be a positive number of seconds, got {timeout}: "
@@ -221,7 +220,7 @@ def _plan(
 def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: bool) -> Throttle:
     """Returns the throttle of these shares; with ``quotas``, only one that uses CPU quotas."""
     if plan is None:
-        return Unthrottled()
+        return Throttle()
     throttle = create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
     if quotas and not throttle.cgroups():
         throttle.close()

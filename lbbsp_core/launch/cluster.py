@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from lbbsp_core.launch.devices import NO_GPU
+from lbbsp_core.resources.gpu import hides_gpus
 
 HOST: Final = "127.0.0.1"
 
@@ -29,36 +30,23 @@ GPU_DEVICES: Final = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg")))  # the lat
 
 
 class Helper(NamedTuple):
-    """Process that a framework needs beside its workers, such as a parameter server.
+    """Process that a framework needs beside its workers, such as a parameter server."""
 
-    Args:
-        name: Name of the process in messages.
-        command: Arguments of Python.
-        environment: Complete environment; as returned by `cluster_variables`, only the variables
-            that describe the cluster.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
+    name: str  # in messages
+    command: tuple[str, ...]  # arguments of Python
+    environment: Mapping[str, str]  # by `cluster_variables`: only what describes the cluster
 
 
 class JobSpec(NamedTuple):
     """Environments of a job's processes, and what they run.
 
-    Args:
-        workers: Environment of each worker, by rank. Every worker runs the script, unless there
-            is a coordinator.
-        helpers: Processes beside the workers, which are not slowed down by emulated speeds.
-        coordinator: Environment of the only process that runs the script, or None if all workers
-            run it.
-        worker_command: Arguments of Python in the workers if there is a coordinator.
+    All workers run the script, unless there is a coordinator: then it alone does.
     """
 
-    workers: list[dict[str, str]]
-    helpers: list[Helper]
-    coordinator: dict[str, str] | None = None
-    worker_command: tuple[str, ...] = ()
+    workers: list[dict[str, str]]  # environment of each worker, by rank
+    helpers: list[Helper]  # not slowed down by emulated speeds
+    coordinator: dict[str, str] | None = None  # its environment
+    worker_command: tuple[str, ...] = ()  # arguments of Python in the workers of a coordinator
 
 
 def free_ports(count: int) -> list[int]:
@@ -213,6 +201,5 @@ def allocator_defaults(environment: Mapping[str, str]) -> Mapping[str, str]:
     tuned = KEEP_FREED_MEMORY.keys() | {"MALLOC_MMAP_THRESHOLD_"}
     if tuned & environment.keys() or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return {}
-    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    has_gpu = not hidden and any(device.exists() for device in GPU_DEVICES)
+    has_gpu = not hides_gpus(environment) and any(device.exists() for device in GPU_DEVICES)
     return {} if has_gpu else KEEP_FREED_MEMORY

@@ -45,18 +45,12 @@ Contention: TypeAlias = Sequence[Sequence[Phase]]
 
 
 class Place(NamedTuple):
-    """Where a worker and its neighbours run, and what the neighbours do.
+    """Where a worker and its neighbours run, and what the neighbours do."""
 
-    Args:
-        phases: Their schedule; empty: there are no neighbours.
-        shares: Pairs of seconds since the start of the job, and the share of a real core that the
-            worker has from then on.
-        cores: Cores on which they run; empty: all.
-    """
-
-    phases: Sequence[Phase] = ()
+    phases: Sequence[Phase] = ()  # empty: there are no neighbours
+    # Pairs of seconds since the start of the job, and the worker's share of a core from then on.
     shares: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
-    cores: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()  # empty: all
 
     @property
     def neighbours(self) -> int:

@@ -54,19 +54,6 @@ def schedule(
 ) -> Schedule:
     """Checks the speeds of every stage and converts them into shares of a core.
 
-    Args:
-        speeds: Relative speeds from the start on, one per worker, > 0.
-        speeds_at: Pairs of seconds since the start (>= 0) and the speeds from then on.
-        workers: Number of workers.
-        cores: Number of cores that all workers may use together, > 0.
-
-    Returns:
-        The stages, the first at second 0, and the quota period in microseconds.
-
-    Raises:
-        ValueError: The number of speeds is wrong, a value is not positive and finite, or the
-            slowest worker's quota would be smaller than the kernel accepts.
-
     Example:
         >>> schedule([1, 0.5], [(30, [0.5, 0.5])], workers=2, cores=2).stages[1].shares
         (0.475, 0.475)

@@ -24,15 +24,10 @@ _SYNTAX: Final = "give each worker its devices, such as 0,1,2 or 0+1,2+3, or giv
 
 
 class Devices(NamedTuple):
-    """GPUs of the workers.
+    """GPUs of the workers."""
 
-    Args:
-        environments: Variables of each worker, by its number in the first attempt.
-        note: Message to the user, or None.
-    """
-
-    environments: tuple[Mapping[str, str], ...]
-    note: str | None = None
+    environments: tuple[Mapping[str, str], ...]  # by the worker's number in the first attempt
+    note: str | None = None  # to the user
 
 
 def assign_devices(

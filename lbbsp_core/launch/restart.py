@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from lbbsp_core.launch.supervise import TIMED_OUT, Outcome
 from lbbsp_core.processes.child import Event, Signalled, next_event
+from lbbsp_core.validate import require_integer
 
 QUICK_SECONDS: Final = 30.0
 """Duration of an attempt that has failed at once: no training step is likely within it."""
@@ -22,32 +23,19 @@ QUICK_SECONDS: Final = 30.0
 MAX_PAUSE_SECONDS: Final = 60.0
 
 
-class Limits(NamedTuple):
-    """Limits of the restarts of a job.
-
-    Args:
-        restarts: Maximum number of restarts.
-        elastic: Workers with which the job may continue at least, without those that have failed;
-            None restarts all workers.
-    """
+class RestartLimits(NamedTuple):
+    """Limits of the restarts of a job: their number, and that of the workers that may remain."""
 
     restarts: int = 0
-    elastic: int | None = None
+    elastic: int | None = None  # None restarts all workers
 
 
 class Attempt(NamedTuple):
-    """One run of the job's processes.
+    """One run of the job's processes."""
 
-    Args:
-        members: Workers that take part, by their numbers in the first attempt; ranks are places in
-            this list.
-        number: Number of restarts before this attempt.
-        quick_failures: Number of attempts just before this one that have failed at once.
-    """
-
-    members: tuple[int, ...]
-    number: int = 0
-    quick_failures: int = 0
+    members: tuple[int, ...]  # numbers of its workers in the first attempt, by rank
+    number: int = 0  # of restarts before this attempt
+    quick_failures: int = 0  # attempts just before this one that have failed at once
 
     @property
     def pause_seconds(self) -> float:
@@ -57,22 +45,10 @@ class Attempt(NamedTuple):
         return min(2.0 ** (self.quick_failures - 1), MAX_PAUSE_SECONDS)
 
 
-class Result(NamedTuple):
-    """Result of one attempt.
-
-    Args:
-        outcome: Its outcome.
-        output_tail: Last output of the process that failed first.
-    """
-
-    outcome: Outcome
-    output_tail: list[str]
-
-
 def run_attempts(
-    run: Callable[[Attempt], Result],
+    run: Callable[[Attempt], Outcome],
     workers: int,
-    limits: Limits,
+    limits: RestartLimits,
     events: SimpleQueue[Event],
     signals: Sequence[int],
     notify: Callable[[str], None],
@@ -85,8 +61,8 @@ def run_attempts(
     attempt = Attempt(tuple(range(workers)))
     while True:
         started = time.monotonic()
-        outcome, output_tail = run(attempt)
-        for line in output_tail:
+        outcome = run(attempt)
+        for line in outcome.output_tail:
             print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
         if outcome.message is not None:
             notify(outcome.message)
@@ -110,14 +86,10 @@ def _drain(events: SimpleQueue[Event], until: float) -> None:
             return
 
 
-def check_limits(limits: Limits, workers: int) -> None:
+def check_limits(limits: RestartLimits, workers: int) -> None:
     """Raises ValueError if the limits are impossible; names the remedy."""
     restarts, elastic = limits
-    if restarts != int(restarts) or restarts < 0:
-        raise ValueError(
-            f"max_restarts must be an integer >= 0, got {restarts!r}: give the number of restarts "
-            "after failures, or 0 for none"
-        )
+    require_integer("max_restarts", restarts, 0)
     if elastic is None:
         return
     if elastic != int(elastic) or not 1 <= elastic <= workers:
@@ -132,7 +104,7 @@ def check_limits(limits: Limits, workers: int) -> None:
 
 
 def next_attempt(
-    attempt: Attempt, outcome: Outcome, limits: Limits, seconds: float
+    attempt: Attempt, outcome: Outcome, limits: RestartLimits, seconds: float
 ) -> tuple[Attempt | None, str | None]:
     """Decides what follows an attempt: the next one, or None; and a message about it, or None."""
     if outcome.status in (0, TIMED_OUT) or outcome.signalled or not limits.restarts:

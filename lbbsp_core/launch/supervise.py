@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -34,7 +36,8 @@ from lbbsp_core.processes.child import (
 )
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_name
-from lbbsp_core.runtime.reliability.marks import folder_variable, read_marks
+from lbbsp_core.runtime.reliability.exit import LEFT
+from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
 
 CONSEQUENCE_SECONDS: Final = 0.2  # within which workers fail because of the first failure
 CLEANUP_SECONDS: Final = 0.5  # for the helpers of workers that ended normally
@@ -44,29 +47,23 @@ POLL_SECONDS: Final = 0.05
 MARKS_SECONDS: Final = 1.0  # between two looks at the marks of the workers
 NOTICE_SECONDS: Final = 1.0  # between two looks at scripts that leave; after one, it is reported
 TIMED_OUT: Final = 124  # as for timeout(1)
-LEFT: Final = 128 + signal.SIGTERM  # status of a script that has left in order, after a SIGTERM
 
 
 class Outcome(NamedTuple):
-    """Result of a job.
-
-    Args:
-        status: Exit status.
-        failed_index: Index of the process that failed first, or None; a worker's is its rank.
-        message: Message to the user, or None.
-        failed_name: Name of the process that failed first, in front of its output.
-        signalled: Whether a signal asked the launcher to end the job.
-        leaving: Whether the scripts end by themselves, with a checkpoint, if they get some time.
-        lost_workers: Ranks of the workers that caused the end of the job, as far as known.
-    """
+    """Result of a job, or of one attempt of it."""
 
     status: int
-    failed_index: int | None = None
-    message: str | None = None
-    failed_name: str = ""
-    signalled: bool = False
-    leaving: bool = False
-    lost_workers: tuple[int, ...] = ()
+    failed_index: int | None = None  # of the process that failed first; a worker's is its rank
+    message: str | None = None  # to the user
+    failed_name: str = ""  # of the process that failed first, in front of its output
+    signalled: bool = False  # a signal asked the launcher to end the job
+    leaving: bool = False  # the scripts end by themselves, with a checkpoint, if they get some time
+    lost_workers: tuple[int, ...] = ()  # ranks of those that caused the end, as far as known
+    output_tail: Sequence[str] = ()  # of the process that failed first
+
+
+def _discard(_index: int, _line: str) -> None:
+    """Discards a line: the output of a helper is only printed, from its tail, if it fails."""
 
 
 class Supervisor:
@@ -82,7 +79,7 @@ class Supervisor:
         self._helpers: list[ChildProcess] = []
         self._scripts: list[ChildProcess] = []
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
-        self._reaper.watch_job(self._folder)
+        self._reaper.watch("job", self._folder)
 
     def start(
         self,
@@ -96,46 +93,31 @@ class Supervisor:
         Output of a coordinator, whose script is the only one, is reported as that of rank 0.
         """
         for cgroup in self._throttle.cgroups():
-            self._reaper.watch_cgroup(cgroup)
+            self._reaper.watch("cgroup", cgroup)
+        beside = itertools.count(len(job.workers))  # indices of the processes beside the workers
         for helper in job.helpers:
-            index = len(job.workers) + len(self._helpers)
-            self._helpers.append(self._start(index, *helper, (), _discard_output))
-        if job.coordinator is None:
-            worker_command, worker_output = command, self._output
-        else:
-            worker_command, worker_output = job.worker_command, _discard_output
+            self._helpers.append(self._start(next(beside), *helper))
+        worker_command, worker_output = command, self._output
+        if job.coordinator is not None:
+            worker_command, worker_output = job.worker_command, _discard
         for rank, environment in enumerate(job.workers):
-            cgroups = self._throttle.cgroups_of(rank)
             place = Place() if places is None else places[rank]
-            name = f"worker {rank}"
-            worker = self._start(
-                rank, name, worker_command, environment, cgroups, worker_output, place.cores
-            )
+            cgroups = self._throttle.cgroups_of(rank)
+            start = partial(self._start, cgroups=cgroups, cores=place.cores)
+            worker = start(rank, f"worker {rank}", worker_command, environment, worker_output)
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
-            self._start_neighbours(rank, place, cgroups, len(job.workers), started)
-        if job.coordinator is None:
-            self._scripts = self._workers
-        else:
-            index = len(self._processes())
-            chief = self._start(
-                index, "chief", command, job.coordinator, (), lambda _, line: self._output(0, line)
-            )
+            now, name = time.monotonic(), f"neighbour of worker {rank}"
+            for number in range(place.neighbours):
+                file = self._folder / f"neighbour-{rank}-{number}.json"
+                compete = place.command(number, file, now, started)
+                self._helpers.append(start(next(beside), name, compete, os.environ))
+        self._scripts = self._workers
+        if job.coordinator is not None:
+            of_rank_0 = lambda _, line: self._output(0, line)  # noqa: E731
+            chief = self._start(next(beside), "chief", command, job.coordinator, of_rank_0)
             self._helpers.append(chief)
             self._scripts = [chief]
-
-    def _start_neighbours(
-        self, rank: int, place: Place, cgroups: Sequence[Path], workers: int, started: float
-    ) -> None:
-        """Starts the processes that compete with a worker for its core."""
-        now = time.monotonic()
-        for number in range(place.neighbours):
-            file = self._folder / f"neighbour-{rank}-{number}.json"
-            command, name = place.command(number, file, now, started), f"neighbour of worker {rank}"
-            index = workers + len(self._helpers)
-            self._helpers.append(
-                self._start(index, name, command, os.environ, cgroups, _discard_output, place.cores)
-            )
 
     def _start(
         self,
@@ -143,16 +125,16 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        cgroups: Sequence[Path],
-        output: Output,
+        output: Output = _discard,
+        cgroups: Sequence[Path] = (),
         cores: Collection[int] = (),
     ) -> ChildProcess:
-        marks = self._marks_of(index)
+        marks = self._folder / str(index)
         marks.mkdir()
         own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
         events, lock = self._events, self._lock
         process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
-        self._reaper.watch_group(process.pid)
+        self._reaper.watch("group", process.pid)
         return process
 
     def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:
@@ -165,71 +147,72 @@ class Supervisor:
         pending = deque(changes)
         while any(script.running for script in self._scripts):
             next_change = started + pending[0].seconds if pending else None
-            next_look = time.monotonic() + MARKS_SECONDS if self._ended_workers() else None
-            event = next_event(self._events, _earliest(deadline, next_change, next_look))
+            some_ended = not all(worker.running for worker in self._workers)
+            next_look = time.monotonic() + MARKS_SECONDS if some_ended else None
+            moments = [each for each in (deadline, next_change, next_look) if each is not None]
+            event = next_event(self._events, min(moments, default=None))
             outcome = self._handle_event(event) if event is not None else self._missed_worker()
             if outcome is not None:
                 return outcome
             if event is not None:
                 continue
             if deadline is not None and time.monotonic() >= deadline:
-                running = self._running_scripts()
-                message = f"timed out after {timeout:g} s; still running: {running}"
+                message = f"timed out after {timeout:g} s; still running: {self._running_scripts()}"
                 return Outcome(TIMED_OUT, None, message)
-            elif next_change is not None and time.monotonic() >= next_change:
+            if next_change is not None and time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
 
     def let_leave(self, outcome: Outcome, seconds: float, notify: Callable[[str], None]) -> Outcome:
         """Waits until all scripts have ended by themselves, with a checkpoint if they write any.
 
-        After a signal to this process they are asked to. The processes beside them, on which their
-        last step may depend, run on. A Ctrl-C ends the wait; it also ends when all that remain wait
-        for the start of others, as inside the constructor of a strategy, which does not respond to
-        signals. Returns the outcome, whose message now names scripts that fail, or do not end in
-        time.
+        If this process is signalled, it asks them to. The processes beside them, on which their
+        last step may depend, run on. A Ctrl-C ends the wait. Returns the outcome, whose message now
+        names scripts that fail, or do not end in time.
         """
         self._release()
         started, silent, problems = time.monotonic(), True, []
         if outcome.signalled:
-            self._ask_scripts_to_leave()
+            for script in self._scripts:
+                # The scripts alone: processes that load their data must not end before them. A
+                # script with a signal of its own would take ours for an order to end at once.
+                if not self._marks(script).preempted:
+                    script.signal_alone(signal.SIGTERM)
         while any(script.running for script in self._scripts):
             event = next_event(
                 self._events, min(time.monotonic() + NOTICE_SECONDS, started + seconds)
             )
             if isinstance(event, Exited):
                 self._mark_exited(event)
-                is_script = self._processes()[event.process_index] in self._scripts
-                if is_script and event.code not in (0, LEFT, -signal.SIGTERM):
+                if self._is_script(event) and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
             elif isinstance(event, Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:
                     break  # schedulers, unlike users, repeat a SIGTERM without more haste
                 outcome = _signalled(event)  # the scripts know: a second request would end them
             elif time.monotonic() >= started + seconds:
-                running = self._running_scripts()
                 problems.append(
-                    f"still running after {seconds:g} s, and now killed: {running}; raise --grace "
-                    "if a checkpoint needs more time"
+                    f"still running after {seconds:g} s, and now killed: {self._running_scripts()};"
+                    " raise --grace if a checkpoint needs more time"
                 )
                 break
-            elif self._have_nothing_to_save():
-                break
+            elif all(self._marks(each).waiting for each in self._scripts if each.running):
+                break  # inside the constructor of a strategy, say, which does not end by signals
             elif silent:
                 silent = False
                 notify(
                     f"{outcome.message}; waiting up to {seconds:g} s until the script has ended "
                     "(Ctrl-C ends it at once)"
                 )
-        lost = () if outcome.signalled else tuple(self._preempted_workers())
+        preempted = [each.index for each in self._workers if self._marks(each).preempted]
+        lost = () if outcome.signalled else tuple(preempted)
         problem = f" ({'; '.join(problems)})" if problems else ""
         return outcome._replace(message=f"{outcome.message}{problem}", lost_workers=lost)
 
     def stop(self, *, succeeded: bool) -> None:
         """Ends all remaining processes, by SIGTERM, then by SIGKILL, and reads their last output.
 
-        If the job succeeded, processes that the workers have started get a moment to end without a
-        signal.
+        If the job succeeded, processes that the workers have started get a moment to end.
         """
         self._release()
         if not (succeeded and self._wait_until_gone(CLEANUP_SECONDS)):
@@ -249,15 +232,6 @@ class Supervisor:
         for worker in self._workers:
             with suppress(OSError):  # a failure here must not prevent the end of the processes
                 self._throttle.release(worker.index)
-
-    def _ask_scripts_to_leave(self) -> None:
-        """Signals the scripts alone: processes that load their data must not end before them.
-
-        Those that have got a signal themselves would take ours for an order to end at once.
-        """
-        for script in self._scripts:
-            if not read_marks(self._marks_of(script.index)).preempted:
-                script.signal_alone(signal.SIGTERM)
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""
@@ -282,14 +256,13 @@ class Supervisor:
         self._mark_exited(event)
         if event.code == 0:
             return self._unfinished(event)
-        if event.code == LEFT and self._processes()[event.process_index] in self._scripts:
+        if event.code == LEFT and self._is_script(event):
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
             return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
         for process in self._processes():
-            lost = read_marks(self._marks_of(process.index)).lost
-            if lost is not None:
+            if (lost := self._marks(process).lost) is not None:
                 return self._failed(lost.rank, lost.why, event.status)
         return self._failed(event.process_index, message, event.status)
 
@@ -301,7 +274,7 @@ class Supervisor:
 
     def _unfinished(self, event: Exited) -> Outcome | None:
         """Returns the outcome if a process with status 0 has not reached the end of its script."""
-        marks = read_marks(self._marks_of(event.process_index))
+        marks = self._marks(self._processes()[event.process_index])
         if not marks.begun or marks.finished:
             return None
         return self._failed(
@@ -312,35 +285,21 @@ class Supervisor:
 
     def _missed_worker(self) -> Outcome | None:
         """Returns the outcome if a worker waits for the start of one that has ended."""
-        for ended in self._ended_workers():
-            for worker in self._workers:
-                if worker.running and read_marks(self._marks_of(worker.index)).waiting:
-                    return self._failed(
-                        ended.index,
-                        f"{ended.name} ended with status 0 before training, and {worker.name} "
-                        "waits for it",
-                    )
+        ended = [worker for worker in self._workers if not worker.running]
+        for worker in self._workers if ended else ():
+            if worker.running and self._marks(worker).waiting:
+                return self._failed(
+                    ended[0].index,
+                    f"{ended[0].name} ended with status 0 before training, and {worker.name} "
+                    "waits for it",
+                )
         return None
 
-    def _preempted_workers(self) -> list[int]:
-        """Returns the ranks of the workers that have got SIGTERM themselves."""
-        return [
-            worker.index
-            for worker in self._workers
-            if read_marks(self._marks_of(worker.index)).preempted
-        ]
+    def _is_script(self, event: Exited) -> bool:
+        return self._processes()[event.process_index] in self._scripts
 
-    def _ended_workers(self) -> list[ChildProcess]:
-        """Returns the workers that have ended while others still run."""
-        return [worker for worker in self._workers if not worker.running]
-
-    def _have_nothing_to_save(self) -> bool:
-        """Returns whether all scripts that still run wait for workers that have not started."""
-        running = [script for script in self._scripts if script.running]
-        return all(read_marks(self._marks_of(script.index)).waiting for script in running)
-
-    def _marks_of(self, process_index: int) -> Path:
-        return self._folder / str(process_index)
+    def _marks(self, process: ChildProcess) -> Marks:
+        return read_marks(self._folder / str(process.index))
 
     def _mark_exited(self, event: Exited) -> None:
         self._processes()[event.process_index].running = False
@@ -379,8 +338,8 @@ class Supervisor:
     def _alive(self) -> bool:
         """Returns whether any process of the job is alive; zombies are not."""
         groups = {process.pid for process in self._processes()}
-        in_groups = (_group_of(pid) in groups and not _is_zombie(pid) for pid in psutil.pids())
-        return any(in_groups) or bool(_reaper.processes_of(str(self._folder)))
+        in_groups = any(_is_alive(pid, groups) for pid in psutil.pids())
+        return in_groups or bool(_reaper.processes_of(str(self._folder)))
 
 
 def _signalled(event: Signalled) -> Outcome:
@@ -388,45 +347,30 @@ def _signalled(event: Signalled) -> Outcome:
     return Outcome(128 + event.signum, None, message, signalled=True, leaving=True)
 
 
-def _discard_output(_index: int, _line: str) -> None:
-    """Discards a line: the output of a helper is only printed, from its tail, if it fails."""
-
-
 def _short(name: str) -> str:
     """Returns the rank of a worker, or the name of another process."""
     return name.removeprefix("worker ")
 
 
-def _group_of(pid: int) -> int | None:
+def _is_alive(pid: int, groups: Collection[int]) -> bool:
+    """Returns whether a process of these groups is alive; a zombie is not."""
     try:
-        return os.getpgid(pid)
-    except (ProcessLookupError, PermissionError):
-        return None
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
-
-
-def _earliest(*times: float | None) -> float | None:
-    return min((moment for moment in times if moment is not None), default=None)
+        return os.getpgid(pid) in groups and (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except (ProcessLookupError, PermissionError, psutil.Error):
+        return False
 
 
 @contextmanager
 def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
     """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
-    Outside the main thread it does nothing, since Python installs handlers only there. A handler
-    may put into a `SimpleQueue` even if it interrupts another put. Yields the signals that have
-    arrived, in order.
+    Yields the signals that have arrived, in order. Outside the main thread, where Python installs
+    no handlers, there are none.
     """
     received: list[int] = []
 
     def handle(signum: int, _frame: FrameType | None) -> None:
-        received.append(signum)
+        received.append(signum)  # a SimpleQueue admits a put that interrupts another one
         events.put(Signalled(signum))
 
     if threading.current_thread() is not threading.main_thread():

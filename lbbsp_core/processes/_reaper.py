@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 
 JOB = "LBBSP_JOB"
 """Environment variable with the folder of a job, in all of its processes."""
@@ -23,69 +24,43 @@ JOB = "LBBSP_JOB"
 def main() -> None:
     """Reads until the parent has died, then kills every process group and removes every cgroup."""
     lines = [line.split(maxsplit=1) for line in sys.stdin.read().splitlines()]
-    for kind, name in lines:
+    for kind, name in lines:  # all groups first: cgroups take time
         if kind == "group":
-            kill_group(int(name))
+            with suppress(OSError):  # it has ended already
+                os.killpg(int(name), signal.SIGKILL)
     for kind, name in lines:
         if kind == "cgroup":
             remove_cgroup(name)
         elif kind == "job":
             for pid in processes_of(name):
-                kill(pid)
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             shutil.rmtree(name, ignore_errors=True)
-
-
-def kill_group(group: int) -> None:
-    """Kills a process group that may have ended already."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        return
-
-
-def kill(pid: int) -> None:
-    """Kills a process that may have ended already."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        return
 
 
 def processes_of(folder: str) -> list[int]:
     """Returns the processes of a job; none where there is no ``/proc``, and no zombies."""
     entry, found = os.fsencode(f"{JOB}={folder}"), []
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as stream:
-                    if entry in stream.read().split(b"\0"):
-                        found.append(int(name))
-            except OSError:  # it has ended, or belongs to another user
-                continue
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        # OSError: it has ended, or belongs to another user.
+        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
+            if entry in stream.read().split(b"\0"):
+                found.append(int(name))
     return found
 
 
 def remove_cgroup(cgroup: str) -> None:
     """Kills the processes of a cgroup, then removes it as soon as the kernel permits."""
     for _ in range(100):
-        if try_remove_cgroup(cgroup):
+        with suppress(OSError):
+            with open(os.path.join(cgroup, "cgroup.procs"), encoding="ascii") as stream:
+                for pid in map(int, stream.read().split()):
+                    if pid > 0:  # 0 stands for a process of another PID namespace
+                        os.kill(pid, signal.SIGKILL)
+            os.rmdir(cgroup)
+        if not os.path.exists(cgroup):
             return
         time.sleep(0.02)
-
-
-def try_remove_cgroup(cgroup: str) -> bool:
-    """Returns whether the cgroup is removed after one attempt."""
-    try:
-        with open(os.path.join(cgroup, "cgroup.procs"), encoding="ascii") as stream:
-            for pid in map(int, stream.read().split()):
-                if pid > 0:  # 0 stands for a process of another PID namespace
-                    os.kill(pid, signal.SIGKILL)
-        os.rmdir(cgroup)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -25,18 +25,11 @@ Output: TypeAlias = Callable[[int, str], None]
 
 
 class Exited(NamedTuple):
-    """Event: a process has ended.
+    """Event: a process has ended."""
 
-    Args:
-        process_index: Index in the launcher's list of processes. A worker's index is its rank;
-            the processes beside the workers follow.
-        code: Exit status, or minus the signal's number.
-        name: Name of the process in messages.
-    """
-
-    process_index: int
-    code: int
-    name: str
+    process_index: int  # of the launcher's: workers by rank, then the processes beside them
+    code: int  # exit status, or minus the signal's number
+    name: str  # in messages
 
     def __str__(self) -> str:
         """Names the process and the cause of its end."""

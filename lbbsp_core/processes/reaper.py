@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
+from typing import Literal
 
 from lbbsp_core.processes import _reaper
 
@@ -26,25 +26,14 @@ class Reaper:
             text=True,
         )
 
-    def watch_group(self, group: int) -> None:
-        """Adds a process group to kill if this process is killed."""
-        self._send(f"group {group}")
-
-    def watch_cgroup(self, path: Path) -> None:
-        """Adds a cgroup to remove if this process is killed."""
-        self._send(f"cgroup {path}")
-
-    def watch_job(self, folder: Path) -> None:
-        """Adds the folder of a job, to remove if this process is killed, with its processes."""
-        self._send(f"job {folder}")
+    def watch(self, kind: Literal["group", "cgroup", "job"], name: object) -> None:
+        """Adds what ends with this process: a process group, a cgroup, or the folder of a job."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the helper was killed: the job continues without it
+            self._process.stdin.write(f"{kind} {name}\n")
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """Kills the helper, so that it does not act on the names that it has received."""
         self._process.kill()
         self._process.communicate()
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the helper was killed: the job continues without it
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()

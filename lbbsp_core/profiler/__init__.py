@@ -10,9 +10,8 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.fitting import Fit, Point, best, fit_costs, repair
@@ -62,9 +61,7 @@ class ProfileResult:
         """Returns the content of the profile file."""
         return make_document(
             device=self.device,
-            points=[
-                {"batch": p.batch, "seconds": p.seconds, "repeats": p.repeats} for p in self.points
-            ],
+            points=[asdict(point) for point in self.points],
             out_of_memory_at=self.out_of_memory_at,
             fits={
                 name: {"parameters": fit.parameters, "cv_error": fit.cv_error}
@@ -118,13 +115,12 @@ def profile_step(
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     sweep = sweep or BatchSweep()
-    runner: _Runner = (
-        _InProcess(step)
-        if callable(step)
-        else _InChildProcess(*_split_target(step), arguments, timeout)
-    )
+    if callable(step):
+        runner: _InProcess | StepProcess = _InProcess(step)
+    else:
+        runner = StepProcess(*_split_target(step), arguments, timeout)
     with closing(runner):
-        found = sweep.run(runner.step, progress or _ignore_progress)
+        found = sweep.run(runner.step, progress or (lambda *_: None))
         if not found.points:
             raise ProfileError(
                 f"step(1) already runs out of memory ({runner.failure}): profile on a larger "
@@ -155,21 +151,6 @@ def _split_target(step: str | Path) -> tuple[str, str]:
     return script, function
 
 
-def _ignore_progress(_activity: str, _batch: int, _seconds: float | None) -> None:
-    return None
-
-
-class _Runner(Protocol):
-    """Runs steps, and names the device that they run on."""
-
-    failure: str
-
-    @property
-    def device(self) -> str: ...
-    def step(self, batch: int) -> float | None: ...
-    def close(self) -> None: ...
-
-
 class _InProcess:
     """Calls a function in this process."""
 
@@ -192,34 +173,3 @@ class _InProcess:
 
     def close(self) -> None:
         """Does nothing: no process was started."""
-
-
-class _InChildProcess:
-    """Calls a script's function in a child process, and in a new one after a failure."""
-
-    def __init__(
-        self, script: str, function: str, arguments: Sequence[str], timeout: float
-    ) -> None:
-        self._arguments = script, function, arguments, timeout
-        self._process: StepProcess | None = None
-        self.device, self.failure = "", ""
-
-    def step(self, batch: int) -> float | None:
-        process = self._process or self._start()
-        seconds, failure = process.step(batch)
-        if seconds is None:
-            self.failure = failure
-            self.close()
-        elif not self.device:
-            self.device = process.device()
-        return seconds
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.close()
-            self._process = None
-
-    def _start(self) -> StepProcess:
-        self._process = StepProcess(*self._arguments)
-        self._process.load()
-        return self._process

@@ -1,13 +1,13 @@
 """Program that runs the steps of a script in a process that may be killed when memory runs out.
 
-It is started by its path. Requests and answers are JSON lines on two separate pipes, so that the
+It is started by its path. Requests and answers are lines on two separate pipes, so that the
 script may print anything. The first answer reports that the script is loaded; every request after
-that runs one step or asks for the device:
+that is a batch size, and runs one step:
 
-    {"batch": 32}  ->  {"seconds": 0.04} | {"out_of_memory": TEXT} | {"error": TEXT}
-    {"device": 1}  ->  {"device": TEXT}
+    32  ->  {"seconds": 0.04, "device": TEXT} | {"out_of_memory": TEXT} | {"error": TEXT}
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -37,11 +37,7 @@ OUT_OF_MEMORY_PHRASES = (
 
 
 def main(arguments: list[str]) -> None:
-    """Runs steps until the requests end.
-
-    Args:
-        arguments: ``script function requests_fd answers_fd script_arguments...``.
-    """
+    """Runs steps until the requests end; ``script function requests_fd answers_fd arguments``."""
     script, function, requests_fd, answers_fd, *script_arguments = arguments
     for fd in (int(requests_fd), int(answers_fd)):
         os.set_inheritable(fd, False)  # processes started by the script must not keep them open
@@ -61,10 +57,7 @@ def main(arguments: list[str]) -> None:
             return
         answer({"ready": True})
         for line in requests:
-            request = json.loads(line)
-            answer(
-                {"device": device()} if "device" in request else run_step(step, request["batch"])
-            )
+            answer(run_step(step, int(line)))
 
 
 def load(script: str, function: str) -> Step:
@@ -84,7 +77,7 @@ def load(script: str, function: str) -> Step:
 def run_step(step: Step, batch: int) -> dict[str, object]:
     """Runs a timed step and returns the answer to send."""
     try:
-        return {"seconds": timed(step, batch)}
+        return {"seconds": timed(step, batch), "device": device()}
     except BaseException as error:
         kind = "out_of_memory" if is_out_of_memory(error) else "error"
         return {kind: describe_error(error)}
@@ -161,6 +154,7 @@ def device() -> str:
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
+@functools.cache
 def processor() -> str:
     """Returns the model name of the processor."""
     try:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import IO, Final, TypeAlias
 
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python, wait_unreaped
@@ -33,81 +33,55 @@ class ProfileError(ValueError):
 
 
 class StepProcess:
-    """Runs the step of a script in a child process in its own session.
+    """Runs the step of a script in a child process, and in a new one after memory has run out.
 
     No process outlives `close`. If this process is killed, the kernel kills the child, and a
-    reaper kills the processes that the child has started.
-
-    Args:
-        script: Path of a Python file.
-        function: Name of its step function.
-        arguments: The script's ``sys.argv[1:]``.
-        timeout: Seconds for loading the script, and for each step, > 0.
+    reaper kills the processes that the child has started. Its timeout, in seconds, is that of
+    loading the script, and of each step.
     """
 
     def __init__(
         self, script: str, function: str, arguments: Sequence[str], timeout: float
     ) -> None:
         self._name, self._timeout = f"{script}:{function}", timeout
-        self._tail, self._pending = bytearray(), b""
-        child_requests, self._requests = os.pipe()
-        self._answers, child_answers = os.pipe()
-        fds = (child_requests, child_answers)
-        self._reaper = Reaper()
-        self._process = spawn_python(
-            [_step.__file__, script, function, *map(str, fds), *arguments], pass_fds=fds
-        )
-        self._reaper.watch_group(self._process.pid)
-        for fd in fds:
-            os.close(fd)
-        self._reader = threading.Thread(target=self._drain, name="step-output", daemon=True)
-        self._reader.start()
+        self._script, self._arguments = (_step.__file__, script, function), arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._answers = -1
+        self._tail = bytearray()
+        self.device, self.failure = "", ""
 
-    def load(self) -> None:
-        """Waits until the script is loaded.
+    def step(self, batch: int) -> float | None:
+        """Returns the seconds of one step; None if memory ran out, which `failure` describes.
 
         Raises:
-            ProfileError: Loading failed, ended the process, or took longer than the timeout.
+            ProfileError: The script could not be loaded, the step failed for another reason, or
+                one of them took longer than the timeout.
         """
-        answer = self._answer("loading the script")
+        process = self._process or self._start()
+        with suppress(BrokenPipeError):  # the process has ended: reading the answer detects it
+            os.write(self._requests, b"%d\n" % batch)
+        answer = self._answer(f"step({batch})")
         if answer is None:
-            end = _describe_end(self._wait_for_end())
-            raise self._error(f"the script {end} before its step was called")
-        if "error" in answer:
-            raise self._error(f"the script cannot be loaded: {answer['error']}")
-
-    def step(self, batch: int) -> tuple[float | None, str]:
-        """Runs one step.
-
-        Args:
-            batch: Batch size in samples, >= 1.
-
-        Returns:
-            The step's seconds and an empty string, or None and a description of the failure if
-            memory ran out.
-
-        Raises:
-            ProfileError: The step failed for another reason, or took longer than the timeout.
-        """
-        answer = self._ask({"batch": batch}, f"step({batch})")
-        if answer is None:
-            code = self._wait_for_end()
-            if code is not None and code < 0 and signal_name(-code) in OUT_OF_MEMORY_SIGNALS:
-                return None, _describe_end(code)
-            raise self._error(f"step({batch}): the process {_describe_end(code)}")
-        if "out_of_memory" in answer:
-            return None, str(answer["out_of_memory"])
+            code = self._wait_for_end(process)
+            self.failure = _describe_end(code)
+            if code is None or code >= 0 or signal_name(-code) not in OUT_OF_MEMORY_SIGNALS:
+                raise self._error(f"step({batch}): the process {self.failure}")
+            return None
         if "error" in answer:
             raise self._error(f"step({batch}) failed: {answer['error']}")
-        return self._seconds(answer), ""
-
-    def device(self) -> str:
-        """Returns the name of the device that the step runs on."""
-        answer = self._ask({"device": True}, "asking for the device")
-        return str((answer or {}).get("device", "unknown"))
+        if "out_of_memory" in answer:
+            self.failure = str(answer["out_of_memory"])
+            self.close()
+            return None
+        seconds, self.device = answer.get("seconds"), str(answer.get("device"))
+        if not isinstance(seconds, float) or not 0 < seconds < 1e9:
+            raise self._error(f"a step's seconds must be a positive number, got {answer!r}")
+        return seconds
 
     def close(self) -> None:
-        """Kills the process and all processes that it has started."""
+        """Kills the process, if there is one, and all processes that it has started."""
+        if self._process is None:
+            return
         signal_group(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)
@@ -115,13 +89,33 @@ class StepProcess:
         for fd in (self._requests, self._answers):
             with suppress(OSError):
                 os.close(fd)
-        self._requests = self._answers = -1
         self._reaper.close()
+        self._process = None
 
-    def _ask(self, request: Message, doing: str) -> Message | None:
-        with suppress(BrokenPipeError):  # the process has ended: reading the answer detects it
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-        return self._answer(doing)
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Starts a process, and waits until it has loaded the script."""
+        self._tail, self._pending = bytearray(), b""
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self._reaper = Reaper()
+        fds = requests, answers
+        command = [*self._script, *map(str, fds), *self._arguments]
+        self._process = process = spawn_python(command, pass_fds=fds)
+        self._reaper.watch("group", process.pid)
+        for fd in fds:
+            os.close(fd)
+        # Its output is read all the time, so that its pipe does not fill up.
+        self._reader = threading.Thread(
+            target=self._drain, args=[process.stdout], name="step-output", daemon=True
+        )
+        self._reader.start()
+        answer = self._answer("loading the script")
+        if answer is None:
+            end = _describe_end(self._wait_for_end(process))
+            raise self._error(f"the script {end} before its step was called")
+        if "error" in answer:
+            raise self._error(f"the script cannot be loaded: {answer['error']}")
+        return process
 
     def _answer(self, doing: str) -> Message | None:
         """Returns the next answer, or None if the process closes its pipe first."""
@@ -151,27 +145,19 @@ class StepProcess:
             )
         return answer
 
-    def _seconds(self, answer: Message) -> float:
-        seconds = answer.get("seconds")
-        if not isinstance(seconds, float) or not 0 < seconds < 1e9:
-            raise self._error(f"a step's seconds must be a positive number, got {answer!r}")
-        return seconds
+    def _wait_for_end(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Reaps the process; returns its exit status, or minus the signal's number.
 
-    def _wait_for_end(self) -> int | None:
-        """Waits for the process to end, and reaps it.
-
-        Returns:
-            The exit status, or minus the signal's number; None if the process closed its pipe
-            without ending, and was then killed.
+        None: it has closed its pipe without ending, and was then killed.
         """
         until = time.monotonic() + EXIT_SECONDS
-        while wait_unreaped(self._process.pid, block=False) is None:
+        while wait_unreaped(process.pid, block=False) is None:
             if time.monotonic() > until:
                 self.close()
                 return None
             time.sleep(0.01)
         self.close()
-        return self._process.returncode
+        return process.returncode
 
     def _error(self, text: str) -> ProfileError:
         """Ends the script and returns an error that quotes the tail of its output."""
@@ -180,10 +166,9 @@ class StepProcess:
         quoted = f"\nits last output:\n{tail}" if tail else ""
         return ProfileError(f"{self._name}: {text}{quoted}")
 
-    def _drain(self) -> None:
-        """Reads the script's output, so that its pipe does not fill up, and keeps the tail."""
-        assert self._process.stdout is not None
-        with self._process.stdout as stream:
+    def _drain(self, stream: IO[bytes]) -> None:
+        """Reads the script's output and keeps the tail."""
+        with stream:
             while chunk := os.read(stream.fileno(), 65_536):
                 self._tail += chunk
                 del self._tail[:-OUTPUT_TAIL_BYTES]

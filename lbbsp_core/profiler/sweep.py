@@ -20,17 +20,11 @@ seconds, or None if memory ran out."""
 
 
 class SweepResult(NamedTuple):
-    """Measurements of a sweep.
+    """Measurements of a sweep."""
 
-    Args:
-        points: By ascending batch.
-        out_of_memory_at: Smallest batch that does not fit in memory, or None if all fit.
-        slow: Whether the sweep ended early because a step took longer than `longest_step`.
-    """
-
-    points: list[Point]
-    out_of_memory_at: int | None
-    slow: bool
+    points: list[Point]  # by ascending batch
+    out_of_memory_at: int | None  # smallest batch that does not fit in memory
+    slow: bool  # it ended early, because a step took longer than `longest_step`
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 `ResourceSampler` samples them once per step. LB-BSP's predictor (NARX) takes them as its
 exogenous inputs. The flow within this package:
 
-    linux, cgroup (or portable), gpu ──> totals and levels ──> sampler ──> percents, rates
+    sources (by cgroup, host), gpu ──> totals and levels ──> sampler ──> percents, rates
 """
 
 from lbbsp_core.resources.base import FACTORS

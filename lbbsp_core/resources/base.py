@@ -35,22 +35,17 @@ FACTORS: Final = tuple(DESCRIPTIONS)
 
 
 class Factor(NamedTuple):
-    """Conversion of a number that a source reads into a driving factor.
+    """Conversion of a number that a source reads into a driving factor."""
 
-    Args:
-        name: A key of `DESCRIPTIONS`.
-        max_value: Upper bound of the factor; the lower bound is 0.
-        per_second: Value of the factor for an increase of 1 per second, if the number is a
-            running total. None: the number itself is the factor.
-    """
-
-    name: str
-    max_value: float = 100.0
+    name: str  # a key of `DESCRIPTIONS`
+    max_value: float = 100.0  # the lower bound is 0
+    # Value of the factor for an increase of 1 per second, if the number is a running total. None:
+    # the number itself is the factor.
     per_second: float | None = None
 
 
 class Source(Protocol):
-    """Source of numbers. Its constructor opens it, and raises OSError if it is unavailable."""
+    """Source of numbers. What makes it raises OSError if it is unavailable."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:

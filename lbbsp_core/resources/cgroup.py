@@ -1,12 +1,11 @@
-"""Control groups of this process, versions 1 and 2: CPU throttling and the memory limit."""
+"""Control groups of this process, versions 1 and 2: where they are, and their limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import NamedTuple, final
+from typing import NamedTuple
 
-from lbbsp_core.resources.base import Factor
 from lbbsp_core.resources.host import Host
 
 
@@ -17,19 +16,19 @@ class Cgroup(NamedTuple):
     path: PurePosixPath
 
 
-def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
-    """Returns the cgroup of this process for a controller, followed by its ancestors.
+def hierarchies(host: Host, controller: str) -> list[list[Cgroup]]:
+    """Returns, for each mount that may have a controller, our cgroup there and its ancestors.
 
-    The version 1 hierarchy is used if it is mounted, version 2 otherwise. In a container the mount
-    may show a part of the hierarchy that does not contain the path of the cgroup; the list then
-    starts with the mount itself. The controller "" selects version 2 only. There may be no such
-    hierarchy, and so no cgroup.
+    Version 1 comes first. In a container the mount may show a part of the hierarchy that does not
+    contain the path of the cgroup; the list then starts with the mount itself. The controller ""
+    selects version 2 only.
     """
     try:
         mounts = host.read_text("/proc/self/mountinfo")
         memberships = host.read_text("/proc/self/cgroup")
     except OSError:
         return []
+    found = []
     for version, root, mount in sorted(_mounts(mounts, controller)):
         own = _membership(memberships, controller if version == 1 else "")
         if own is not None:
@@ -37,8 +36,34 @@ def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
             if not host.resolve(path).is_dir():
                 path = mount
             ancestors = [parent for parent in path.parents if parent.is_relative_to(mount)]
-            return [Cgroup(version, directory) for directory in (path, *ancestors)]
-    return []
+            found.append([Cgroup(version, directory) for directory in (path, *ancestors)])
+    return found
+
+
+def own_cgroups(host: Host, controller: str) -> list[Cgroup]:
+    """Returns our cgroup and its ancestors in the first of the `hierarchies`; empty if none."""
+    return next(iter(hierarchies(host, controller)), [])
+
+
+def _mounts(mounts: str, controller: str) -> Iterator[tuple[int, PurePosixPath, PurePosixPath]]:
+    """Yields version, root within the hierarchy and mount point of each candidate mount."""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        file_system, _source, options = after.split(" ", 2)
+        root, mount = (PurePosixPath(p.replace("\\040", " ")) for p in before.split(" ")[3:5])
+        if file_system == "cgroup2":
+            yield 2, root, mount
+        elif file_system == "cgroup" and controller in options.split(","):
+            yield 1, root, mount
+
+
+def _membership(memberships: str, controller: str) -> PurePosixPath | None:
+    """Returns the path of this process in the hierarchy of a controller."""
+    for line in memberships.splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return PurePosixPath(path)
+    return None
 
 
 def is_root(host: Host, group: Cgroup) -> bool:
@@ -51,135 +76,27 @@ def is_root(host: Host, group: Cgroup) -> bool:
     return not host.resolve(group.path / "cgroup.type").exists()
 
 
-def has_cpu_quota(host: Host) -> bool:
-    """Returns whether the cgroup of this process, or one above it, has a CPU quota."""
-    return any(_limits_cpu(host, group) for group in own_cgroups(host, "cpu"))
-
-
-def _limits_cpu(host: Host, group: Cgroup) -> bool:
-    name = "cpu.cfs_quota_us" if group.version == 1 else "cpu.max"
-    try:
-        return host.read_text(group.path / name).split()[0] not in ("-1", "max")
-    except (OSError, IndexError):  # the root has no such file
-        return False
-
-
-def own_file(host: Host, controller: str, name: str) -> PurePosixPath:
-    """Returns the path of the file `name` in the cgroup of this process."""
-    cgroups = own_cgroups(host, controller)
-    if not cgroups:
-        raise FileNotFoundError(f"this process is in no cgroup of the controller {controller!r}")
-    return cgroups[0].path / name
-
-
-def _mounts(mounts: str, controller: str) -> Iterator[tuple[int, PurePosixPath, PurePosixPath]]:
-    """Yields version, root within the hierarchy and mount point of each candidate mount."""
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        file_system, _source, options = after.split(" ", 2)
-        root, mount = (_unescape(path) for path in before.split(" ")[3:5])
-        if file_system == "cgroup2":
-            yield 2, root, mount
-        elif file_system == "cgroup" and controller in options.split(","):
-            yield 1, root, mount
-
-
-def _unescape(path: str) -> PurePosixPath:
-    return PurePosixPath(path.replace("\\040", " "))
-
-
-def _membership(memberships: str, controller: str) -> PurePosixPath | None:
-    """Returns the path of this process in the hierarchy of a controller."""
-    for line in memberships.splitlines():
-        _, names, path = line.split(":", 2)
-        if controller in names.split(","):
-            return PurePosixPath(path)
-    return None
-
-
-@final
-class CpuThrottling:
-    """Throttling by CPU quotas: ``cpu.stat`` of the cgroup and of its ancestors.
-
-    The ancestors are included because a quota at any level throttles this process.
-    """
-
-    min_interval_seconds = 0.001
-    may_block = False
-
-    def __init__(self, host: Host) -> None:
-        paths = [cgroup.path / "cpu.stat" for cgroup in own_cgroups(host, "cpu")]
-        self._files = [host.open(path, 2048) for path in paths if host.resolve(path).is_file()]
-        if not self._files:
-            raise FileNotFoundError("this process is in no cgroup with a CPU controller")
-        self.factors = (
-            Factor("throttled_percent", 100.0 * len(host.cores), 100.0),
-            Factor("throttled_periods_per_second", 1e6, 1.0),
-        )
-
-    def read(self) -> tuple[float, ...]:
-        """Returns throttled seconds and throttled periods, both running totals."""
-        seconds, periods = 0.0, 0
-        for file in self._files:
-            words = file.read().split()
-            for key, number in zip(words[::2], words[1::2], strict=False):
-                if key == b"nr_throttled":
-                    periods += int(number)
-                elif key == b"throttled_usec":
-                    seconds += int(number) / 1e6
-                elif key == b"throttled_time":  # version 1
-                    seconds += int(number) / 1e9
-        return seconds, float(periods)
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in self._files:
-            file.close()
-
-
-@final
-class CpuUsage:
-    """CPU time of the innermost cgroup of this process, its children included, in microseconds.
-
-    Version 2 has it in ``cpu.stat``, with or without a CPU controller; version 1 in
-    ``cpuacct.usage``.
-    """
-
-    def __init__(self, host: Host) -> None:
-        for controller in ("cpuacct", ""):
-            own = next(iter(own_cgroups(host, controller)), None)
-            if own is not None and not is_root(host, own):
-                name = "cpuacct.usage" if own.version == 1 else "cpu.stat"
-                self._file = host.open(own.path / name, 2048)
-                return
-        raise FileNotFoundError("this process is in no cgroup below the root that shows CPU time")
-
-    def seconds(self) -> float:
-        """Returns the CPU seconds of all processes of the cgroup."""
-        words = self._file.read().split()
-        if len(words) == 1:
-            return int(words[0]) / 1e9
-        return int(words[words.index(b"usage_usec") + 1]) / 1e6
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+def cpu_quotas(host: Host) -> list[float]:
+    """Returns the CPU quotas, in cores, of this process's cgroups and their ancestors."""
+    quotas = []
+    for version, path in (group for groups in hierarchies(host, "cpu") for group in groups):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        try:
+            words = " ".join(host.read_text(path / name) for name in names).split()
+        except OSError:  # the root has no such file
+            continue
+        if len(words) == 2 and words[0] not in ("-1", "max"):
+            quotas.append(int(words[0]) / int(words[1]))
+    return quotas
 
 
 class MemoryLimit(NamedTuple):
-    """Memory limit of a cgroup, and the files with its usage.
-
-    Args:
-        limit: Limit in bytes.
-        usage_path: File with the bytes in use.
-        stat_path: File with the bytes in use by kind.
-        cache_key: Key in `stat_path` of the bytes that can be reclaimed at once.
-    """
+    """Memory limit of a cgroup, and the files with its usage, all in bytes."""
 
     limit: int
     usage_path: PurePosixPath
-    stat_path: PurePosixPath
-    cache_key: bytes
+    stat_path: PurePosixPath  # usage by kind
+    cache_key: bytes  # of the bytes in `stat_path` that can be reclaimed at once
 
 
 def memory_limit(host: Host) -> MemoryLimit | None:

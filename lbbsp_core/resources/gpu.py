@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +21,7 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     """
     count = 0
     try:
-        with _nvml() as nvml, suppress(Exception):
+        with opened_nvml() as nvml, suppress(Exception):
             count = int(nvml.nvmlDeviceGetCount())
     except Exception:  # a missing package, library or driver: different exceptions
         return sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*"))
@@ -30,20 +30,26 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 def driver_version() -> str:
     """Returns the version of the NVIDIA driver, such as "570.86.10"; empty if it is unknown."""
-    with suppress(Exception), _nvml() as nvml:  # as above
+    with suppress(Exception), opened_nvml() as nvml:  # as above
         return text_of(nvml.nvmlSystemGetDriverVersion())
     return ""
 
 
+def import_nvml() -> Any:
+    """Imports NVIDIA's library."""
+    return importlib.import_module("pynvml")
+
+
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def opened_nvml(load: Callable[[], Any] = import_nvml) -> Iterator[Any]:
     """Opens NVIDIA's library inside the context."""
-    nvml: Any = importlib.import_module("pynvml")
+    nvml = load()
     nvml.nvmlInit()
     try:
         yield nvml
     finally:
-        nvml.nvmlShutdown()
+        with suppress(Exception):
+            nvml.nvmlShutdown()
 
 
 def hides_gpus(environ: Mapping[str, str]) -> bool:
@@ -76,17 +82,13 @@ class Gpu:
 
     def __init__(self, host: Host, index: int = 0) -> None:
         try:
-            self._nvml: Any = importlib.import_module("pynvml")
-            self._nvml.nvmlInit()
+            with ExitStack() as stack:  # closes the library unless all is well
+                self._nvml = stack.enter_context(opened_nvml())
+                self._device = self._handle(host.environ.get("CUDA_VISIBLE_DEVICES"), index)
+                self._has_utilisation = self._supports_utilisation()
+                self._nvml.nvmlDeviceGetMemoryInfo(self._device)
+                self._opened = stack.pop_all()
         except Exception as error:  # a missing package, library or driver: different exceptions
-            raise OSError(f"no NVIDIA GPU can be read: {error}") from error
-        try:
-            visible = host.environ.get("CUDA_VISIBLE_DEVICES")
-            self._device = self._handle(visible, index)
-            self._has_utilisation = self._supports_utilisation()
-            self._nvml.nvmlDeviceGetMemoryInfo(self._device)
-        except Exception as error:
-            self.close()
             raise OSError(f"GPU {index} cannot be read: {error}") from error
 
     def _handle(self, visible: str | None, index: int) -> object:
@@ -124,4 +126,4 @@ class Gpu:
 
     def close(self) -> None:
         """Shuts down this use of the NVML library."""
-        self._nvml.nvmlShutdown()
+        self._opened.close()

@@ -1,13 +1,14 @@
-"""Access to the machine: file system, clocks and environment. Tests pass a fake host."""
+"""Access to the machine: file system, clocks, psutil and environment. Tests pass a fake host."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Any
 
 
 def _available_cores() -> frozenset[int]:
@@ -25,26 +26,39 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+# psutil is imported when a source asks for it: most users of this package read no source.
+
+
+def _memory() -> tuple[int, int]:
+    import psutil
+
+    found = psutil.virtual_memory()
+    return found.total, found.available
+
+
+def _resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _core_times() -> Sequence[Any]:
+    import psutil
+
+    return list(psutil.cpu_times(percpu=True))
+
+
 @dataclass(frozen=True)
 class Host:
-    """Machine that the sources read; the defaults are the real one.
+    """Machine that the sources read; the defaults are the real one."""
 
-    Args:
-        root: Root of the file system that contains ``proc`` and ``sys``.
-        linux: Whether to read ``proc``; psutil is used otherwise.
-        clock: Returns monotonic seconds.
-        process_seconds: Returns the CPU seconds of this process, all threads.
-        involuntary_switches: Returns the involuntary context switches of this process, all
-            threads.
-        cores: Cores that this process may use.
-        environ: Environment variables.
-    """
-
-    root: Path = Path("/")
-    linux: bool = sys.platform == "linux"
+    root: Path = Path("/")  # of the file system that contains ``proc`` and ``sys``
     clock: Callable[[], float] = time.perf_counter
-    process_seconds: Callable[[], float] = time.process_time
-    involuntary_switches: Callable[[], int] = _involuntary_switches
+    process_seconds: Callable[[], float] = time.process_time  # CPU seconds, all threads
+    involuntary_switches: Callable[[], int] = _involuntary_switches  # of all our threads
+    memory: Callable[[], tuple[int, int]] = _memory  # bytes: all, available
+    resident: Callable[[], int] = _resident  # bytes of this process
+    core_times: Callable[[], Sequence[Any]] = _core_times  # seconds of each core by their use
     cores: frozenset[int] = field(default_factory=_available_cores)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 

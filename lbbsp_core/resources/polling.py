@@ -101,41 +101,34 @@ def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[Pol
 
 
 @final
-class BackgroundPoller:
-    """Daemon thread that refreshes sources every `PERIOD_SECONDS` until it is stopped."""
+class Polling:
+    """Sources of a sampler: a daemon thread refreshes some of them, `refresh` the fast ones."""
 
     def __init__(self, sources: Sequence[PolledSource]) -> None:
+        self.sources = sources
+        self._foreground, self._background = split(sources)
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        if sources:
-            args = (list(sources), self._stop)
-            self._thread = threading.Thread(
-                target=_refresh_until, args=args, name=THREAD_NAME, daemon=True
-            )
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        if self._background:
             self._thread.start()
 
-    def stop(self) -> bool:
-        """Stops the thread and waits up to one second. Returns whether it has ended."""
-        self._stop.set()
-        if self._thread is None or self._thread is threading.current_thread():
-            return True
-        self._thread.join(1.0)
-        return not self._thread.is_alive()
-
-
-def _refresh_until(sources: list[PolledSource], stop: threading.Event) -> None:
-    while not stop.wait(PERIOD_SECONDS):
-        for polled in sources:
+    def refresh(self) -> None:
+        """Reads the sources that a sample reads."""
+        for polled in self._foreground:
             polled.refresh()
 
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_SECONDS):
+            for polled in self._background:
+                polled.refresh()
 
-def close_all(sources: Sequence[PolledSource], background: BackgroundPoller) -> None:
-    """Stops the background thread, then closes all sources.
-
-    If the thread does not end, for example because a driver hangs, the sources stay open: the
-    thread may still be reading one of them.
-    """
-    if background.stop():
-        for polled in sources:
+    def close(self) -> None:
+        """Stops the thread, for which it waits up to one second, and closes all sources."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+            if self._thread.is_alive():  # a driver hangs: it may still be reading a source
+                return
+        for polled in self.sources:
             with suppress(Exception):
                 polled.source.close()

@@ -6,26 +6,17 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
-from lbbsp_core.resources import portable
-from lbbsp_core.resources.base import DESCRIPTIONS, Source
-from lbbsp_core.resources.cgroup import CpuThrottling, has_cpu_quota
+from lbbsp_core.resources.base import DESCRIPTIONS
+from lbbsp_core.resources.cgroup import cpu_quotas
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.linux import (
-    CgroupCpuTime,
-    ContextSwitches,
-    CpuPressure,
-    CpuTime,
-    MemoryUsage,
-    RunnableTasks,
-    StealTime,
-)
-from lbbsp_core.resources.polling import BackgroundPoller, PolledSource, close_all, split
+from lbbsp_core.resources.polling import PolledSource, Polling
+from lbbsp_core.resources.sources import SOURCES, SourceFactory
 from lbbsp_core.validate import require_known
 
 DEFAULT_NAMES: Final = (
@@ -42,31 +33,6 @@ DEFAULT_QUOTA_NAMES: Final = ("cgroup_other_percent",)
 
 MEMORY_OF_GPU: Final = "gpu_memory_percent"
 DEFAULT_GPU_NAMES: Final = ("gpu_percent", MEMORY_OF_GPU)
-
-SourceFactory = Callable[[Host], Source]
-
-LINUX_SOURCES: Final[Mapping[str, SourceFactory]] = {
-    "cpu_other_percent": CpuTime,
-    "cpu_own_percent": CpuTime,
-    "cgroup_other_percent": CgroupCpuTime,
-    "steal_percent": StealTime,
-    "runnable": RunnableTasks,
-    "involuntary_switches_per_second": ContextSwitches,
-    "memory_percent": MemoryUsage,
-    "memory_own_percent": MemoryUsage,
-    "throttled_percent": CpuThrottling,
-    "throttled_periods_per_second": CpuThrottling,
-    "cpu_pressure_percent": CpuPressure,
-}
-
-PORTABLE_SOURCES: Final[Mapping[str, SourceFactory]] = {
-    "cpu_other_percent": portable.PortableCpuTime,
-    "cpu_own_percent": portable.PortableCpuTime,
-    "runnable": portable.LoadAverage,
-    "involuntary_switches_per_second": ContextSwitches,
-    "memory_percent": portable.PortableMemoryUsage,
-    "memory_own_percent": portable.PortableMemoryUsage,
-}
 
 _logger = logging.getLogger("lbbsp.resources")
 
@@ -125,33 +91,29 @@ class ResourceSampler:
             tuple(name for name in wanted if name in readable) if names is None else wanted
         )
         self._values = dict.fromkeys(self.names, 0.0)
-        for polled in self._sources:
-            self._values.update(polled.values())
+        self._update()
 
     def _open(self, wanted: Sequence[str], quiet: bool) -> None:
         """Opens the sources of the factors `wanted` and takes the first readings."""
-        factories = {**(LINUX_SOURCES if self._host.linux else PORTABLE_SOURCES)}
-        factories.update(dict.fromkeys(DEFAULT_GPU_NAMES, partial(Gpu, index=self._gpu)))
+        gpu = partial(Gpu, index=self._gpu)
+        factories: dict[str, SourceFactory] = {**SOURCES, **dict.fromkeys(DEFAULT_GPU_NAMES, gpu)}
         self._sources: list[PolledSource] = []
-        for factory in dict.fromkeys(factories[name] for name in wanted if name in factories):
+        for factory in dict.fromkeys(factories[name] for name in wanted):
             self._add_source(factory, wanted, logging.DEBUG if quiet else logging.INFO)
-        self._foreground, background = split(self._sources)
-        poller = BackgroundPoller(background)
+        self._polling = Polling(self._sources)
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._close = weakref.finalize(self, close_all, self._sources, poller)
+        self._close = weakref.finalize(self, self._polling.close)
 
     def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
         """Opens one source, or logs that it is unavailable."""
+        source = None
         try:
             source = factory(self._host)
+            self._sources.append(PolledSource(source, self._host.clock, wanted))
         except Exception as error:  # no such file, or another format: other kernels, sandboxes
             _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
-            return
-        try:
-            self._sources.append(PolledSource(source, self._host.clock, wanted))
-        except Exception as error:
-            source.close()
-            _logger.log(level, "Driving factors cannot be read and stay 0: %s", error)
+            if source is not None:
+                source.close()
 
     def sample(self) -> tuple[float, ...]:
         """Returns the current driving factors, in the order of `names`. Call it before each step.
@@ -162,16 +124,14 @@ class ResourceSampler:
             self._reopen_after_fork()
         if self._lock.acquire(blocking=False):  # if another thread samples, its values are used
             try:
-                self._update()
+                if self._close.alive:
+                    self._polling.refresh()
+                    self._update()
             finally:
                 self._lock.release()
         return tuple(self._values.values())
 
     def _update(self) -> None:
-        if not self._close.alive:
-            return
-        for polled in self._foreground:
-            polled.refresh()
         for polled in self._sources:
             self._values.update(polled.values())
 
@@ -198,7 +158,7 @@ class ResourceSampler:
 
 def _default_names(host: Host) -> tuple[str, ...]:
     """Returns the names sampled by default, of which those that cannot be read are left out."""
-    of_quota = DEFAULT_QUOTA_NAMES if host.linux and has_cpu_quota(host) else ()
+    of_quota = DEFAULT_QUOTA_NAMES if cpu_quotas(host) else ()
     return (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
 
 

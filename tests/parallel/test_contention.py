@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lbbsp_core.launch import Phase, cgroup, launch
+from lbbsp_core.launch import Phase, launch, throttle
 from lbbsp_core.launch.contention import own_cores
 
 pytestmark = pytest.mark.timeout(60)
@@ -96,7 +96,7 @@ def test_a_neighbour_uses_what_is_asked_on_the_core_of_its_worker(script, tmp_pa
 
 
 def test_neighbours_share_the_quota_of_their_worker(script, tmp_path):
-    groups = cgroup.open_groups([0.5], 10_000)
+    groups = throttle.open_quotas([0.5], 10_000)
     if groups is None:
         pytest.skip("the cpu cgroup controller is not writable here: CPU quotas cannot be tested")
     groups.close()

@@ -18,10 +18,9 @@ from typing import NamedTuple, TypeAlias
 import psutil
 import pytest
 
-from lbbsp_core.launch import cgroup, launch
+from lbbsp_core.launch import launch, throttle
 from lbbsp_core.launch.cpu_shares import schedule
-from lbbsp_core.launch.dutycycle import DutyCycle
-from lbbsp_core.launch.throttle import available_cores
+from lbbsp_core.launch.throttle import CpuQuotas, DutyCycle, available_cores
 
 ME = os.getpid()
 Lines: TypeAlias = dict[int, list[str]]
@@ -116,7 +115,7 @@ def driver(tmp_path):
 
 def cgroups() -> set[Path]:
     """Returns the cgroups of launches that have ended."""
-    groups = {group for _, base in cgroup._parent_cgroups() for group in base.glob("lbbsp-*-*-*")}
+    groups = {group for _, base in throttle.parent_cgroups() for group in base.glob("lbbsp-*-*-*")}
     pids = {group: int(group.name.split("-")[1]) for group in groups}
     return {group for group in groups if not psutil.pid_exists(pids[group]) or pids[group] == ME}
 
@@ -136,8 +135,8 @@ def nothing_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     threads = set(threading.enumerate())
-    for _, base in cgroup._parent_cgroups():
-        cgroup.remove_leftovers(base)  # of earlier tests
+    for _, base in throttle.parent_cgroups():
+        throttle.remove_leftovers(base)  # of earlier tests
     yield
     assert wait_until(lambda: not left_over(tmp_path)), left_over(tmp_path)
     assert {signum: signal.getsignal(signum) for signum in handlers} == handlers
@@ -155,7 +154,7 @@ def wait_until(condition, seconds: float = 10.0) -> bool:
 
 
 def need_cgroups():
-    groups = cgroup.open_groups([0.5], 5_000)
+    groups = throttle.open_quotas([0.5], 5_000)
     if groups is None:
         pytest.skip("the cpu cgroup controller is not writable here: CPU quotas cannot be tested")
     groups.close()
@@ -272,7 +271,7 @@ def test_exit_status_of_the_first_failure(script, capfd):
     assert "worker 1 failed with exit status 7" in capfd.readouterr().err
 
 
-MARKS = "from lbbsp_core.runtime import marks\n"
+MARKS = "from lbbsp_core.runtime.reliability import marks\n"
 
 
 @ENDS_SOON
@@ -293,7 +292,7 @@ def test_a_script_without_a_plugin_may_end_as_it_likes(script):
 
 
 def test_a_process_that_a_worker_starts_says_nothing_about_its_end(script, capfd):
-    tool = "from lbbsp_core.runtime import marks; marks.begin()"
+    tool = "from lbbsp_core.runtime.reliability import marks; marks.begin()"
     body = MARKS + f"marks.begin()\nsubprocess.run([sys.executable, '-c', {tool!r}])\nos._exit(0)"
     assert launch([script(body)], workers=1) == 1
     assert "worker 0 ended with status 0 before the end" in capfd.readouterr().err
@@ -327,7 +326,9 @@ def test_processes_in_a_session_of_their_own_are_ended_too(script, sleeper, tmp_
 
 
 def test_a_folder_for_scratch_is_removed_however_a_worker_ends(script, tmp_path):
-    body = MARKS + "from lbbsp_core.runtime import exit\nfolder = marks.scratch_folder()\n"
+    body = (
+        MARKS + "from lbbsp_core.runtime.reliability import exit\nfolder = marks.scratch_folder()\n"
+    )
     body += "open(folder / 'file', 'w').close()\nprint(folder)\n"
     for end in ("", "exit.end_now(1)", "os.kill(os.getpid(), signal.SIGKILL)"):
         lines = {}
@@ -489,8 +490,8 @@ def precedence(monkeypatch):
                 if (group / name).exists():
                     (group / name).write_text(weight)
 
-    create = cgroup.CgroupThrottle.create
-    monkeypatch.setattr(cgroup.CgroupThrottle, "create", favoured)
+    create = CpuQuotas.create
+    monkeypatch.setattr(CpuQuotas, "create", favoured)
 
 
 STAGES = [1, 0.4, 2], [0.5, 1, 2]  # speeds; a worker of speed 2 gets 0.95 of a core
@@ -542,7 +543,7 @@ def test_cpu_quotas_make_speeds_and_change_them_in_time(script, precedence, capf
     need_cgroups()
     for _ in range(6):
         with monkeypatch.context() as patch:
-            stages, lines = run_stages(script(BURN), cgroup.CgroupThrottle, "cgroup", patch)
+            stages, lines = run_stages(script(BURN), CpuQuotas, "cgroup", patch)
         used = [cpu_share(lines[rank], stage) for stage in stages for rank in (0, 1)]
         allowed = [stage.shares[rank] for stage in stages for rank in (0, 1)]
         if used == pytest.approx(allowed, rel=0.3):
@@ -582,7 +583,7 @@ def test_a_worker_is_in_its_cgroup_before_its_first_line(script):
 
 
 def test_without_writable_cgroups_the_duty_cycle_is_said_aloud(script, monkeypatch, capfd):
-    monkeypatch.setattr(cgroup, "_parent_cgroups", lambda: iter([(1, Path("/proc/not-writable"))]))
+    monkeypatch.setattr(throttle, "parent_cgroups", lambda: iter([(1, Path("/proc/not-writable"))]))
     assert launch([script("")], workers=2, speeds=[1, 0.5]) == 0
     assert "cgroups are not writable here" in capfd.readouterr().err
     with pytest.raises(ValueError, match="'cgroup' where the cpu controller is not writable"):

@@ -11,14 +11,25 @@ import pytest
 pytest.importorskip("packaging")
 
 from lbbsp_core.doctor import diagnose, machine
-from lbbsp_core.doctor.base import count, figures, note, ok, problem
-from lbbsp_core.doctor.cluster import addresses, check_addresses, check_tf_config, tf_cluster
-from lbbsp_core.doctor.dmlc import check_dmlc
-from lbbsp_core.doctor.frameworks import FRAMEWORKS, check_framework
+from lbbsp_core.doctor.cluster import (
+    addresses,
+    check_addresses,
+    check_dmlc,
+    check_slurm,
+    check_tf_config,
+    tf_cluster,
+)
+from lbbsp_core.doctor.finding import count, figures, note, ok, problem
+from lbbsp_core.doctor.packages import (
+    FRAMEWORKS,
+    check_framework,
+    check_optional,
+    check_packages,
+    check_python,
+)
 from lbbsp_core.doctor.settings import check_settings
-from lbbsp_core.doctor.slurm import check_slurm
-from lbbsp_core.doctor.versions import check_optional, check_packages, check_python
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY
+from lbbsp_core.launch.throttle import Throttle
 from lbbsp_core.resources.sampler import DEFAULT_NAMES
 
 REQUIRES = [
@@ -161,20 +172,6 @@ def test_a_check_that_fails_does_not_prevent_the_others(monkeypatch):
     assert found["machine"] == [ok("CPU", "")]
 
 
-def test_peers_are_met_before_the_frameworks_are_imported(monkeypatch):
-    done = []
-
-    def recording(check):
-        return lambda *_: done.append(check) or [ok(check, "")]
-
-    for check in ("versions", "settings", "framework", "addresses", "peers", "machine"):
-        monkeypatch.setattr(f"lbbsp_core.doctor.check_{check}", recording(check))
-    two = config({"worker": ["a:1111", "b:2222"]})
-    found = diagnose({"TF_CONFIG": two}, framework="mxnet", peers=1.0)
-    assert done == ["addresses", "peers", "versions", "settings", "framework", "machine"]
-    assert list(found) == ["versions", "settings", "MXNet", "cluster", "machine"]
-
-
 # settings
 
 
@@ -243,9 +240,7 @@ THREE = {"worker": ["a:1111", "b:2222"], "chief": ["c:3333"]}
 def test_tasks_are_listed_with_the_chief_first():
     [found] = check_tf_config(config(THREE, index=1))
     assert found.message == "3 tasks (chief 0, worker 0, worker 1); this is worker 1"
-    cluster = tf_cluster(config(THREE, index=1))
-    assert [str(task.address) for task in cluster.peers] == ["c:3333", "a:1111"]
-    assert str(cluster.own.address) == "b:2222"
+    assert str(tf_cluster(config(THREE, index=1)).own) == "worker 1 (b:2222)"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +265,7 @@ def test_addresses_with_ports_that_do_not_exist_are_not_tried(monkeypatch, ports
     monkeypatch.setattr("lbbsp_core.doctor.check_machine", lambda _: [])
     workers = [f"127.0.0.1:{port}" for port in ports]
     environment = {"TF_CONFIG": config({"worker": workers}), "SLURM_JOB_ID": "9"}
-    found = diagnose(environment, framework="none", peers=0.1)["cluster"]
+    found = diagnose(environment, framework="none")["cluster"]
     assert "must be in [1, 65535]" in only_problem(found).message
     assert found[-1].check == "Slurm"
 
@@ -536,8 +531,8 @@ def test_gpus_whose_use_cannot_be_measured():
 
 
 def test_cgroups_drivers_and_the_allocator(monkeypatch):
-    assert machine.check_speeds(lambda: True).status == "ok"
-    assert "coarser" in machine.check_speeds(lambda: False).message
+    assert machine.check_speeds(lambda *_: Throttle()).status == "ok"
+    assert "coarser" in machine.check_speeds(lambda *_: None).message
     assert machine.check_drivers([*DEFAULT_NAMES, "gpu_percent"]).status == "ok"
     missing = machine.check_drivers(DEFAULT_NAMES[1:])
     assert (missing.status, f"unavailable: {DEFAULT_NAMES[0]}" in missing.message) == ("note", True)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core.launch import cluster, dutycycle, launch
-from lbbsp_core.launch.cgroup import CgroupV1, CgroupV2, controllers, remove_leftovers
+from lbbsp_core.launch import cluster, launch, throttle
 from lbbsp_core.launch.cluster import KEEP_FREED_MEMORY, allocator_defaults, free_ports, job_spec
 from lbbsp_core.launch.cpu_shares import MAX_LOAD, MAX_SHARE, period_us, quota_us, schedule
-from lbbsp_core.launch.dutycycle import windows
+from lbbsp_core.launch.throttle import CpuQuotas, remove_leftovers, windows
 from lbbsp_core.processes.child import Exited
 
 steady = settings(derandomize=True, deadline=None, max_examples=100)
@@ -97,9 +96,9 @@ def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, lat
     """Runs three workers on two cores; every switch is up to ``late`` cycles late."""
     random, ran, runs = Random(7), [0.0] * 3, dict.fromkeys(range(3), True)
     monkeypatch.setattr(
-        dutycycle, "signal_group", lambda rank, what: runs.update({rank: what == SIGCONT})
+        throttle, "signal_group", lambda rank, what: runs.update({rank: what == SIGCONT})
     )
-    cycle, clock = dutycycle.DutyCycle([0.475, 0.19, 0.95]), 100.0
+    cycle, clock = throttle.DutyCycle([0.475, 0.19, 0.95]), 100.0
     for rank in range(3):
         cycle.attach(rank, rank)
 
@@ -121,8 +120,8 @@ def test_duty_cycle_keeps_the_shares_though_signals_go_out_late(monkeypatch, lat
 
 def test_duty_cycle_does_not_make_good_a_long_stall(monkeypatch):
     sent = []
-    monkeypatch.setattr(dutycycle, "signal_group", lambda rank, what: sent.append(what == SIGCONT))
-    cycle = dutycycle.DutyCycle([0.5])
+    monkeypatch.setattr(throttle, "signal_group", lambda rank, what: sent.append(what == SIGCONT))
+    cycle = throttle.DutyCycle([0.5])
     cycle.attach(0, 0)
     cycle.switch(10.0)
     cycle.switch(30.0)  # twenty cycles late
@@ -322,23 +321,8 @@ def test_the_users_own_tuning_of_the_allocator_replaces_ours(monkeypatch, name, 
     assert not (KEEP_FREED_MEMORY.keys() - {name}) & worker.keys()
 
 
-def test_finding_the_cpu_controller(tmp_path):
-    (tmp_path / "v1" / "job").mkdir(parents=True)
-    (tmp_path / "v2").mkdir()
-    mounts = (
-        f"tmpfs /tmp tmpfs rw 0 0\ncgroup {tmp_path}/set cgroup rw,cpuset 0 0\n"
-        f"cgroup {tmp_path}/v1 cgroup rw,relatime,cpu,cpuacct 0 0\n"
-        f"cgroup2 {tmp_path}/v2 cgroup2 rw 0 0\n"
-    )
-    found = controllers(mounts, "4:cpuset:/other\n3:cpu,cpuacct:/job\n0::/outside/the/mount\n")
-    assert found == [
-        (1, tmp_path / "v1", tmp_path / "v1" / "job"),
-        (2, tmp_path / "v2", tmp_path / "v2"),
-    ]
-
-
 def test_quota_files_of_both_versions(tmp_path):
-    one, two = CgroupV1(tmp_path, 2, 5_000), CgroupV2(tmp_path, 2, 8_000)
+    one, two = CpuQuotas(1, tmp_path, 2, 5_000), CpuQuotas(2, tmp_path, 2, 8_000)
     one.create([0.95, 0.4])
     two.create([0.5, 0.125])
     one.apply([0.2, 0.4])

@@ -14,8 +14,9 @@ import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -23,13 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import ResourceSampler
-from lbbsp_core.launch.cgroup import open_groups
+from lbbsp_core.launch.throttle import open_quotas
 from lbbsp_core.resources import polling
 from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter
+from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.resources.host import Host
-from lbbsp_core.resources.linux import PAGE_BYTES, OtherCpuTime
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES, DEFAULT_NAMES, DEFAULT_QUOTA_NAMES
+from lbbsp_core.resources.sources import TICK_SECONDS, OtherCpuTime
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -41,6 +43,10 @@ V1 = (
 )
 
 
+KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+CoreTimes = namedtuple("CoreTimes", KINDS)
+
+
 class Machine:
     """Fake machine: a tree of files, and clocks that tests advance."""
 
@@ -48,20 +54,20 @@ class Machine:
         self.root, self.seconds, self.own, self.switches = root, 100.0, 10.0, 0
         self.ticks = {core: [0] * 8 for core in range(4)}
         self.memory(total=1000, available=750)
-        self.write("proc/self/statm", "9000 25 3 1 0 40 0")
         self.loadavg(1)
         self.write("proc/self/cgroup", "")
         self.write("proc/self/mountinfo", "24 1 254:0 / / rw - ext4 /dev/root rw\n")
         self.host = Host(
             root=root,
-            linux=True,
             clock=lambda: self.seconds,
             process_seconds=lambda: self.own,
             involuntary_switches=lambda: self.switches,
+            memory=lambda: self.bytes,
+            resident=lambda: 25 * 4096,
+            core_times=self.core_times,
             cores=frozenset(cores),
             environ={},
         )
-        self.work(0)
 
     def write(self, path: str, text: str) -> None:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -69,21 +75,18 @@ class Machine:
 
     def work(self, core: int, **ticks: int) -> None:
         """Adds ticks to a core, by kind."""
-        kinds = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
         for kind, number in ticks.items():
-            self.ticks[core][kinds.index(kind)] += number
-        rows = [f"cpu{core} {' '.join(map(str, row))} 0 0" for core, row in self.ticks.items()]
-        total = " ".join(str(sum(column)) for column in zip(*self.ticks.values(), strict=True))
-        self.write("proc/stat", "\n".join([f"cpu  {total} 0 0", *rows, "intr 5 0 1", "ctxt 9", ""]))
+            self.ticks[core][KINDS.index(kind)] += number
+
+    def core_times(self) -> list[CoreTimes]:
+        """Returns the seconds of all cores, as psutil does."""
+        return [CoreTimes(*(each * TICK_SECONDS for each in row)) for row in self.ticks.values()]
 
     def loadavg(self, runnable: int) -> None:
         self.write("proc/loadavg", f"0.31 0.25 0.21 {runnable}/412 9031\n")
 
     def memory(self, total: int, available: int) -> None:
-        self.write(
-            "proc/meminfo",
-            f"MemTotal: {total} kB\nMemFree: 7 kB\nMemAvailable:   {available} kB\nCached: 1 kB\n",
-        )
+        self.bytes = 1024 * total, 1024 * available
 
     def groups(self, mounts: str, memberships: str) -> None:
         self.write("proc/self/mountinfo", mounts)
@@ -361,7 +364,7 @@ def test_pressure_where_the_path_of_our_cgroup_is_not_visible(machine: Machine) 
 
 def test_memory_of_the_machine(machine: Machine) -> None:
     sampler = machine.sampler("memory_percent", "memory_own_percent")
-    assert sampler.sample() == pytest.approx((25.0, 100 * 25 * PAGE_BYTES / 1024_000))
+    assert sampler.sample() == pytest.approx((25.0, 100 * 25 * 4096 / 1024_000))
     machine.memory(total=1000, available=100)
     machine.seconds += 0.4
     assert sampler.sample()[0] == 25.0, "it is read twice a second"
@@ -392,7 +395,7 @@ def test_memory_under_the_lowest_limit(machine: Machine, version: int) -> None:
     if version == 2:
         machine.write("sys/fs/cgroup/pod/memory.stat", "anon 5\ninactive_file 16000\nfile 3\n")
     sampler = machine.sampler("memory_percent", "memory_own_percent")
-    assert sampler.sample() == pytest.approx((75.0, 100 * 25 * PAGE_BYTES / 512_000))
+    assert sampler.sample() == pytest.approx((75.0, 100 * 25 * 4096 / 512_000))
 
 
 def test_the_larger_percentage_of_machine_and_cgroup(machine: Machine) -> None:
@@ -446,6 +449,24 @@ def test_where_a_container_sees_its_cgroup(
     assert sampler.sample() == (2.0,)
 
 
+def test_the_hierarchies_that_may_have_a_controller(machine: Machine) -> None:
+    for folder in ("cpu,cpuacct/job", "unified"):
+        machine.write(f"sys/fs/cgroup/{folder}/cgroup.procs", "")
+    machine.groups(V1, "7:memory:/other\n4:cpu,cpuacct:/job\n0::/outside/the/mount\n")
+    found = hierarchies(machine.host, "cpu")
+    mounts = PurePosixPath("/sys/fs/cgroup/cpu,cpuacct"), PurePosixPath("/sys/fs/cgroup/unified")
+    assert found == [[(1, mounts[0] / "job"), (1, mounts[0])], [(2, mounts[1])]]
+    assert cpu_quotas(machine.host) == []
+    for folder, quota in (("cpu,cpuacct/job", -1), ("cpu,cpuacct", 25_000)):
+        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us", f"{quota}\n")
+        machine.write(f"sys/fs/cgroup/{folder}/cpu.cfs_period_us", "50000\n")
+    assert cpu_quotas(machine.host) == [0.5]
+    machine.groups(V2, "0::/job\n")
+    machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000\n")
+    machine.write("sys/fs/cgroup/cpu.max", "max 100000\n")
+    assert cpu_quotas(machine.host) == [1.5]
+
+
 # Failures
 
 
@@ -473,9 +494,17 @@ def test_an_unreadable_source_keeps_its_value_and_warns_once(
     ]
 
 
-def test_a_machine_without_sources(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_machine_without_sources(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
-    host = Host(root=tmp_path, linux=True, environ={})
+
+    def unknown() -> NoReturn:
+        raise OSError("it is unknown here")
+
+    monkeypatch.setattr(psutil, "getloadavg", unknown)
+    unknowns = dict.fromkeys(("memory", "resident", "core_times"), unknown)
+    host = Host(root=tmp_path, environ={}, **unknowns)
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
         time.sleep(0.01)
         values = dict(zip(sampler.names, sampler.sample(), strict=True))
@@ -487,7 +516,8 @@ def test_a_machine_without_sources(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_garbled_files_count_as_missing(machine: Machine) -> None:
-    for path in ("stat", "loadavg", "meminfo", "self/cgroup", "self/mountinfo"):
+    machine.bytes = ()  # type: ignore[assignment]
+    for path in ("loadavg", "self/cgroup", "self/mountinfo"):
         machine.write(f"proc/{path}", "not\nthe format\n")
     with machine.sampler(*DESCRIPTIONS) as sampler:
         assert set(sampler.sample()) == {0.0}
@@ -507,8 +537,8 @@ def test_values_are_finite_and_bounded(readings: list[tuple[float, float, float]
 # Other platforms
 
 
-def test_psutil_where_there_is_no_proc(machine: Machine) -> None:
-    host = Host(linux=False, environ={})
+def test_psutil_where_there_is_no_proc(machine: Machine, tmp_path: Path) -> None:
+    host = Host(root=tmp_path / "none", environ={})
     with ResourceSampler(tuple(DESCRIPTIONS), host=host) as sampler:
         end = time.process_time() + 0.1
         while time.process_time() < end:
@@ -519,21 +549,10 @@ def test_psutil_where_there_is_no_proc(machine: Machine) -> None:
     assert 0 < values["memory_percent"] < 100
     assert 0 < values["cpu_own_percent"] <= 100.0 * (os.cpu_count() or 1)
     assert values["throttled_percent"] == 0.0
-    with ResourceSampler(host=host) as sampler:
+    times = namedtuple("times", "user nice system idle")  # as on macOS
+    macos = replace(host, core_times=lambda: [times(1, 2, 3, 4)], cores=frozenset({0}))
+    with ResourceSampler(host=macos) as sampler:
         assert sampler.names == ("cpu_other_percent", "runnable", "memory_percent")
-
-
-def test_other_cpu_time_by_psutil(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = namedtuple("times", "user nice system idle")
-    now = [times(1.0, 2.0, 3.0, 50.0)]
-    monkeypatch.setattr(psutil, "cpu_times", lambda: now[0])
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
-    host = replace(machine.host, linux=False)
-    with ResourceSampler(("cpu_other_percent", "cpu_own_percent"), host=host) as sampler:
-        machine.seconds += 2.0
-        machine.own += 0.5
-        now[0] = times(1.25, 2.5, 3.75, 52.5)
-        assert sampler.sample() == pytest.approx((50.0, 25.0))
 
 
 # GPU
@@ -769,9 +788,9 @@ def test_many_threads_may_sample(machine: Machine) -> None:
 FORK = """
 import os, sys, time
 from lbbsp_core import ResourceSampler
-from lbbsp_core.resources import linux, polling
+from lbbsp_core.resources import polling, sources
 polling.BUDGET_SECONDS = float(sys.argv[1])
-linux.MemoryUsage.min_interval_seconds = 0.05
+sources.MEMORY_SECONDS = 0.05
 ballast = bytearray(b"x") * 200_000_000
 sampler = ResourceSampler(("memory_own_percent", "cpu_own_percent"))
 parent = sampler.sample()[0]
@@ -894,7 +913,7 @@ with ResourceSampler(("throttled_percent", "throttled_periods_per_second")) as s
 @measured
 def test_a_quota_is_seen() -> None:
     """Spins under a quota of 5 % of a core: the process is throttled in each period."""
-    groups = open_groups([0.05], period_us=100_000)
+    groups = open_quotas([0.05], period_us=100_000)
     if groups is None:
         pytest.skip("no cgroup can be created on this machine")
     try:

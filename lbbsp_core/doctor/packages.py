@@ -1,0 +1,236 @@
+"""Versions of packages, compared with lbbsp's own metadata, and the import of the frameworks.
+
+An import may crash or never end: each framework is imported in a process of its own, by the checks
+of its plugin.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from lbbsp_core.doctor.finding import Finding, note, ok, problem, read_findings
+from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
+
+DISTRIBUTION: Final = "lbbsp"
+
+PURPOSES: Final[Mapping[str, str]] = {
+    "report": "pictures (`lbbsp demo`, --plot)",
+    "arima": "the predictor arima",
+    "demo": "the data of `lbbsp demo`",
+}
+"""Extras whose packages may be missing, and what needs them."""
+
+_PURPOSES_OF_PACKAGES: Final[Mapping[str, str]] = {"plotly": "`lbbsp report`"}
+"""Packages that something else needs than the others of their extra."""
+
+Installed = Callable[[str], str | None]
+
+
+def installed_version(name: str) -> str | None:
+    """Returns the version of an installed distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def framework_version(module: str) -> str | None:
+    """Returns the version of a framework without importing it; None if it is not installed.
+
+    Some are in a distribution of another name, such as tensorflow-cpu.
+    """
+    if find_spec(module) is None:
+        return None
+    for name in (module, f"{module}-cpu"):
+        if (version := installed_version(name)) is not None:
+            return version
+    names = metadata.packages_distributions().get(module)  # reads the lists of all files: slow
+    return installed_version(names[0]) if names else "unknown"
+
+
+def check_versions(frameworks: Collection[str]) -> list[Finding]:
+    """Checks Python and all packages that the installed parts of lbbsp require."""
+    try:
+        own = metadata.metadata(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        remedy = "pip install --editable . in its folder, or pip install lbbsp"
+        return [note("lbbsp", "is not installed, so that no versions can be compared", remedy)]
+    requirements = metadata.requires(DISTRIBUTION) or []
+
+    def version_of(name: str) -> str | None:
+        is_framework = name in ("tensorflow", "keras")
+        return framework_version(name) if is_framework else installed_version(name)
+
+    extras = ["", "cli"]
+    if "tensorflow" in frameworks:
+        has_cpu_build = installed_version("tensorflow-cpu") is not None
+        extras += ["keras", "tf-cpu" if has_cpu_build else "tf"]
+    if "mxnet" in frameworks:
+        extras += ["mx"]
+    found = [
+        ok("lbbsp", f"{installed_version(DISTRIBUTION)}"),
+        check_python(platform.python_version(), (own.get_all("Requires-Python") or [""])[0]),
+        *check_packages(requirements, extras, version_of),
+        *check_optional(requirements, installed_version),
+    ]
+    return list(dict.fromkeys(found))  # several extras may require the same package
+
+
+def check_python(version: str, supported: str) -> Finding:
+    """Compares the version of Python with those that are supported."""
+    if SpecifierSet(supported).contains(version, prereleases=True):
+        return ok("Python", f"{version} ({sys.executable})")
+    remedy = "make a virtual environment with a supported Python"
+    return problem("Python", f"{version} is not supported, which needs {supported}", remedy)
+
+
+def check_packages(
+    requirements: Iterable[str], extras: Iterable[str], version: Installed
+) -> Iterator[Finding]:
+    """Compares installed packages with the requirements of some extras."""
+    requirements = list(requirements)
+    for extra in extras:
+        needed = list(of_extra(requirements, extra))
+        bounded = {each.name for each in needed if each.specifier}
+        for each in needed:
+            if each.specifier or each.name not in bounded:  # an extra of it may be listed again
+                yield _compared(each, extra, version(each.name))
+
+
+def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[Finding]:
+    """Compares the packages of the extras of `PURPOSES`, which may be missing."""
+    requirements = list(requirements)
+    for extra, purpose in PURPOSES.items():
+        for each in of_extra(requirements, extra):
+            if (found := version(each.name)) is None:
+                remedy = f"pip install 'lbbsp[{extra}]'"
+                needed_for = _PURPOSES_OF_PACKAGES.get(each.name, purpose)
+                yield note(each.name, f"is not installed, but needed for {needed_for}", remedy)
+            else:
+                yield _compared(each, extra, found)
+
+
+def of_extra(requirements: Iterable[str], extra: str) -> Iterator[Requirement]:
+    """Yields the requirements that an extra adds in this Python, without those on lbbsp itself."""
+    for each in map(Requirement, requirements):
+        always, applies = (
+            each.marker is None or each.marker.evaluate({"extra": name}) for name in ("", extra)
+        )
+        if each.name != DISTRIBUTION and applies and not (extra and always):
+            yield each
+
+
+def _compared(requirement: Requirement, extra: str, version: str | None) -> Finding:
+    name, needed = requirement.name, str(requirement.specifier)
+    package = f"lbbsp[{extra}]" if extra else DISTRIBUTION
+    remedy = f"pip install --upgrade '{package}'"
+    if version is None:
+        return problem(name, f"is not installed, but {package} needs {name}{needed}", remedy)
+    try:
+        fits = requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return note(name, f"its version is unknown ({version}), {package} needs {name}{needed}")
+    if fits:
+        return ok(name, version)
+    return problem(name, f"{version} is installed, but {package} needs {name}{needed}", remedy)
+
+
+IMPORT_SECONDS: Final = 180.0
+"""Longest time that the import of a framework may take."""
+
+_MEMORY_REMEDY = "give the process more memory (its cgroup, `ulimit -v`), or end others"
+_SIGNALS: Final[Mapping[int, tuple[str, str]]] = {
+    signal.SIGILL: (
+        "an illegal instruction: the package is built for newer processors than this one",
+        "install a build for this processor",
+    ),
+    signal.SIGKILL: ("SIGKILL, probably because memory was exhausted", _MEMORY_REMEDY),
+}
+_STDERR_REMEDIES: Final[Mapping[str, str]] = {
+    "libgomp": "install libgomp1 (apt-get install libgomp1)",
+    "libquadmath": "install libquadmath0 (apt-get install libquadmath0)",
+    "libstdc++": "install libstdc++6 (apt-get install libstdc++6)",
+    "MemoryError": _MEMORY_REMEDY,
+}
+
+
+class Framework(NamedTuple):
+    """Framework that a plugin checks."""
+
+    title: str
+    module: str
+    plugin: str  # its module
+    extra: str  # of lbbsp, which installs it
+
+
+FRAMEWORKS: Final[Mapping[str, Framework]] = {
+    "tensorflow": Framework("TensorFlow", "tensorflow", "lbbsp_tf", "tf"),
+    "mxnet": Framework("MXNet", "mxnet", "lbbsp_mx", "mx"),
+}
+
+
+def check_framework(
+    framework: Framework,
+    environment: Mapping[str, str],
+    *,
+    seconds: float = IMPORT_SECONDS,
+    command: Sequence[str] | None = None,
+) -> list[Finding]:
+    """Runs the checks of a plugin in a process of its own.
+
+    The process gets no description of a cluster, so that it neither connects nor listens.
+    """
+    plugin = framework.plugin
+    if command is None:
+        command = [sys.executable, "-m", f"{plugin}.doctor"]
+    hidden = {"TF_CONFIG", "LBBSP_MARKS", *DMLC_NAMES}
+    given = {name: value for name, value in environment.items() if name not in hidden}
+    check = f"import {plugin}"
+    try:
+        done = subprocess.run(
+            command,
+            # With another backend, which is a finding of its own, nothing could be imported.
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **given, "KERAS_BACKEND": "tensorflow"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        remedy = f"try `python -X importtime -c 'import {plugin}'`, and look for slow file systems"
+        return [problem(check, f"did not end within {seconds:g} s", remedy)]
+    if done.returncode:
+        return [_failure(framework, check, done.returncode, done.stderr)]
+    findings = read_findings(done.stdout)
+    if findings is None:
+        return [problem(check, "printed no findings", "reinstall lbbsp: its parts do not match")]
+    return findings
+
+
+def _failure(framework: Framework, check: str, status: int, stderr: str) -> Finding:
+    """Returns why the import has failed, by the signal or the last line of its error output."""
+    try_it = f"see `python -c 'import {framework.plugin}'`, or reinstall 'lbbsp[{framework.extra}]'"
+    if status < 0:
+        name = f"signal {-status}"
+        reason, remedy = _SIGNALS.get(-status, (name, try_it))
+        return problem(check, f"ended by {reason}", remedy)
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"status {status} without a message"
+    if last.startswith("ImportError: mxnet "):  # names its own remedy
+        message, _, own = last.removeprefix("ImportError: ").rpartition(": ")
+        return problem(check, message, own)
+    remedies = [remedy for sign, remedy in _STDERR_REMEDIES.items() if sign in last]
+    return problem(check, f"fails: {last}", (remedies or [try_it])[0])
