@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from lbbsp_core._version import __version__
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.base import Finding, note, ok, problem
 from lbbsp_core.doctor.cluster import Cluster, Resolve, Task
@@ -15,7 +16,6 @@ from lbbsp_core.doctor.versions import DISTRIBUTION, framework_version, installe
 from lbbsp_core.resources.gpu import count_gpus, driver_version, hides_gpus
 from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.options.cluster_variables import DEVICES_REMEDY
-from lbbsp_core.runtime.record.record import lbbsp_version
 
 MAX_OFFSET_SECONDS: Final = 1.0
 """Difference of clocks that is reported."""
@@ -37,7 +37,7 @@ def own_versions() -> dict[str, str]:
     """Returns the versions that peers compare."""
     found = {name: framework_version(name) for name in ("tensorflow", "keras", "mxnet")}
     found[DRIVER] = driver_version()
-    own = {DISTRIBUTION: lbbsp_version(), "Python": platform.python_version()}
+    own = {DISTRIBUTION: __version__, "Python": platform.python_version()}
     return {**own, **{name: version for name, version in found.items() if version}}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from lbbsp_core._version import __version__
 from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
@@ -47,7 +48,6 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import (
     PushLog,
     RunHeader,
-    lbbsp_version,
     open_record,
     run_header,
 )
@@ -150,7 +150,7 @@ class AsyncSession:
         self._drivers: tuple[float, ...] = ()
         self._framework, self._versions = framework, versions
         chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
-        self._facts = [f"{lbbsp_version()} {chosen}, {facts}"]
+        self._facts = [f"{__version__} {chosen}, {facts}"]
         self._answer = Answer()
         self._asked = 0
         self._claims: list[int] = []

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from lbbsp_core._version import __version__
 from lbbsp_core.validate import parse_json, shortened
 
 logger = logging.getLogger("lbbsp.record")
@@ -376,16 +377,9 @@ def run_header(framework: str, *, versions: Mapping[str, str], **facts: Any) -> 
     return RunHeader(framework=framework, **{**facts, **texts, **names, **own})
 
 
-def lbbsp_version() -> str:
-    """Returns the version of this package."""
-    from lbbsp_core import __version__  # defined once all of the core is imported
-
-    return __version__
-
-
 def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
     """Returns the versions of lbbsp, of a framework's packages and of Python, by name."""
-    return {"lbbsp": lbbsp_version(), **framework, "python": platform.python_version()}
+    return {"lbbsp": __version__, **framework, "python": platform.python_version()}
 
 
 def open_record(path: str | Path, header: RunHeader) -> RunRecord:
