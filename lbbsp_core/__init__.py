@@ -27,7 +27,8 @@ _NAMES: Final = {
     "runtime.options.options": "SessionOptions",
     "runtime.exchange.collectives": "Collectives SingleWorker",
     "runtime.exchange.protocol": "DisagreementError StepMessage",
-    "runtime.record.record": "PushLine Run RunHeader RunRecord StepLine read_run",
+    "runtime.record.record": "PushLine Run RunHeader StepLine read_run",
+    "runtime.record.writer": "RunRecord",
 }
 """Public names by the module that defines them, in the order of the stages of a step."""
 

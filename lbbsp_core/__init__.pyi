@@ -40,9 +40,9 @@ from lbbsp_core.runtime.options.options import SessionOptions as SessionOptions
 from lbbsp_core.runtime.record.record import PushLine as PushLine
 from lbbsp_core.runtime.record.record import Run as Run
 from lbbsp_core.runtime.record.record import RunHeader as RunHeader
-from lbbsp_core.runtime.record.record import RunRecord as RunRecord
 from lbbsp_core.runtime.record.record import StepLine as StepLine
 from lbbsp_core.runtime.record.record import read_run as read_run
+from lbbsp_core.runtime.record.writer import RunRecord as RunRecord
 from lbbsp_core.sync import ASP as ASP
 from lbbsp_core.sync import BSP as BSP
 from lbbsp_core.sync import DSSP as DSSP

@@ -45,12 +45,8 @@ from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.record import (
-    PushLog,
-    RunHeader,
-    open_record,
-    run_header,
-)
+from lbbsp_core.runtime.record.record import RunHeader, run_header
+from lbbsp_core.runtime.record.writer import PushLog, open_record
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.work import require_work
 

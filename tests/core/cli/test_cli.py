@@ -25,7 +25,8 @@ from lbbsp_core.cli.options import parse_speeds, parse_speeds_at
 from lbbsp_core.cli.progress import Progress, RecordTail
 from lbbsp_core.demo import comparison
 from lbbsp_core.launch.contention import bursty
-from lbbsp_core.runtime.record.record import RunRecord, StepLine, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord
 
 
 def run(*arguments):

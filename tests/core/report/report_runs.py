@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lbbsp_core.runtime.record.record import Run, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import Run, StepLine, run_header
+from lbbsp_core.runtime.record.writer import open_record
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from lbbsp_core import Affine, Limits, Profile
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import RunRecord, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.sim import (
     PRESETS,
     Lognormal,
