@@ -19,6 +19,7 @@ from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
+from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
@@ -43,7 +44,7 @@ from lbbsp_core.runtime.exchange.protocol import (
 )
 from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.loop.step_meter import StepMeter
-from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
+from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import RunHeader, run_header
 from lbbsp_core.runtime.record.writer import PushLog, open_record
@@ -115,7 +116,7 @@ class AsyncSession:
     ) -> None:
         options.check_asynchronous(servers.rank)
         self.servers = servers
-        self.sync = read_synchroniser(sync)
+        self.sync = SYNCHRONISERS.resolve(sync)
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
