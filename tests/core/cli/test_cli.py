@@ -542,7 +542,9 @@ FIGURES_OF = {
 
 def test_each_command_with_figures_is_tested():
     commands = typer.main.get_command(application()).commands
-    have = {name for name, it in commands.items() if any("--json" in p.opts for p in it.params)}
+    have = {
+        name for name, it in commands.items() if any("--json" in p.opts for p in it.loaded.params)
+    }
     assert have == set(FIGURES_OF)
 
 
