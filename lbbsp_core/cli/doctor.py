@@ -13,13 +13,13 @@ from rich.text import Text
 
 from lbbsp_core.cli.options import (
     JsonFile,
+    bad_value,
     consoles,
+    known_framework,
     one_line_errors,
-    require_writable_file,
     write_figures,
 )
 from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
-from lbbsp_core.validate import require_known
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -49,28 +49,14 @@ def doctor(
     until it ends, and connects to all others. The exit status is 0 if nothing will fail, 1 if
     there is a problem, and 2 for a wrong usage.
     """
-    _require_framework(framework)
-    _require_seconds(timeout)
-    require_writable_file("--json", json_file)
+    known_framework(framework, CHOICES)
+    if not 0 < timeout <= 3600:
+        raise bad_value("--timeout", f"must be a number of seconds in (0, 3600], got {timeout:g}")
+    console, _ = consoles(json_file)
     diagnosis = diagnose(os.environ, framework=framework, peers=timeout if peers else None)
-    _print(consoles(json_file)[0], diagnosis)
-    if json_file is not None:
-        write_figures(json_file, figures(diagnosis))
+    _print(console, diagnosis)
+    write_figures(json_file, figures(diagnosis))
     raise typer.Exit(1 if count(diagnosis, "problem") else 0)
-
-
-def _require_framework(name: str) -> None:
-    try:
-        require_known("framework", name, CHOICES)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--framework") from None
-
-
-def _require_seconds(seconds: float) -> None:
-    if not 0 < seconds <= 3600:
-        raise typer.BadParameter(
-            f"must be a number of seconds in (0, 3600], got {seconds:g}", param_hint="--timeout"
-        )
 
 
 def _print(out: Console, diagnosis: Diagnosis) -> None:

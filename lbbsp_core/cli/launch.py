@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from lbbsp_core.cli.completion import FRAMEWORK, one_of
+from lbbsp_core.cli.completion import Framework, one_of
 from lbbsp_core.cli.contention import parse_contention
 from lbbsp_core.cli.options import (
     one_line_errors,
@@ -43,12 +43,7 @@ def launch(
             help="Run a module as python -m does: -m package.train [ARGS]...",
         ),
     ] = False,
-    framework: Annotated[
-        str,
-        typer.Option(
-            help="Framework of the script: tensorflow or mxnet.", autocompletion=FRAMEWORK
-        ),
-    ] = "tensorflow",
+    framework: Framework = "tensorflow",
     servers: Annotated[
         int | None,
         typer.Option(

@@ -14,6 +14,7 @@ from lbbsp_core.cli.options import (
     STDOUT,
     JsonFile,
     consoles,
+    note,
     one_line_errors,
     require_picture,
     require_writable_file,
@@ -78,14 +79,13 @@ def profile(
     """
     out_console, err = consoles(json_file)
     require_writable_file("--out", out or DEFAULT_OUT)
-    require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     sweep = BatchSweep(
         max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
     )
     result = _run(err, command, sweep, timeout)
-    for note in result.notes:
-        err.print(note, style="yellow", markup=False)
+    for text in result.notes:
+        note(err, text)
     _print(out_console, result)
     if json_file == STDOUT:
         write_figures(STDOUT, result.figures())

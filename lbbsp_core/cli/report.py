@@ -12,6 +12,7 @@ from lbbsp_core.cli.options import (
     consoles,
     one_line_errors,
     require_writable_file,
+    show,
     write_figures,
 )
 
@@ -38,9 +39,7 @@ def report(
     console, _ = consoles(json_file)
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
     require_writable_file("--out", path)
-    require_writable_file("--json", json_file)
     figures = write_report(run_dir, path)
-    console.print(figures["verdict"], markup=False, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        write_figures(json_file, figures)
-    console.print(f"report written to {path}", markup=False, highlight=False, soft_wrap=True)
+    show(console, str(figures["verdict"]))
+    write_figures(json_file, figures)
+    show(console, f"report written to {path}")

@@ -6,29 +6,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import one_of, some_of
-from lbbsp_core.cli.options import (
+from lbbsp_core.cli.completion import (
     ALL,
+    Predictors,
+    one_of,
+    parse_predictors,
+    some_of,
+    split_names,
+)
+from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
+    note,
     one_line_errors,
-    parse_predictors,
     require_picture,
-    require_writable_file,
     require_writable_folder,
     search_current_directory,
-    split_names,
+    show,
     write_figures,
 )
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS
+from lbbsp_core.registry import POLICIES, SYNCHRONISERS
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
@@ -37,7 +42,6 @@ from lbbsp_core.sim import (
     Scenario,
     SimConfig,
     Task,
-    Trace,
     cluster_from_run,
     digits,
     load_scenario,
@@ -61,6 +65,9 @@ from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs vectorised."""
+
+_Sizes: TypeAlias = list[int] | list[None]
+"""Numbers of workers of a cluster; None leaves it as it is."""
 
 
 @one_line_errors
@@ -95,15 +102,7 @@ def simulate(
             autocompletion=some_of([ALL, *POLICIES]),
         ),
     ] = ALL,
-    predictors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B",
-            help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Name your own class as "
-            f"module:Name. Default: {DEFAULT}; {_QUICK} for scenarios.",
-            autocompletion=some_of([ALL, *PREDICTORS]),
-        ),
-    ] = None,
+    predictors: Predictors = None,
     sync: Annotated[
         str,
         typer.Option(
@@ -181,24 +180,30 @@ def simulate(
     the time of an oracle that knows each step's speeds, divided by the time of the run. All steps
     count, including the first ones, in which no speed is known yet. The shares of "fixed" are the
     mean speeds in the first fifth of the steps; "lbbsp-every" adopts every change, "lbbsp" only
-    those that gain enough. With a synchroniser other than bsp, a run ends when the same number of
+    those that gain enough. The predictor is mixture by default, and ema0.5 for scenarios, which it
+    runs faster. With a synchroniser other than bsp, a run ends when the same number of
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
     out, err = consoles(json_file)
-    require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     require_writable_folder("--plots", plots)
     search_current_directory()
     sizes = [None] if workers is None else _counts(workers)
-    options = _Options(
-        sizes, global_batch_size, lag, steps_per_epoch, communication, first_use_seconds
-    )
+    given = {
+        "global_batch_size": global_batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "first_use_seconds": first_use_seconds,
+        "communication": None if communication is None else FixedTime(communication),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    length = {"steps": steps, "seed": seed}
+    of_scenarios = given | {name: value for name, value in length.items() if value is not None}
     entrants = [
-        *_traces([*(trace or []), *(more or [])], options, err),
-        *(_run(path, options, err) for path in from_run or []),
+        *_traces([*(trace or []), *(more or [])], sizes, lag, given, err),
+        *(_recorded(path, sizes, lag, given, err) for path in from_run or []),
         *(
-            _scenario(kind, size, steps, seed, options)
+            _scenario(kind if size is None else kind.sized(size), lag, of_scenarios)
             for name in scenario or []
             for size in sizes
             for kind in load_scenario(name).kinds()
@@ -227,8 +232,7 @@ def simulate(
     rows = [result.row for result in results]
     for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
         out.print(_table(list(own), target_accuracy))
-    if json_file is not None:
-        write_figures(json_file, figures(rows))
+    write_figures(json_file, figures(rows))
     if plot is not None:
         from lbbsp_core.report.efficiencies import plot_efficiencies
 
@@ -236,17 +240,6 @@ def simulate(
         out.print(f"plot written to {plot}", markup=False)
     if plots is not None:
         _draw(results, plots, out)
-
-
-class _Options(NamedTuple):
-    """Options that apply to all experiments; None: each keeps its own value."""
-
-    sizes: list[int] | list[None]
-    global_batch_size: int | None
-    lag: int
-    steps_per_epoch: int | None
-    communication: float | None
-    first_use_seconds: float | None
 
 
 class _Entrant(NamedTuple):
@@ -269,65 +262,47 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _traces(paths: list[Path], options: _Options, err: Console) -> Iterator[_Entrant]:
+def _traces(
+    paths: list[Path], sizes: _Sizes, lag: int, given: dict[str, Any], err: Console
+) -> Iterator[_Entrant]:
     traces = [read_trace(path) for path in paths]
     for trace, name in zip(traces, names_of(traces), strict=True):
-        for size in options.sizes:
+        for size in sizes:
             cluster = replay_trace(trace, size)
-            _note(trace, cluster, err)
-            yield _replay(name, cluster, 0.0, options)
+            for text in (*trace.notes, *cluster.notes):
+                note(err, f"{trace.path}: {text}")
+            yield _replay(name, cluster, 0.0, lag, given)
 
 
-def _note(trace: Trace, cluster: ReplayedCluster, err: Console) -> None:
-    for note in (*trace.notes, *cluster.notes):
-        err.print(f"{trace.path}: {note}", style="yellow", markup=False, soft_wrap=True)
-
-
-def _run(path: Path, options: _Options, err: Console) -> _Entrant:
-    if options.sizes != [None]:
+def _recorded(path: Path, sizes: _Sizes, lag: int, given: dict[str, Any], err: Console) -> _Entrant:
+    if sizes != [None]:
         raise ValueError(
             "--workers cannot be combined with --from-run: a record has a fixed number of workers"
         )
     run = cluster_from_run(path)
-    for note in run.cluster.notes:
-        err.print(f"{path}: {note}", style="yellow", markup=False, soft_wrap=True)
-    err.print(
-        f"{path}: {run.cluster.workers} workers, {run.step_seconds:.4g} s per step as recorded",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
-    )
-    return _replay(path.name or str(path), run.cluster, run.communication_seconds, options)
+    for text in run.cluster.notes:
+        note(err, f"{path}: {text}")
+    workers, seconds = run.cluster.workers, run.step_seconds
+    show(err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim")
+    return _replay(path.name or str(path), run.cluster, run.communication_seconds, lag, given)
 
 
-def _replay(name: str, cluster: ReplayedCluster, seconds: float, options: _Options) -> _Entrant:
+def _replay(
+    name: str, cluster: ReplayedCluster, seconds: float, lag: int, given: dict[str, Any]
+) -> _Entrant:
     config = SimConfig(
-        options.global_batch_size or cluster.global_batch_size,
-        options.lag,
-        options.steps_per_epoch or STEPS_PER_EPOCH,
-        first_use_seconds=options.first_use_seconds or 0.0,
+        given.get("global_batch_size", cluster.global_batch_size),
+        lag,
+        given.get("steps_per_epoch", STEPS_PER_EPOCH),
+        first_use_seconds=given.get("first_use_seconds", 0.0),
     )
-    paid = FixedTime(seconds if options.communication is None else options.communication)
+    paid = given.get("communication", FixedTime(seconds))
     return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, config, paid))
 
 
-def _scenario(
-    scenario: Scenario, size: int | None, steps: int | None, seed: int | None, options: _Options
-) -> _Entrant:
-    if size is not None:
-        scenario = scenario.sized(size)
-    given = {
-        "steps": steps,
-        "seed": seed,
-        "global_batch_size": options.global_batch_size,
-        "steps_per_epoch": options.steps_per_epoch,
-        "first_use_seconds": options.first_use_seconds,
-        "communication": None
-        if options.communication is None
-        else FixedTime(options.communication),
-    }
-    scenario = replace(scenario, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-    return _Entrant(scenario.steps, lambda: experiment_of(scenario, options.lag))
+def _scenario(scenario: Scenario, lag: int, given: dict[str, Any]) -> _Entrant:
+    scenario = replace(scenario, **given)
+    return _Entrant(scenario.steps, lambda: experiment_of(scenario, lag))
 
 
 def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:

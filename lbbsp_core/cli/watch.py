@@ -20,7 +20,6 @@ from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
     one_line_errors,
-    require_writable_file,
     write_figures,
 )
 from lbbsp_core.report.live import LiveRun, View, WorkerView
@@ -75,7 +74,6 @@ def watch(
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
     """
-    require_writable_file("--json", json_file)
     out, err = consoles(json_file)
     once = once or json_file == STDOUT or not out.is_terminal
     run = LiveRun(run_dir)
@@ -88,7 +86,7 @@ def watch(
             follow(run, out, interval)
     except KeyboardInterrupt:
         pass
-    if run.header is not None and json_file is not None:
+    if run.header is not None:
         write_figures(json_file, run.view().to_json())
 
 
