@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -65,14 +65,12 @@ def application() -> typer.Typer:
 
 
 def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=show_version,
-            is_eager=True,
-            help="Show the versions of lbbsp, Python and the installed frameworks, and exit.",
-        ),
-    ] = False,
+    _version: bool = typer.Option(
+        False,
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Show the versions of lbbsp, Python and the installed frameworks, and exit.",
+    ),
 ) -> None:
     pass  # with a callback, typer expects the name of a command even if there is only one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -47,16 +46,14 @@ _EXPLANATION = (
 @one_line_errors
 def demo(
     framework: Framework = "tensorflow",
-    workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 3,
-    speeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,1,0.35",
-            help="Relative speed of each worker. By default only the last worker is slow.",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="Number of steps of each run.")] = 110,
-    run_dir: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
+    workers: int = typer.Option(3, min=2, help="Number of workers."),
+    speeds: str | None = typer.Option(
+        None,
+        metavar="1,1,0.35",
+        help="Relative speed of each worker. By default only the last worker is slow.",
+    ),
+    steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
+    run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
     json_file: JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.

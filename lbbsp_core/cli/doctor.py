@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -26,20 +26,14 @@ _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 @one_line_errors
 def doctor(
-    framework: Annotated[
-        str, typer.Option(help=f"Frameworks to check: {', '.join(CHOICES)}.")
-    ] = CHOICES[0],
-    peers: Annotated[
-        bool,
-        typer.Option(
-            "--peers",
-            help="Also meet the other tasks of TF_CONFIG, on which the same command runs at the "
-            "same time.",
-        ),
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time to wait for the peers.")
-    ] = 30.0,
+    framework: str = typer.Option(CHOICES[0], help=f"Frameworks to check: {', '.join(CHOICES)}."),
+    peers: bool = typer.Option(
+        False,
+        "--peers",
+        help="Also meet the other tasks of TF_CONFIG, on which the same command runs at the "
+        "same time.",
+    ),
+    timeout: float = typer.Option(30.0, metavar="SECONDS", help="Time to wait for the peers."),
     json_file: JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -34,30 +33,25 @@ from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 @one_line_errors
 def evaluate(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[TRACE]...", help="Trace files in CSV format."),
-    ] = None,
-    from_run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN_DIR",
-            help="Also evaluate on the recorded run in this folder. May be repeated.",
-        ),
-    ] = None,
+    traces: list[Path] | None = typer.Argument(
+        None, metavar="[TRACE]...", help="Trace files in CSV format."
+    ),
+    from_run: list[Path] | None = typer.Option(
+        None,
+        metavar="RUN_DIR",
+        help="Also evaluate on the recorded run in this folder. May be repeated.",
+    ),
     predictors: Predictors = ALL,
-    horizon: Annotated[
-        int, typer.Option(min=1, help="Iterations ahead to forecast; 1 is the next iteration.")
-    ] = 1,
+    horizon: int = typer.Option(
+        1, min=1, help="Iterations ahead to forecast; 1 is the next iteration."
+    ),
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the run of --from-run to this trace file."),
-    ] = None,
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw forecasts and measured speeds to this image file."
+    ),
+    export: Path | None = typer.Option(
+        None, metavar="FILE", help="Write the run of --from-run to this trace file."
+    ),
 ) -> None:
     """Score speed predictors on recorded traces or runs.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -19,15 +18,12 @@ from lbbsp_core.cli.options import (
 
 @one_line_errors
 def report(
-    run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
-        ),
-    ] = None,
+    run_dir: Path = typer.Argument(
+        metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself."
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
+    ),
     json_file: JsonFile = None,
 ) -> None:
     """Show what a run gained, where time was lost, and what to change.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Console
@@ -72,107 +72,78 @@ _Sizes: TypeAlias = list[int] | list[None]
 
 @one_line_errors
 def simulate(
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Further trace files.")
-    ] = None,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TRACE...", help="CSV trace files of two or more workers."),
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE.toml",
-            help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
-            autocompletion=one_of(PRESETS),
-        ),
-    ] = None,
-    from_run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
-        ),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B",
-            help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
-            "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
-            autocompletion=some_of([ALL, *POLICIES]),
-        ),
-    ] = ALL,
+    more: list[Path] | None = typer.Argument(
+        None, metavar="[TRACE]...", help="Further trace files."
+    ),
+    trace: list[Path] | None = typer.Option(
+        None, metavar="TRACE...", help="CSV trace files of two or more workers."
+    ),
+    scenario: list[str] | None = typer.Option(
+        None,
+        metavar="NAME|FILE.toml",
+        help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
+        autocompletion=one_of(PRESETS),
+    ),
+    from_run: list[Path] | None = typer.Option(
+        None, metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
+    ),
+    policies: str = typer.Option(
+        ALL,
+        metavar="A,B",
+        help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
+        "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
+        autocompletion=some_of([ALL, *POLICIES]),
+    ),
     predictors: Predictors = None,
-    sync: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B",
-            help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
-            "class as module:Name.",
-            autocompletion=some_of(SYNCHRONISERS),
-        ),
-    ] = "bsp",
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Length of a scenario, in global batches.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of a scenario.")] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
-        ),
-    ] = None,
-    lag: Annotated[
-        int, typer.Option(min=1, help="A plan decided after step k applies to step k + LAG.")
-    ] = 1,
-    steps_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="Epoch length of dbs, which plans once per epoch.")
-    ] = None,
-    communication: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Communication time of each step, after the slowest worker.",
-        ),
-    ] = None,
-    first_use_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
-        ),
-    ] = None,
-    target_accuracy: Annotated[
-        float | None,
-        typer.Option(
-            metavar="A", help="Also train on digits, and show the time to this accuracy, in (0, 1]."
-        ),
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)),
-    ] = "softmax",
-    learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of an update from X samples.")
-    ] = 0.5,
+    sync: str = typer.Option(
+        "bsp",
+        metavar="A,B",
+        help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
+        "class as module:Name.",
+        autocompletion=some_of(SYNCHRONISERS),
+    ),
+    workers: str | None = typer.Option(
+        None, metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
+    ),
+    steps: int | None = typer.Option(None, min=1, help="Length of a scenario, in global batches."),
+    seed: int | None = typer.Option(None, min=0, help="Random seed of a scenario."),
+    global_batch_size: int | None = typer.Option(
+        None, min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
+    ),
+    lag: int = typer.Option(1, min=1, help="A plan decided after step k applies to step k + LAG."),
+    steps_per_epoch: int | None = typer.Option(
+        None, min=1, help="Epoch length of dbs, which plans once per epoch."
+    ),
+    communication: float | None = typer.Option(
+        None,
+        min=0.0,
+        metavar="SECONDS",
+        help="Communication time of each step, after the slowest worker.",
+    ),
+    first_use_seconds: float | None = typer.Option(
+        None,
+        min=0.0,
+        metavar="SECONDS",
+        help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
+    ),
+    target_accuracy: float | None = typer.Option(
+        None,
+        metavar="A",
+        help="Also train on digits, and show the time to this accuracy, in (0, 1].",
+    ),
+    model: str = typer.Option(
+        "softmax", help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)
+    ),
+    learning_rate: float = typer.Option(0.5, help="Learning rate of an update from X samples."),
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this file.")
-    ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Draw timelines, update times, accuracy and scaling to this folder."
-        ),
-    ] = None,
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw the efficiencies to this file."
+    ),
+    plots: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Draw timelines, update times, accuracy and scaling to this folder.",
+    ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -48,26 +48,21 @@ _OTHER_LINES: Final = 10
 
 @one_line_errors
 def watch(
-    run_dir: Annotated[
-        Path,
-        typer.Argument(metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."),
-    ],
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one view and end, as without a terminal.")
-    ] = False,
+    run_dir: Path = typer.Argument(
+        metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."
+    ),
+    once: bool = typer.Option(
+        False, "--once", help="Print one view and end, as without a terminal."
+    ),
     json_file: JsonFile = None,
-    interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two views.")
-    ] = 1.0,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="End if the run has not started after this time. By default, wait for it, but "
-            "not with --once.",
-        ),
-    ] = None,
+    interval: float = typer.Option(1.0, min=0.1, metavar="SECONDS", help="Time between two views."),
+    timeout: float | None = typer.Option(
+        None,
+        min=0,
+        metavar="SECONDS",
+        help="End if the run has not started after this time. By default, wait for it, but "
+        "not with --once.",
+    ),
 ) -> None:
     """Show a running job: how busy each worker is, and who waits for whom.
 
