@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -39,7 +40,6 @@ from lbbsp_core.sim import (
     PRESETS,
     FixedTime,
     ReplayedCluster,
-    Scenario,
     SimConfig,
     Task,
     cluster_from_run,
@@ -65,9 +65,6 @@ from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"
 """Default for synthetic clusters, which may be large: it runs vectorised."""
-
-_Sizes: TypeAlias = list[int] | list[None]
-"""Numbers of workers of a cluster; None leaves it as it is."""
 
 
 @one_line_errors
@@ -168,16 +165,14 @@ def simulate(
         "communication": None if communication is None else FixedTime(communication),
     }
     given = {name: value for name, value in given.items() if value is not None}
-    length = {"steps": steps, "seed": seed}
-    of_scenarios = given | {name: value for name, value in length.items() if value is not None}
+    clusters = _Clusters(sizes, lag, given, err)
     entrants = [
-        *_traces([*(trace or []), *(more or [])], sizes, lag, given, err),
-        *(_recorded(path, sizes, lag, given, err) for path in from_run or []),
+        *clusters.of_traces([*(trace or []), *(more or [])]),
+        *map(clusters.of_run, from_run or []),
         *(
-            _scenario(kind if size is None else kind.sized(size), lag, of_scenarios)
+            one
             for name in scenario or []
-            for size in sizes
-            for kind in load_scenario(name).kinds()
+            for one in clusters.of_scenario(name, steps=steps, seed=seed)
         ),
     ]
     if not entrants:
@@ -233,47 +228,54 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _traces(
-    paths: list[Path], sizes: _Sizes, lag: int, given: dict[str, Any], err: Console
-) -> Iterator[_Entrant]:
-    traces = [read_trace(path) for path in paths]
-    for trace, name in zip(traces, names_of(traces), strict=True):
-        for size in sizes:
-            cluster = replay_trace(trace, size)
-            for text in (*trace.notes, *cluster.notes):
-                note(err, f"{trace.path}: {text}")
-            yield _replay(name, cluster, 0.0, lag, given)
+@dataclass(frozen=True)
+class _Clusters:
+    """Reads clusters, with the options that all of them share; those not `given` are their own."""
 
+    sizes: list[int] | list[None]
+    lag: int
+    given: dict[str, Any]
+    err: Console
 
-def _recorded(path: Path, sizes: _Sizes, lag: int, given: dict[str, Any], err: Console) -> _Entrant:
-    if sizes != [None]:
-        raise ValueError(
-            "--workers cannot be combined with --from-run: a record has a fixed number of workers"
+    def of_traces(self, paths: list[Path]) -> Iterator[_Entrant]:
+        traces = [read_trace(path) for path in paths]
+        for trace, name in zip(traces, names_of(traces), strict=True):
+            for size in self.sizes:
+                cluster = replay_trace(trace, size)
+                for text in (*trace.notes, *cluster.notes):
+                    note(self.err, f"{trace.path}: {text}")
+                yield self._replay(name, cluster, 0.0)
+
+    def of_run(self, path: Path) -> _Entrant:
+        if self.sizes != [None]:
+            raise ValueError(
+                "--workers cannot be combined with --from-run: a record has a fixed number of "
+                "workers"
+            )
+        run = cluster_from_run(path)
+        for text in run.cluster.notes:
+            note(self.err, f"{path}: {text}")
+        workers, seconds = run.cluster.workers, run.step_seconds
+        show(self.err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim")
+        return self._replay(path.name or str(path), run.cluster, run.communication_seconds)
+
+    def of_scenario(self, name: str, **length: int | None) -> Iterator[_Entrant]:
+        own: dict[str, Any] = {key: n for key, n in length.items() if n is not None}
+        for size in self.sizes:
+            for kind in load_scenario(name).kinds():
+                sized = kind if size is None else kind.sized(size)
+                scenario = replace(sized, **own, **self.given)
+                yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
+
+    def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
+        config = SimConfig(
+            self.given.get("global_batch_size", cluster.global_batch_size),
+            self.lag,
+            self.given.get("steps_per_epoch", STEPS_PER_EPOCH),
+            first_use_seconds=self.given.get("first_use_seconds", 0.0),
         )
-    run = cluster_from_run(path)
-    for text in run.cluster.notes:
-        note(err, f"{path}: {text}")
-    workers, seconds = run.cluster.workers, run.step_seconds
-    show(err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim")
-    return _replay(path.name or str(path), run.cluster, run.communication_seconds, lag, given)
-
-
-def _replay(
-    name: str, cluster: ReplayedCluster, seconds: float, lag: int, given: dict[str, Any]
-) -> _Entrant:
-    config = SimConfig(
-        given.get("global_batch_size", cluster.global_batch_size),
-        lag,
-        given.get("steps_per_epoch", STEPS_PER_EPOCH),
-        first_use_seconds=given.get("first_use_seconds", 0.0),
-    )
-    paid = given.get("communication", FixedTime(seconds))
-    return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, config, paid))
-
-
-def _scenario(scenario: Scenario, lag: int, given: dict[str, Any]) -> _Entrant:
-    scenario = replace(scenario, **given)
-    return _Entrant(scenario.steps, lambda: experiment_of(scenario, lag))
+        paid = self.given.get("communication", FixedTime(seconds))
+        return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 
 def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:
@@ -284,25 +286,22 @@ def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningT
 
 
 def _table(rows: list[Row], target: float | None) -> Table:
-    show_sync = {row.sync for row in rows} != {"bsp"}
-    table = Table(
-        title=escape(f"{rows[0].name}: {rows[0].workers} workers" + ", BSP" * (not show_sync))
-    )
-    for column in ("sync",) * show_sync + ("policy", "predictor"):
+    syncs = {row.sync for row in rows}
+    names = ["sync", "policy", "predictor"] if syncs != {"bsp"} else ["policy", "predictor"]
+    bsp = "" if "sync" in names else ", BSP"
+    table = Table(title=escape(f"{rows[0].name}: {rows[0].workers} workers{bsp}"))
+    for column in names:
         table.add_column(column, no_wrap=True)
     numbers = ["total", "waiting", "efficiency"]
     for column in numbers if target is None else [*numbers, f"{target:.4g} accurate"]:
         table.add_column(column, justify="right")
     best = max(row.efficiency for row in rows)
     for row in rows:
-        efficiency = f"{row.efficiency:.4f}"
-        cells = [row.policy, row.predictor or "", f"{row.total_seconds:.2f} s"]
-        cells += [f"{row.waiting_share:.1%}"]
-        cells += [f"[bold]{efficiency}[/]" if row.efficiency == best else efficiency]
-        if target is not None:
-            at = row.time_to_accuracy_seconds
-            cells += ["never" if at is None else f"{at:.2f} s"]
-        table.add_row(*([row.sync] if show_sync else []), *cells)
+        efficiency = f"[bold]{best:.4f}[/]" if row.efficiency == best else f"{row.efficiency:.4f}"
+        cells = [f"{row.total_seconds:.2f} s", f"{row.waiting_share:.1%}", efficiency]
+        at = row.time_to_accuracy_seconds
+        accurate = [] if target is None else ["never" if at is None else f"{at:.2f} s"]
+        table.add_row(*(getattr(row, name) or "" for name in names), *cells, *accurate)
     return table
 
 
