@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from lbbsp_core.launch.cluster import FRAMEWORKS
-from lbbsp_core.registry import PREDICTORS
 
 Completion: TypeAlias = Callable[[str], list[str]]
-
-ALL: Final = "all"
-"""Stands for all names of a kind."""
 
 
 def one_of(names: Iterable[str]) -> Completion:
@@ -53,27 +49,7 @@ Framework: TypeAlias = Annotated[
 ]
 """Option ``--framework`` of a command."""
 
-Predictors: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B",
-        help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Add options as in "
-        "narx:hidden=4. Name your own class as module:Name.",
-        autocompletion=some_of([ALL, *PREDICTORS]),
-    ),
-]
-"""Option ``--predictors`` of a command."""
-
 
 def split_names(names: str) -> list[str]:
     """Returns the names of a list such as ``a,b``, without empty ones."""
     return [name for part in names.split(",") if (name := part.strip())]
-
-
-def parse_predictors(text: str) -> list[str]:
-    """Returns the names of a list of predictors; ``all`` stands for those that are installed."""
-    if text == ALL:
-        return [name for name, component in PREDICTORS.items() if component.is_available]
-    if not (names := split_names(text)):
-        raise ValueError(f"no predictor is named: choose from {', '.join(PREDICTORS)}")
-    return names

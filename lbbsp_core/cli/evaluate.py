@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
@@ -23,6 +22,7 @@ from lbbsp_core.cli.options import (
     search_current_directory,
     write_figures,
 )
+from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS

@@ -8,7 +8,6 @@ from typing import Final
 import typer
 
 from lbbsp_core.cli.completion import Framework, one_of
-from lbbsp_core.cli.contention import parse_contention
 from lbbsp_core.cli.options import (
     one_line_errors,
     parse_speeds,
@@ -97,6 +96,11 @@ def launch(
                 f"the script gets {argument}, which follows it: options of lbbsp launch come first"
             )
             typer.echo(f"lbbsp launch: {text}", err=True)
+    neighbours = None
+    if contention is not None:
+        from lbbsp_core.cli.contention import parse_contention  # reads traces by the simulator
+
+        neighbours = parse_contention(contention, workers)
     status = launch_job(
         ["-m", *command] if module else command,
         workers=workers,
@@ -104,7 +108,7 @@ def launch(
         servers=servers,
         speeds=None if speeds is None else parse_speeds(speeds),
         speeds_at=parse_speeds_at(speeds_at or []),
-        contention=None if contention is None else parse_contention(contention, workers),
+        contention=neighbours,
         devices=devices,
         run_dir=run_dir,
         timeout=timeout,

@@ -14,14 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import (
-    ALL,
-    Predictors,
-    one_of,
-    parse_predictors,
-    some_of,
-    split_names,
-)
+from lbbsp_core.cli.completion import one_of, some_of, split_names
 from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
@@ -33,6 +26,7 @@ from lbbsp_core.cli.options import (
     show,
     write_figures,
 )
+from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.registry import POLICIES, SYNCHRONISERS
 from lbbsp_core.sim import (
