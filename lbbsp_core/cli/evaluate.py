@@ -82,7 +82,8 @@ def evaluate(
         write_trace(export, runs[0])
         out.print(f"trace written to {export}", markup=False)
     if predictors == ALL and "arima" not in chosen:
-        note(err, "arima is left out, it needs statsmodels: pip install 'lbbsp[arima]'")
+        text = "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'"
+        note(err, text)
     result = _run(err, loaded, chosen, horizon)
     for text in result.notes.values():
         note(err, text)
