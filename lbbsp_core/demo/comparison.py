@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lbbsp_core.launch import launch
-from lbbsp_core.report.picture import draw_comparison
+from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
 from lbbsp_core.runtime.record.record import Run, read_run
 

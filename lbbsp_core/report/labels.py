@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lbbsp_core.report.picture import spread_labels
+from lbbsp_core.report.pictures import spread_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lbbsp_core.report.html.pushes import PushReport
-from lbbsp_core.report.html.traces import (
+from lbbsp_core.report.charts import (
     BUSY,
     WAITING,
     Chart,
@@ -18,6 +17,7 @@ from lbbsp_core.report.html.traces import (
     short_name,
     spread,
 )
+from lbbsp_core.report.html.pushes import PushReport
 
 
 def push_charts(report: PushReport) -> Iterator[Chart]:

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.page import Tile
 from lbbsp_core.report.html.pushes import PushReport
 from lbbsp_core.report.html.words import duration, percent, rate
+from lbbsp_core.report.page import Tile
 from lbbsp_core.runtime.record.record import RunHeader
 
 _SHOWN_STEPS: Final = 12

@@ -8,11 +8,10 @@ from typing import Final
 
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.assets import plotly_script
-from lbbsp_core.report.html.charts import step_charts
 from lbbsp_core.report.html.figures import run_report
-from lbbsp_core.report.html.page import Content, page
 from lbbsp_core.report.html.push_charts import push_charts
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_report
+from lbbsp_core.report.html.step_charts import step_charts
 from lbbsp_core.report.html.texts import (
     push_tables,
     push_tiles,
@@ -20,6 +19,7 @@ from lbbsp_core.report.html.texts import (
     step_tables,
     step_tiles,
 )
+from lbbsp_core.report.page import Content, page
 from lbbsp_core.runtime.record.record import Run, read_run
 
 _TEXT_COLUMNS: Final = frozenset({"host", "device", "event", "steps"})

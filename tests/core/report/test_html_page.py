@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from report_runs import HOSTILE, header, line, run_of, save, steady
 
-from lbbsp_core.report.html.page import inert_json, page
 from lbbsp_core.report.html.write import describe, write_report
+from lbbsp_core.report.page import inert_json, page
 from lbbsp_core.runtime.record.record import PushLine, Run, StepLine
 
 VOID = {"meta", "br", "img", "link", "input"}

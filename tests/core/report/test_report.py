@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lbbsp_core.report import Comparison, Outcome, draw_comparison, summarise
-from lbbsp_core.report.picture import spread_labels
+from lbbsp_core.report.pictures import spread_labels
 from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
 from lbbsp_core.runtime.record.record import Run, RunRecord, StepLine, read_run, run_header
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.reduce import rounded
-from lbbsp_core.report.html.table import Floats
-from lbbsp_core.report.html.traces import (
+from lbbsp_core.report.charts import (
     BUSY,
     COMMUNICATION,
     WAITING,
@@ -24,6 +21,9 @@ from lbbsp_core.report.html.traces import (
     short_name,
     spread,
 )
+from lbbsp_core.report.html.figures import RunReport
+from lbbsp_core.report.html.reduce import rounded
+from lbbsp_core.report.html.table import Floats
 from lbbsp_core.report.html.words import percent
 
 _LAST_STEPS = 12

@@ -14,9 +14,9 @@ from hashlib import sha256
 from html import escape
 from typing import Final
 
+from lbbsp_core.report.charts import Chart
 from lbbsp_core.report.html.advice import Advice
 from lbbsp_core.report.html.assets import SCRIPT, STYLE
-from lbbsp_core.report.html.traces import Chart
 
 _LONG: Final = 240
 """Longer texts are folded."""
