@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lbbsp_core.report.html.reduce import MAX_POINTS, kept_points, rounded
-from lbbsp_core.report.html.table import Floats, Integers
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 COLOURS = (
     "#2f7fc1", "#e08e2b", "#2a9d8f", "#d1495b", "#8f5fbf", "#8c6d31", "#d36ba6", "#6b7f2a",
     "#1aa3c9", "#a0522d", "#5f6fd1", "#7a8793",
 )  # fmt: skip
 BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#9aa5b1"
-_ALL_POINTS = 24_000
+MAX_POINTS, _ALL_POINTS = 1500, 24_000  # of a curve, and of all curves of a chart
 
 Trace = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart of the report.
+    """Chart of a page.
 
     Args:
         name: Identifier in the page.
@@ -34,6 +35,7 @@ class Chart:
         layout: Layout of Plotly.
         table: Text alternative: a row of headers, and rows of cells; empty if the page has a table
             of the same numbers elsewhere.
+        wide: Whether it needs the whole width of the page.
     """
 
     name: str
@@ -41,7 +43,8 @@ class Chart:
     caption: str
     data: list[Trace]
     layout: dict[str, Any]
-    table: list[list[str]]
+    table: list[list[str]] = field(default_factory=list)
+    wide: bool = False
 
 
 def lines(
@@ -140,3 +143,33 @@ def spread(values: Floats) -> list[str]:
     if not known.size:
         return ["-"] * 3
     return [f"{x:.4g}" for x in (known.min(), np.median(known), known.max())]
+
+
+def kept_points(values: Floats, limit: int = MAX_POINTS) -> Integers:
+    """Selects the smallest and the largest value of each of equally long parts of a curve.
+
+    Indices are ascending; both ends are kept, and all of a short curve. NaN is selected only where
+    a part has nothing else.
+
+    Example:
+        >>> kept_points(np.array([0.0, 1, 9, 1, 0, 0, -5, 0, 0, 0, 0, 0]), limit=6).tolist()
+        [0, 2, 6, 7, 11]
+    """
+    n = len(values)
+    if n <= limit:
+        return np.arange(n, dtype=np.int64)
+    parts = limit // 2 - 1
+    width = -(-n // parts)
+    starts = np.arange(0, n, width)
+    padded = np.full(len(starts) * width, np.nan)
+    padded[:n] = values
+    table = padded.reshape(-1, width)
+    least = np.where(np.isnan(table), np.inf, table).argmin(axis=1)
+    most = np.where(np.isnan(table), -np.inf, table).argmax(axis=1)
+    kept = np.concatenate([[0], starts + least, starts + most, [n - 1]])
+    return np.asarray(np.unique(kept.clip(0, n - 1)), np.int64)
+
+
+def rounded(values: npt.NDArray[np.generic]) -> list[float | None]:
+    """Returns numbers with five significant digits, as JSON can hold them; None for NaN."""
+    return [float(f"{x:.5g}") if np.isfinite(x) else None for x in values.tolist()]

@@ -28,7 +28,7 @@ def push_charts(report: PushReport) -> Iterator[Chart]:
     layout = bar_layout(len(ranks))
     caption = "Share of the time for which each worker was busy with an iteration; the rest is "
     caption += "waiting, input and communication."
-    yield Chart("shares", "Where the time goes", caption, bars, layout, [])
+    yield Chart("shares", "Where the time goes", caption, bars, layout)
     for name, title, values, unit in (
         ("batches", "Batch sizes", report.samples, "samples"),
         ("speeds", "Speeds", report.samples / report.busy, "samples/s"),

@@ -17,12 +17,12 @@ from lbbsp_core.report.charts import (
     bar_layout,
     lines,
     panel_title,
+    rounded,
     rows_height,
     short_name,
     spread,
 )
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.reduce import rounded
 from lbbsp_core.report.html.table import Floats
 from lbbsp_core.report.html.words import percent
 
@@ -56,7 +56,7 @@ def _step_times(report: RunReport) -> Chart:
     rows.append(["measured", *spread(1e3 * table.wall)])
     if plain is not None:
         rows.append(["plain BSP (estimate)", *spread(1e3 * plain.seconds)])
-    return Chart("steps", "Time of a step", caption, traces, axes("step", "ms"), rows)
+    return Chart("steps", "Time of a step", caption, traces, axes("step", "ms"), rows, wide=True)
 
 
 def _shares(report: RunReport) -> Chart:
@@ -70,7 +70,7 @@ def _shares(report: RunReport) -> Chart:
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
     caption += "same figures."
     layout = bar_layout(len(ranks))
-    return Chart("shares", "Where the time goes", caption, traces, layout, [])
+    return Chart("shares", "Where the time goes", caption, traces, layout)
 
 
 def _waiting_history(report: RunReport) -> Chart:
@@ -145,7 +145,7 @@ def _batch_sizes(report: RunReport) -> Chart:
     rows += [[str(r), *spread(table.sizes[full, r])] for r in range(table.workers)]
     caption = "Batch size of each worker in each full step."
     layout = axes("step", "samples")
-    return Chart("batches", "Batch sizes", caption, traces, layout, rows)
+    return Chart("batches", "Batch sizes", caption, traces, layout, rows, wide=True)
 
 
 def _speeds(report: RunReport) -> Chart:
@@ -191,4 +191,4 @@ def _forecasts(report: RunReport) -> Iterator[Chart]:
     caption = "Busy time of each worker, and the forecast from which its batch size followed."
     if len(shown) < len(known):
         caption += f" The {len(shown)} workers with the largest errors are shown."
-    yield Chart("forecasts", "Forecasts and measurements", caption, traces, layout, [])
+    yield Chart("forecasts", "Forecasts and measurements", caption, traces, layout, wide=True)

@@ -8,12 +8,12 @@ import pytest
 from report_runs import header, line, run_of, save, steady
 
 from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
+from lbbsp_core.report.charts import kept_points
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.figures import run_report
 from lbbsp_core.report.html.plain import prior_cost
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
-from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
 from lbbsp_core.report.html.texts import push_tiles, step_tables, step_tiles
 from lbbsp_core.report.live import LiveRun
