@@ -59,7 +59,7 @@ def evaluate(
     json_file: JsonFile = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
+        typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this HTML file."),
     ] = None,
     export: Annotated[
         Path | None,
@@ -100,9 +100,9 @@ def evaluate(
     if json_file is not None:
         write_figures(json_file, result.figures())
     if plot is not None:
-        from lbbsp_core.report.forecasts import plot_forecasts
+        from lbbsp_core.report.pictures import draw_forecasts
 
-        plot_forecasts(result, plot)
+        draw_forecasts(result, plot)
         out.print(f"plot written to {plot}", markup=False)
 
 

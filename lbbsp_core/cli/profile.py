@@ -44,7 +44,7 @@ def profile(
     ] = None,
     json_file: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot the curve to this file.")
+        Path | None, typer.Option(metavar="FILE", help="Plot the curve to this HTML file.")
     ] = None,
     max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch size to try.")] = 8192,
     repeats: Annotated[
@@ -95,9 +95,9 @@ def profile(
         result.save(path)
         out_console.print(f"profile written to {path}", markup=False, highlight=False)
     if plot is not None:
-        from lbbsp_core.report.curve import plot_curve
+        from lbbsp_core.report.pictures import draw_profile
 
-        plot_curve(result, plot)
+        draw_profile(result, plot)
         out_console.print(f"plot written to {plot}", markup=False, highlight=False)
 
 

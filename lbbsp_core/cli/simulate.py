@@ -50,7 +50,6 @@ from lbbsp_core.sim.experiment import (
     STEPS_PER_EPOCH,
     Experiment,
     LearningTarget,
-    Result,
     Row,
     chosen_runs,
     experiment_of,
@@ -166,12 +165,14 @@ def simulate(
     ] = 0.5,
     json_file: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this HTML file.")
     ] = None,
     plots: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Draw timelines, update times, accuracy and scaling to this folder."
+            metavar="DIR",
+            help="Draw timelines, update times, accuracy and scaling to simulation.html in this "
+            "folder.",
         ),
     ] = None,
 ) -> None:
@@ -230,12 +231,15 @@ def simulate(
     if json_file is not None:
         write_figures(json_file, figures(rows))
     if plot is not None:
-        from lbbsp_core.report.efficiencies import plot_efficiencies
+        from lbbsp_core.report.simulations import draw_efficiencies
 
-        plot_efficiencies(rows, plot)
+        draw_efficiencies(rows, plot)
         out.print(f"plot written to {plot}", markup=False)
     if plots is not None:
-        _draw(results, plots, out)
+        from lbbsp_core.report.simulations import draw_simulation
+
+        draw_simulation(results, plots / "simulation.html")
+        out.print(f"plots written to {plots / 'simulation.html'}", markup=False)
 
 
 class _Options(NamedTuple):
@@ -358,11 +362,3 @@ def _table(rows: list[Row], target: float | None) -> Table:
             cells += ["never" if at is None else f"{at:.2f} s"]
         table.add_row(*([row.sync] if show_sync else []), *cells)
     return table
-
-
-def _draw(results: list[Result], folder: Path, out: Console) -> None:
-    from lbbsp_core.report.timelines import draw_all
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw_all(results, folder):
-        out.print(f"plot written to {path}", markup=False)

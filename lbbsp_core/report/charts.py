@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -18,6 +18,7 @@ COLOURS = (
     "#1aa3c9", "#a0522d", "#5f6fd1", "#7a8793",
 )  # fmt: skip
 BUSY, WAITING, COMMUNICATION = "#2f7fc1", "#e9a13b", "#9aa5b1"
+MEASURED, FORECAST = "#9aa5b1", "#d1495b"
 MAX_POINTS, _ALL_POINTS = 1500, 24_000  # of a curve, and of all curves of a chart
 
 Trace = dict[str, Any]
@@ -47,15 +48,33 @@ class Chart:
     wide: bool = False
 
 
+def curve(x: npt.ArrayLike, y: Floats, name: str, mode: str = "lines", **line: Any) -> Trace:
+    """Returns a curve; a single point is a marker."""
+    return {
+        "type": "scatter",
+        "mode": mode if len(y) > 1 else "markers",
+        "name": escape(name, quote=False),
+        "x": np.asarray(x).tolist(),
+        "y": rounded(y),
+        "line": {"width": 1.6, **line},
+    }
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Returns the colour of a line; where colours are repeated, the line is broken."""
+    repeats, place = divmod(number, len(COLOURS))
+    return {"color": COLOURS[place], "dash": ("solid", "dot", "dash")[repeats % 3]}
+
+
 def lines(
     x: Integers,
     values: Floats,
     names: Sequence[str],
     *,
-    colour: str | None = None,
     shape: str = "linear",
     first: int = 0,
     of: int | None = None,
+    **style: Any,
 ) -> list[Trace]:
     """Returns curves of columns of values; of more than twelve, their least, median and most."""
     if len(names) > len(COLOURS):
@@ -66,39 +85,46 @@ def lines(
     traces = []
     for column, name in enumerate(names):
         kept = kept_points(values[:, column], limit)
-        number = first + column
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if len(kept) > 1 else "markers",
-                "name": escape(name, quote=False),
-                "x": x[kept].tolist(),
-                "y": rounded(values[kept, column]),
-                "line": {"color": colour or COLOURS[number % len(COLOURS)], "width": 1.6,
-                         "shape": shape, "dash": ("solid", "dot", "dash")[number // 12 % 3]},
-            }
-        )  # fmt: skip
+        line: dict[str, Any] = {"shape": shape, **line_style(first + column), **style}
+        traces.append(curve(x[kept], values[kept, column], name, **line))
     return traces
 
 
-def bar(ranks: Sequence[int], values: Sequence[float], name: str, colour: str) -> Trace:
-    """Returns horizontal bars of shares in [0, 1], one for each rank."""
+def bar(
+    names: Sequence[str],
+    values: npt.ArrayLike,
+    what: str,
+    colour: str,
+    unit: str = "%",
+    **more: Any,
+) -> Trace:
+    """Returns horizontal bars, one for each name."""
     return {
         "type": "bar",
         "orientation": "h",
-        "name": name,
-        "y": [short_name(rank) for rank in ranks],
-        "x": rounded(100 * np.array(values)),
+        "name": what,
+        "y": list(names),
+        "x": rounded(np.asarray(values)),
         "marker": {"color": colour},
-        "hovertemplate": f"%{{y}} {name}: %{{x:.1f}} %<extra></extra>",
+        "hovertemplate": f"%{{y}} {what}: %{{x:.4g}} {unit}<extra></extra>",
+        **more,
     }
 
 
-def bar_layout(workers: int) -> dict[str, Any]:
-    """Returns the layout of stacked bars in percent, with rank 0 on top."""
-    layout = axes("", "", height=rows_height(workers, 30))
+def spans(
+    names: Sequence[str], start: Floats, end: Floats, what: str, colour: str, unit: str
+) -> Trace:
+    """Returns bars from their start to their end."""
+    edge = {"width": 1, "color": "rgba(255,255,255,0.6)"}
+    marker = {"color": colour, "line": edge}
+    return bar(names, end - start, what, colour, unit, base=rounded(start), marker=marker)
+
+
+def bar_layout(rows: int, **x: Any) -> dict[str, Any]:
+    """Returns the layout of stacked bars, with the first on top, by default in percent."""
+    layout = axes("", "", height=rows_height(rows, 30))
     layout |= {"barmode": "stack", "bargap": 0.25, "hovermode": "closest"}
-    layout["xaxis"] = {"ticksuffix": " %", "range": [0, 100], "automargin": True}
+    layout["xaxis"] = {"automargin": True, **(x or {"ticksuffix": " %", "range": [0, 100]})}
     layout["legend"]["traceorder"] = "normal"
     layout["yaxis"] = {"autorange": "reversed", "automargin": True, "showgrid": False}
     return layout
@@ -137,12 +163,14 @@ def short_name(rank: int) -> str:
     return f"worker {rank}"
 
 
-def spread(values: Floats) -> list[str]:
-    """Returns the smallest, the median and the largest value as texts, without NaN."""
-    known = values[np.isfinite(values)]
-    if not known.size:
-        return ["-"] * 3
-    return [f"{x:.4g}" for x in (known.min(), np.median(known), known.max())]
+def spread_table(head: str, columns: Mapping[str, Floats]) -> list[list[str]]:
+    """Returns the smallest, the median and the largest value of each column, without NaN."""
+    rows = [[head, "smallest", "median", "largest"]]
+    for name, values in columns.items():
+        known = values[np.isfinite(values)]
+        spread = (known.min(), np.median(known), known.max()) if known.size else ()
+        rows.append([name, *([f"{x:.4g}" for x in spread] or ["-"] * 3)])
+    return rows
 
 
 def kept_points(values: Floats, limit: int = MAX_POINTS) -> Integers:

@@ -42,6 +42,7 @@ class Content:
         tables: Tables by title: a row of headers, then rows of cells.
         facts: Facts of the run by name.
         definitions: Template with the definitions of the figures; empty for none.
+        note: Line below the verdict.
     """
 
     command: str
@@ -53,6 +54,7 @@ class Content:
     tables: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     definitions: str = ""
+    note: str = ""
 
 
 def page(content: Content, plotly: str) -> str:
@@ -89,8 +91,9 @@ def plotly_script() -> str:
         import jinja2  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
         raise ModuleNotFoundError(
-            f"a page with charts needs {error.name}, which is not installed: run pip install "
+            f"a report or plot needs {missing}, which is not installed: run pip install "
             "'lbbsp[report]'"
         ) from error
     return str(get_plotlyjs())

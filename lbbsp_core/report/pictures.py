@@ -1,175 +1,156 @@
-"""Picture of the demo: waiting times before and after, and the batch sizes of the balancer."""
+"""Pictures that commands draw: pages with the charts of a comparison, a profile or forecasts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from lbbsp_core.report.figure import new_figure
+import numpy as np
+
+from lbbsp_core.report.charts import (
+    BUSY,
+    COLOURS,
+    FORECAST,
+    MEASURED,
+    WAITING,
+    Chart,
+    axes,
+    bar,
+    bar_layout,
+    curve,
+    short_name,
+)
+from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.report.summary import Comparison, RunSummary, summarise
 from lbbsp_core.runtime.record.record import Run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from lbbsp_core.profiler import ProfileResult
+    from lbbsp_core.sim.backtest import Evaluation
 
-WORKERS = ("#1f6fb4", "#2a9d8f", "#d1495b", "#8f5fbf", "#e08e2b", "#5f6b7a")
-WAITING = "#d9dde2"
-INK = "#20262d"
-QUIET = "#6b7480"
+SHOWN: Final = 120
+"""Number of iterations of forecasts: the last ones of the first worker of each trace."""
+
+# Fits that nearly agree stay visible: each is narrower than those before it, or broken.
+_FITS: Final[dict[str, dict[str, Any]]] = {
+    "proportional": {"color": "#5f6b7a", "width": 1.5},
+    "affine": {"color": "#8fbcdc", "width": 6},
+    "saturating": {"color": "#d1495b", "width": 2.5, "dash": "dash"},
+    "profile": {"color": "#2a9d8f", "width": 1.3, "dash": "dot"},
+}
 
 
 def draw_comparison(
-    bsp: Run,
-    lbbsp: Run,
-    path: Path,
-    *,
-    speeds: Sequence[float] | None = None,
-    note: str = "",
+    bsp: Run, lbbsp: Run, path: Path, *, speeds: Sequence[float] | None = None, note: str = ""
 ) -> None:
-    """Draws two runs of one training, plain and balanced, as a PNG.
+    """Draws two runs of one training, plain and balanced, as an HTML page.
 
-    The upper panels show one bar per worker, busy time followed by waiting time, for both runs on
-    one scale. The lower panel shows the batch sizes of the balanced run, step by step.
+    The upper charts show one bar per worker, busy time followed by waiting time, for both runs on
+    one scale. The lower chart shows the batch sizes of the balanced run, step by step.
 
     Args:
         bsp: Record of the plain run.
         lbbsp: Record of the balanced run.
-        path: File to write; its folder must exist.
+        path: File to write; its folder is created.
         speeds: Relative speed of each worker, shown beside its name.
         note: Line under the title, such as the accuracies.
     """
-    figure = new_figure(11, 7.4, dpi=130, constrained=False)
-    figure.set_facecolor("white")
+    from lbbsp_core.report.html.step_charts import batch_chart  # imports parts of SciPy
+    from lbbsp_core.report.html.table import step_table
+
     comparison = Comparison(summarise(bsp), summarise(lbbsp))
     names = _names(comparison.lbbsp.workers, speeds)
-    before, after, history = _axes(figure)
-    scale = max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
-    _bars(before, comparison.bsp, _usual_sizes(bsp), names, "Plain BSP: equal batches", scale)
-    _bars(after, comparison.lbbsp, _usual_sizes(lbbsp), names, "LB-BSP: balanced batches", scale)
-    after.tick_params(axis="y", labelleft=False)
-    _batch_sizes(history, lbbsp, names)
-    _title(figure, comparison, note)
-    figure.savefig(path, format="png")
+    scale = 1.05e3 * max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
+    charts = [
+        _step_chart("plain", "Plain BSP: equal batches", bsp, comparison.bsp, names, scale),
+        _step_chart("balanced", "LB-BSP: balanced batches", lbbsp, comparison.lbbsp, names, scale),
+        batch_chart(step_table(lbbsp), names),
+    ]
+    verdict = f"LB-BSP trains {comparison.speedup:.2f}× as fast as plain BSP"
+    write_page(Content("demo", "lbbsp demo", verdict, charts, note=note), path)
 
 
 def _names(workers: int, speeds: Sequence[float] | None) -> list[str]:
     if speeds is None or len(speeds) != workers:
-        return [f"worker {rank}" for rank in range(workers)]
+        speeds = [1.0] * workers
     fastest = max(speeds)
     return [
-        f"worker {rank}" + (f"\n{speed / fastest:.2g} × speed" if speed < fastest else "")
+        short_name(rank) + f", {speed / fastest:.2g} × speed" * (speed < fastest)
         for rank, speed in enumerate(speeds)
     ]
 
 
-def _axes(figure: Figure) -> tuple[Axes, Axes, Axes]:
-    grid = figure.add_gridspec(
-        2, 2, left=0.105, right=0.965, top=0.775, bottom=0.085, hspace=0.42, wspace=0.06,
-        height_ratios=(1.15, 1),
-    )  # fmt: skip
-    before = figure.add_subplot(grid[0, 0])
-    after = figure.add_subplot(grid[0, 1], sharey=before)
-    history = figure.add_subplot(grid[1, :])
-    for axes in (before, after, history):
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(WAITING)
-        axes.tick_params(length=0, colors=QUIET, labelsize=11)
-    return before, after, history
+def _step_chart(
+    name: str, title: str, run: Run, summary: RunSummary, names: Sequence[str], scale: float
+) -> Chart:
+    """Returns the busy and waiting milliseconds of a step, as a bar per worker."""
+    step = 1e3 * summary.step_seconds
+    busy = np.minimum(1e3 * np.array(summary.busy_seconds), step)
+    sizes = [round(median(own)) for own in zip(*(s.sizes for s in run.last_half()), strict=True)]
+    texts = [f"{size} samples" for size in sizes]
+    traces = [
+        bar(names, busy, "busy", BUSY, "ms", text=texts, insidetextanchor="middle"),
+        bar(names, step - busy, "waiting", WAITING, "ms"),
+    ]
+    rows = [["worker", "samples", "busy, ms", "waiting, ms"]]
+    for rank, size in enumerate(sizes):
+        rows.append([str(rank), str(size), f"{busy[rank]:.0f}", f"{step - busy[rank]:.0f}"])
+    caption = f"{step:.0f} ms a step: medians of the last half of the run."
+    layout = bar_layout(len(names), title={"text": "ms"}, range=[0, scale])
+    return Chart(name, title, caption, traces, layout, rows)
 
 
-def _title(figure: Figure, comparison: Comparison, note: str) -> None:
-    figure.text(
-        0.03, 0.965, f"LB-BSP trains {comparison.speedup:.2f}× as fast as plain BSP",
-        size=27, weight="bold", color=INK, va="top",
-    )  # fmt: skip
-    figure.text(0.03, 0.895, note, size=13, color=QUIET, va="top", parse_math=False)
+def draw_profile(result: ProfileResult, path: Path) -> None:
+    """Draws seconds by batch size, and the relative error of each fit; marks the best."""
+    batches = np.array([point.batch for point in result.points], np.float64)
+    seconds = np.array([point.seconds for point in result.points])
+    dense = np.unique(np.geomspace(batches[0], batches[-1], 400))
+    measured = curve(batches, 1e3 * seconds, "measured", mode="markers")
+    measured |= {"marker": {"color": MEASURED, "size": 9}}
+    fits, errors = [], []
+    for name, fit in result.fits.items():
+        error = "" if fit.cv_error is None else f", {100 * fit.cv_error:.1f} % on unseen batches"
+        line = _FITS.get(name, {})
+        fits.append(curve(dense, 1e3 * fit.cost(dense), name + error, **line))
+        if name == result.best:
+            fits[-1]["name"] = f"<b>{name}{error} (best)</b>"
+        errors.append(curve(batches, 100 * (fit.cost(batches) / seconds - 1), name, **line))
+    layouts = axes("samples", "ms"), axes("samples", "fit / measured - 1, %")
+    layouts[0]["yaxis"]["type"] = "log"
+    for layout in layouts:
+        layout["xaxis"]["type"] = "log"
+        if (limit := result.out_of_memory_at) is not None:
+            edge = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
+            layout["shapes"] = [edge | {"line": {"dash": "dot", "width": 1, "color": MEASURED}}]
+    caption = "Time of a step by batch size, measured and as each cost form fits it."
+    if result.out_of_memory_at is not None:
+        caption += f" Out of memory at {result.out_of_memory_at}."
+    charts = [
+        Chart("curve", "Time of a step", caption, [*fits, measured], layouts[0], wide=True),
+        Chart("errors", "Errors", "Error of each fit.", errors, layouts[1], wide=True),
+    ]
+    write_page(Content("profile", "lbbsp profile", result.device, charts), path)
 
 
-def _usual_sizes(run: Run) -> list[int]:
-    """Returns the median batch size of each worker in the steady steps."""
-    plans = (line.sizes for line in run.last_half())
-    return [round(median(own)) for own in zip(*plans, strict=True)]
+def draw_forecasts(result: Evaluation, path: Path) -> None:
+    """Draws speeds, the default predictor and EMA 0.5 over each trace's last iterations."""
+    from lbbsp_core.sim.backtest import DEFAULT
 
-
-def _bars(
-    axes: Axes,
-    summary: RunSummary,
-    sizes: Sequence[int],
-    names: Sequence[str],
-    title: str,
-    scale: float,
-) -> None:
-    """Draws the busy and waiting milliseconds of a step as a bar per worker, rank 0 on top."""
-    step = summary.step_seconds
-    ranks = list(range(summary.workers))
-    busy = [min(seconds, step) for seconds in summary.busy_seconds]
-    waiting = [step - seconds for seconds in busy]
-    axes.barh(ranks, busy, height=0.62, color=[_colour(rank) for rank in ranks])
-    axes.barh(ranks, waiting, left=busy, height=0.62, color=WAITING)
-    for rank in ranks:
-        _label(axes, rank, 0, busy[rank], f"{sizes[rank]} samples", scale, "white")
-        _label(axes, rank, busy[rank], waiting[rank], "waiting", scale, INK)
-    axes.axvline(step, color=INK, linewidth=1.6)
-    axes.text(
-        step + 0.012 * scale, -0.5, f"{step * 1e3:.0f} ms\na step",
-        color=INK, size=12, weight="bold", va="top",
-    )  # fmt: skip
-    axes.set_title(title, loc="left", size=14, weight="bold", color=INK, pad=10)
-    axes.set_xlim(0, 1.17 * scale)
-    axes.set_ylim(summary.workers - 0.45, -0.55)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.set_yticks(ranks, names, color=INK)
-
-
-def _label(
-    axes: Axes, rank: int, left: float, width: float, label: str, scale: float, colour: str
-) -> None:
-    """Writes a label and the milliseconds into a bar that is wide enough."""
-    if width < 0.2 * scale:
-        return
-    text = f"{label}\n{width * 1e3:.0f} ms"
-    axes.text(left + width / 2, rank, text, color=colour, size=11, ha="center", va="center")
-
-
-def _batch_sizes(axes: Axes, run: Run, names: Sequence[str]) -> None:
-    """Draws the batch size of each worker, step by step, with its name at the end of the line."""
-    recent = run.with_same_workers()
-    full = [line for line in recent if not line.short] or recent
-    steps, sizes = [line.step for line in full], [line.sizes for line in full]
-    end = steps[-1] + 0.01 * (steps[-1] - steps[0] + 1)
-    heights = spread_labels([float(size) for size in sizes[-1]], 0.11 * max(map(max, sizes)))
-    for rank, name in enumerate(names):
-        own = [plan[rank] for plan in sizes]
-        axes.step(steps, own, where="post", color=_colour(rank), linewidth=2.2)
-        axes.text(
-            end, heights[rank], name.split("\n")[0], color=_colour(rank), size=11.5,
-            weight="bold", va="center",
-        )  # fmt: skip
-    axes.set_title(
-        "Batch size of each worker, step by step (LB-BSP)",
-        loc="left", size=14, weight="bold", color=INK, pad=10,
-    )  # fmt: skip
-    axes.set_xlim(steps[0], steps[-1] + 0.1 * (steps[-1] - steps[0] + 1))
-    axes.set_xticks([tick for tick in axes.get_xticks() if steps[0] <= tick <= steps[-1] + 1])
-    axes.set_ylim(0, 1.12 * max(map(max, sizes)))
-    axes.set_xlabel("step", color=QUIET, size=11)
-    axes.grid(axis="y", color=WAITING, linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
-def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves overlapping labels apart, upwards from the lowest one."""
-    placed = list(heights)
-    ascending = sorted(range(len(placed)), key=placed.__getitem__)
-    for lower, upper in pairwise(ascending):
-        placed[upper] = max(placed[upper], placed[lower] + gap)
-    return placed
-
-
-def _colour(rank: int) -> str:
-    return WORKERS[rank % len(WORKERS)]
+    charts = []
+    for number, (file, speeds) in enumerate(result.speeds.items()):
+        steps = np.arange(len(speeds[0]))[-SHOWN:]
+        traces = [curve(steps, speeds[0][-SHOWN:], "measured", color=MEASURED, width=3)]
+        for name, line in (
+            (DEFAULT, {"color": FORECAST}),
+            ("ema0.5", {"color": COLOURS[0], "dash": "dot"}),
+        ):
+            if name in result.forecasts[file]:
+                forecast = result.forecasts[file][name][0][-SHOWN:]
+                traces.append(curve(steps, forecast, name, **line))
+        caption = "Speeds of the first worker, and what predictors had forecast."
+        layout = axes("iteration", "samples/s")
+        charts.append(Chart(f"trace-{number}", file, caption, traces, layout, wide=True))
+    verdict = f"Forecasts {result.horizon} iterations ahead"
+    write_page(Content("evaluate", "lbbsp evaluate", verdict, charts), path)

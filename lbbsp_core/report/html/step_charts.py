@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lbbsp_core.report.charts import (
     BUSY,
     COMMUNICATION,
+    FORECAST,
+    MEASURED,
     WAITING,
     Chart,
+    Floats,
     Trace,
     axes,
     bar,
@@ -20,10 +23,11 @@ from lbbsp_core.report.charts import (
     rounded,
     rows_height,
     short_name,
-    spread,
+    spans,
+    spread_table,
 )
 from lbbsp_core.report.html.figures import RunReport
-from lbbsp_core.report.html.table import Floats
+from lbbsp_core.report.html.table import StepTable
 from lbbsp_core.report.html.words import percent
 
 _LAST_STEPS = 12
@@ -33,48 +37,60 @@ def step_charts(report: RunReport) -> Iterator[Chart]:
     """Yields the charts of a run whose workers are in the same step."""
     yield _step_times(report)
     yield _shares(report)
-    yield _waiting_history(report)
-    yield _batch_sizes(report)
-    yield _last_steps(report)
-    yield _speeds(report)
+    yield _waiting_history(report.measured)
+    yield batch_chart(report.table)
+    yield _last_steps(report.measured)
+    yield _speeds(report.measured)
     yield from _forecasts(report)
 
 
+def batch_chart(table: StepTable, names: Sequence[str] | None = None) -> Chart:
+    """Returns the batch size of each worker in each full step."""
+    full = ~table.is_short if not table.is_short.all() else table.is_short
+    traces = lines(table.steps[full], table.sizes[full], names or _names(table), shape="hv")
+    rows = spread_table("worker", _by_rank(table.sizes[full]))
+    caption = "Batch size of each worker in each full step."
+    layout = axes("step", "samples")
+    return Chart("batches", "Batch sizes", caption, traces, layout, rows, wide=True)
+
+
+def _names(table: StepTable) -> list[str]:
+    return [short_name(rank) for rank in range(table.workers)]
+
+
+def _by_rank(values: Floats) -> dict[str, Floats]:
+    return {str(rank): own for rank, own in enumerate(values.T)}
+
+
 def _step_times(report: RunReport) -> Chart:
-    table, plain = report.measured, report.plain
-    traces = []
-    if plain is not None:
-        traces += lines(table.steps, 1e3 * plain.seconds[:, None], ["plain BSP (estimate)"],
-                         colour=WAITING)  # fmt: skip
-    traces += lines(table.steps, 1e3 * table.wall[:, None], ["measured"], colour=BUSY)
-    if report.plain is None:
-        caption = "Time of each measured step."
-    else:
-        caption = "Time of each measured step, and the time that it would have taken with equal "
-        caption += "batches at the same speeds."
-    rows = [["time of a step, ms", "smallest", "median", "largest"]]
-    rows.append(["measured", *spread(1e3 * table.wall)])
-    if plain is not None:
-        rows.append(["plain BSP (estimate)", *spread(1e3 * plain.seconds)])
-    return Chart("steps", "Time of a step", caption, traces, axes("step", "ms"), rows, wide=True)
+    steps = report.measured.steps
+    times = {"measured": 1e3 * report.measured.wall}
+    traces = lines(steps, times["measured"][:, None], ["measured"], color=BUSY)
+    caption = "Time of each measured step"
+    if report.plain is not None:
+        name = "plain BSP (estimate)"
+        times[name] = 1e3 * report.plain.seconds
+        traces = lines(steps, times[name][:, None], [name], color=WAITING) + traces  # below
+        caption += ", and the time that it would have taken with equal batches at the same speeds"
+    rows = spread_table("time of a step, ms", times)
+    layout = axes("step", "ms")
+    return Chart("steps", "Time of a step", f"{caption}.", traces, layout, rows, wide=True)
 
 
 def _shares(report: RunReport) -> Chart:
-    ranks = [worker.rank for worker in report.workers]
+    names = _names(report.table)
     parts = (
         ("busy", [worker.busy_share for worker in report.workers], BUSY),
         ("waiting for slower workers", [w.waiting_share for w in report.workers], WAITING),
-        ("communication", [report.communication_share] * len(ranks), COMMUNICATION),
+        ("communication", [report.communication_share] * len(names), COMMUNICATION),
     )
-    traces = [bar(ranks, values, name, colour) for name, values, colour in parts]
+    traces = [bar(names, 100 * np.array(values), what, colour) for what, values, colour in parts]
     caption = "Shares of the time of each worker, over all measured steps; the table below has the "
     caption += "same figures."
-    layout = bar_layout(len(ranks))
-    return Chart("shares", "Where the time goes", caption, traces, layout)
+    return Chart("shares", "Where the time goes", caption, traces, bar_layout(len(names)))
 
 
-def _waiting_history(report: RunReport) -> Chart:
-    table = report.measured
+def _waiting_history(table: StepTable) -> Chart:
     edges = np.unique(np.linspace(0, len(table.steps), min(len(table.steps), 150) + 1).astype(int))
     slowest = table.busy.max(axis=1)[:, None]
     waits = np.add.reduceat(slowest - table.busy, edges[:-1], axis=0)
@@ -82,8 +98,8 @@ def _waiting_history(report: RunReport) -> Chart:
     trace = {
         "type": "heatmap",
         "x": table.steps[edges[:-1]].tolist(),
-        "y": [short_name(rank) for rank in range(table.workers)],
-        "z": [rounded(100 * share[:, rank]) for rank in range(table.workers)],
+        "y": _names(table),
+        "z": [rounded(100 * own) for own in share.T],
         "zmin": 0,
         "zmax": max(50.0, float(f"{100 * share.max():.3g}")),
         "colorscale": [[0, "#2f7fc1"], [0.15, "#8fbcdc"], [0.4, "#f3d9a4"], [1, "#d9730d"]],
@@ -92,42 +108,34 @@ def _waiting_history(report: RunReport) -> Chart:
     }
     layout = axes("step", "", height=rows_height(table.workers, 26), legend=False)
     layout["yaxis"] = {"autorange": "reversed", "automargin": True, "showgrid": False}
-    halves = [["worker", "first half", "second half"]]
-    parts = len(share)
+    first, second = share[: (len(share) + 1) // 2], share[len(share) // 2 :]
+    rows = [["worker", "first half", "second half"]]
     for rank in range(table.workers):
-        means = (share[: (parts + 1) // 2, rank].mean(), share[parts // 2 :, rank].mean())
-        halves.append([str(rank), *(percent(mean, 1) for mean in means)])
+        means = (first[:, rank].mean(), second[:, rank].mean())
+        rows.append([str(rank), *(percent(mean, 1) for mean in means)])
     caption = "Share of the time for which each worker waited for slower ones, over the run: blue "
     caption += "is busy, orange is waiting."
-    return Chart("waiting", "Waiting over the run", caption, [trace], layout, halves)
+    return Chart("waiting", "Waiting over the run", caption, [trace], layout, rows)
 
 
-def _last_steps(report: RunReport) -> Chart:
-    table = report.measured
-    last = slice(max(len(table.steps) - _LAST_STEPS, 0), None)
-    busy, slowest = table.busy[last], table.busy[last].max(axis=1)
-    wall = np.maximum(table.wall[last], slowest)
-    starts = np.concatenate([[0.0], np.cumsum(wall)[:-1]])
-    y = [short_name(rank) for rank in range(table.workers) for _ in wall]
-
-    def spans(name: str, first: Floats, length: Floats, colour: str) -> Trace:
-        return {
-            "type": "bar", "orientation": "h", "name": name, "y": y,
-            "base": rounded(1e3 * first.T.ravel()), "x": rounded(1e3 * length.T.ravel()),
-            "marker": {"color": colour, "line": {"width": 1, "color": "rgba(255,255,255,0.6)"}},
-            "hovertemplate": f"%{{y}} {name}: %{{x:.1f}} ms<extra></extra>",
-        }  # fmt: skip
-
-    begin = np.repeat(starts[:, None], table.workers, axis=1)
+def _last_steps(table: StepTable) -> Chart:
+    busy, wall = table.busy[-_LAST_STEPS:], table.wall[-_LAST_STEPS:]
+    slowest = busy.max(axis=1)
+    ends = np.cumsum(np.maximum(wall, slowest))
+    begin = np.broadcast_to((ends - np.maximum(wall, slowest))[:, None], busy.shape)
     ready, arrived = begin + busy, begin + slowest[:, None]
+    y = [name for name in _names(table) for _ in wall]
+    parts = (
+        ("busy", begin, ready, BUSY),
+        ("waiting for slower workers", ready, arrived, WAITING),
+        ("communication", arrived, np.broadcast_to(ends[:, None], busy.shape), COMMUNICATION),
+    )
     traces = [
-        spans("busy", begin, busy, BUSY),
-        spans("waiting for slower workers", ready, arrived - ready, WAITING),
-        spans("communication", arrived, begin + wall[:, None] - arrived, COMMUNICATION),
+        spans(y, 1e3 * start.T.ravel(), 1e3 * end.T.ravel(), what, colour, "ms")
+        for what, start, end, colour in parts
     ]
-    layout = bar_layout(table.workers)
+    layout = bar_layout(table.workers, title={"text": "ms"}, rangemode="tozero")
     layout |= {"barmode": "overlay", "height": max(layout["height"], 320)}
-    layout["xaxis"] = {"title": {"text": "ms"}, "rangemode": "tozero", "automargin": True}
     rows = [["worker", "busy, ms", "waiting for slower workers, ms"]]
     for rank in range(table.workers):
         own = (busy[:, rank].mean(), (slowest - busy[:, rank]).mean())
@@ -136,28 +144,13 @@ def _last_steps(report: RunReport) -> Chart:
     return Chart("timeline", "The last steps", caption, traces, layout, rows)
 
 
-def _batch_sizes(report: RunReport) -> Chart:
-    table = report.table
-    full = ~table.is_short if not table.is_short.all() else table.is_short
-    names = [short_name(rank) for rank in range(table.workers)]
-    traces = lines(table.steps[full], table.sizes[full], names, shape="hv")
-    rows = [["worker", "smallest", "median", "largest"]]
-    rows += [[str(r), *spread(table.sizes[full, r])] for r in range(table.workers)]
-    caption = "Batch size of each worker in each full step."
-    layout = axes("step", "samples")
-    return Chart("batches", "Batch sizes", caption, traces, layout, rows, wide=True)
-
-
-def _speeds(report: RunReport) -> Chart:
-    table = report.measured
+def _speeds(table: StepTable) -> Chart:
     speeds = table.amounts / table.busy
-    names = [short_name(rank) for rank in range(table.workers)]
-    rows = [["worker", "smallest", "median", "largest"]]
-    rows += [[str(rank), *spread(speeds[:, rank])] for rank in range(table.workers)]
-    unit = "work/s" if table.has_work else "samples/s"
     caption = "Speed of each worker: its batch divided by its busy time."
-    traces = lines(table.steps, speeds, names)
-    return Chart("speeds", "Speeds", caption, traces, axes("step", unit), rows)
+    layout = axes("step", "work/s" if table.has_work else "samples/s")
+    rows = spread_table("worker", _by_rank(speeds))
+    traces = lines(table.steps, speeds, _names(table))
+    return Chart("speeds", "Speeds", caption, traces, layout, rows)
 
 
 def _forecasts(report: RunReport) -> Iterator[Chart]:
@@ -174,12 +167,11 @@ def _forecasts(report: RunReport) -> Iterator[Chart]:
     for row, rank in enumerate(sorted(worker.rank for worker in shown)):
         axis = "y" + str(row + 1) * bool(row)
         for name, values, colour, width in (
-            ("measured", table.busy[:, rank], "#9aa5b1", 3),
-            ("forecast", table.predicted[:, rank], "#d1495b", 1.3),
+            ("measured", table.busy[:, rank], MEASURED, 3),
+            ("forecast", table.predicted[:, rank], FORECAST, 1.3),
         ):
-            (line,) = lines(table.steps, 1e3 * values[:, None], [name], colour=colour)
-            line.update(yaxis=axis, legendgroup=name, showlegend=row == 0)
-            traces.append(line | {"line": {"color": colour, "width": width}})
+            (line,) = lines(table.steps, 1e3 * values[:, None], [name], color=colour, width=width)
+            traces.append(line | {"yaxis": axis, "legendgroup": name, "showlegend": row == 0})
         top = 1 - row * (height + gap)
         bottom = max(top - height, 0.0)
         layout["annotations"].append(panel_title(f"{short_name(rank)}, ms", top))
