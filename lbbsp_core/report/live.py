@@ -140,17 +140,22 @@ class LiveRun:
         assert header is not None, "read() has found no header"
         last = self._last_time
         since = header.started if last is None else last
+        elapsed = None
+        if last is not None and header.started is not None:
+            elapsed = max(0.0, last - header.started)
+        steps_per_second, samples_per_second = self._rates()
         return View(
             framework=one_line(header.framework),
-            workers=self._workers(header),
+            workers=tuple(self._worker(header, rank) for rank in range(header.workers)),
             global_batch_size=header.global_batch_size,
             step=self._step,
-            **self._rates(),
+            steps_per_second=steps_per_second,
+            samples_per_second=samples_per_second,
             slowest=self._slowest(),
             recent=figures_of(self._steps) if self._steps else None,
             so_far=self._sums.figures or (figures_of(self._steps) if self._steps else None),
             age_seconds=None if since is None else max(0.0, now - since),
-            elapsed_seconds=None if last is None else _difference(last, header.started),
+            elapsed_seconds=elapsed,
             restarts=self._starts - 1,
             unreadable=self.unreadable,
             stop=self._stop and one_line(self._stop),
@@ -198,7 +203,9 @@ class LiveRun:
         else:
             self._pushes[checked.worker].append(checked)
             self._step = checked.push
-            self._last_time = _sum(self.header.started, checked.seconds)
+            self._last_time = (
+                None if self.header.started is None else self.header.started + checked.seconds
+            )
         return True
 
     def _sum(self, line: StepLine) -> None:
@@ -208,22 +215,24 @@ class LiveRun:
                 raise ValueError("the times of a step must be finite")
             self._sums = sums
 
-    def _rates(self) -> dict[str, float | None]:
+    @property
+    def _counted(self) -> list[StepLine]:
+        """Recent steps that count: the regular ones, or all if none is regular."""
+        return [line for line in self._steps if line.is_regular] or list(self._steps)
+
+    def _rates(self) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""
         if self._pushes:
-            return _push_rates([push for own in self._pushes.values() for push in own])
-        steps = [line for line in self._steps if line.is_regular] or self._steps
-        seconds = sum(line.wall_seconds for line in steps)
-        if not seconds > 0:
-            return {"steps_per_second": None, "samples_per_second": None}
-        samples = sum(sum(line.sizes) for line in steps)
-        return {"steps_per_second": len(steps) / seconds, "samples_per_second": samples / seconds}
+            pushes = [push for own in self._pushes.values() for push in own]
+            times = [push.seconds for push in pushes]
+            seconds, count = max(times) - min(times), len(pushes) - 1
+            samples = count * fmean(push.samples for push in pushes)
+        else:
+            count, seconds = len(self._counted), sum(line.wall_seconds for line in self._counted)
+            samples = sum(sum(line.sizes) for line in self._counted)
+        return (count / seconds, samples / seconds) if seconds > 0 else (None, None)
 
-    def _workers(self, header: RunHeader) -> tuple[WorkerView, ...]:
-        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
-        return tuple(self._worker(header, steps, rank) for rank in range(header.workers))
-
-    def _worker(self, header: RunHeader, steps: Sequence[StepLine], rank: int) -> WorkerView:
+    def _worker(self, header: RunHeader, rank: int) -> WorkerView:
         worker = WorkerView(rank, _name(header.hosts, rank), _name(header.devices, rank))
         if pushes := self._pushes.get(rank):
             return replace(
@@ -232,7 +241,7 @@ class LiveRun:
                 busy_seconds=fmean(push.busy_seconds for push in pushes),
                 pushes=pushes[-1].iteration + 1,
             )
-        if not steps:
+        if not (steps := self._counted):
             return worker if header.sync is None else replace(worker, pushes=0)
         busy = fmean(line.busy_seconds[rank] for line in steps)
         slowest = fmean(max(line.busy_seconds) for line in steps)
@@ -250,15 +259,11 @@ class LiveRun:
 
         It waits less than half as long as all workers do on average.
         """
-        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
-        if not steps:
+        if not (steps := self._counted):
             return None
-        waits = [0.0] * len(steps[0].busy_seconds)
-        for line in steps:
-            last = max(line.busy_seconds)
-            waits = [
-                wait + last - busy for wait, busy in zip(waits, line.busy_seconds, strict=True)
-            ]
+        columns = zip(*(line.busy_seconds for line in steps), strict=True)
+        total_slowest = sum(max(line.busy_seconds) for line in steps)
+        waits = [total_slowest - sum(busy) for busy in columns]
         least = min(waits)
         return waits.index(least) if 2 * least < fmean(waits) else None
 
@@ -286,22 +291,5 @@ def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
     return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
 
 
-def _push_rates(pushes: Sequence[PushLine]) -> dict[str, float | None]:
-    seconds = max(p.seconds for p in pushes) - min(p.seconds for p in pushes)
-    if not seconds > 0:
-        return {"steps_per_second": None, "samples_per_second": None}
-    later = len(pushes) - 1
-    samples = fmean(push.samples for push in pushes)
-    return {"steps_per_second": later / seconds, "samples_per_second": later * samples / seconds}
-
-
 def _name(names: Sequence[str], rank: int) -> str:
     return one_line(names[rank]) if rank < len(names) else ""
-
-
-def _sum(start: float | None, seconds: float) -> float | None:
-    return None if start is None else start + seconds
-
-
-def _difference(end: float, start: float | None) -> float | None:
-    return None if start is None else max(0.0, end - start)

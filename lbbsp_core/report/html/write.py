@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from lbbsp_core.report.html.advice import advise
-from lbbsp_core.report.html.figures import run_report
+from lbbsp_core.report.html.figures import RunReport, run_report
 from lbbsp_core.report.html.push_charts import push_charts
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_report
 from lbbsp_core.report.html.step_charts import step_charts
@@ -66,26 +65,24 @@ def _read(record: Path) -> Run:
 
 
 def _content(run: Run, name: str) -> tuple[Content, dict[str, object]]:
-    report = push_report(run) if run.pushes else run_report(run)
-    content = partial(Content, "report", f"lbbsp report: {name}", report.verdict)
-    if isinstance(report, PushReport):
-        advice = advise_pushes(report)
-        page = content(
-            charts=list(push_charts(report)),
-            tiles=push_tiles(report),
-            advice=[each.text for each in advice],
-            tables=push_tables(report),
-            facts=run_facts(report.header),
-            definitions="push_definitions.html",
-        )
+    report: PushReport | RunReport
+    if run.pushes:
+        report = push_report(run)
+        advice, charts = advise_pushes(report), push_charts(report)
+        tiles, tables, kind = push_tiles(report), push_tables(report), "push"
     else:
-        advice = advise(report)
-        page = content(
-            charts=list(step_charts(report)),
-            tiles=step_tiles(report),
-            advice=[each.text for each in advice],
-            tables=step_tables(report),
-            facts=run_facts(report.table.header),
-            definitions="step_definitions.html",
-        )
-    return page, {**report.figures(), "advice": [asdict(each) for each in advice]}
+        report = run_report(run)
+        advice, charts = advise(report), step_charts(report)
+        tiles, tables, kind = step_tiles(report), step_tables(report), "step"
+    content = Content(
+        command="report",
+        title=f"lbbsp report: {name}",
+        verdict=report.verdict,
+        charts=list(charts),
+        tiles=tiles,
+        advice=[each.text for each in advice],
+        tables=tables,
+        facts=run_facts(run.header),
+        definitions=f"{kind}_definitions.html",
+    )
+    return content, {**report.figures(), "advice": [asdict(each) for each in advice]}
