@@ -39,7 +39,6 @@ from lbbsp_core.sim.synthetic import (
     synthetic_cluster,
 )
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace, write_trace
-from lbbsp_core.sim.vectorised import fits_vectorised, run_vectorised
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 __all__ = [
@@ -84,7 +83,6 @@ __all__ = [
     "cluster_from_run",
     "cores",
     "digits",
-    "fits_vectorised",
     "learn",
     "learn_schedule",
     "learned_in_step",
@@ -98,7 +96,6 @@ __all__ = [
     "run_async",
     "run_bsp",
     "run_oracle",
-    "run_vectorised",
     "schedule",
     "synchroniser",
     "synthetic_cluster",

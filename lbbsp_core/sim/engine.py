@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
+from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.links import ServerLinks
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
@@ -142,11 +143,12 @@ def run_bsp(
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Timeline:
-    """Simulates BSP: one `Balancer` per worker, and a barrier in every iteration.
+    """Simulates BSP: a barrier in every iteration, and plans as workers make them in training.
 
-    The balancers filter outliers, predict, exchange integers and plan as in training. Their
-    policy is computed once per step instead of N times: it is pure, and its arguments are the
-    same on all workers.
+    There is one `Balancer` per worker, and they filter outliers, predict, exchange integers and
+    plan as in training; or `lbbsp_core.sim.arrays` does the same with all workers in arrays, where
+    that gives the same bits. The policy is computed once per step instead of N times: it is pure,
+    and its arguments are the same on all workers.
 
     Args:
         cluster: Busy seconds of each worker's iterations.
@@ -163,34 +165,32 @@ def run_bsp(
 
     Example:
         >>> from lbbsp_core import Even
-        >>> from lbbsp_core.sim.cluster import ReplayedCluster
+        >>> from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
+    from lbbsp_core.sim.cluster import ReplayedCluster
         >>> cluster = ReplayedCluster(np.array([[4.0, 2.0], [4.0, 1.0]]), (((), ()),) * 2, 8)
         >>> run_bsp(cluster, SimConfig(8), Even()).wall_seconds.tolist()
         [2.0, 4.0]
     """
-    cached = cast(Policy, _CachedPolicy(policy))
+    predictor = predictor or LastValue()
     samples = config.samples()
-    balancers = _balancers(cluster, config, cached, predictor or LastValue(), samples)
+    planner: Planner
+    if fits_arrays(config, policy, predictor):
+        constraints, shape = batch_constraints(cluster, config), config.shape(0, cluster.workers)
+        epoch = config.steps_per_epoch
+        planner = ArrayPlanner(constraints, shape, policy, predictor, config.lag, epoch)
+    else:
+        planner = _Balancers(cluster, config, policy, predictor, samples)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     used: set[tuple[int, int]] = set()  # ranks and batch sizes
     for step in range(cluster.steps):
-        plan = balancers[0].sizes(step)
-        amounts = enumerate(samples.amounts(step, plan))
-        seconds = [
-            float(cluster.cost(rank, step)(amount))
-            + config.first_use_seconds * ((rank, plan[rank]) not in used)
-            for rank, amount in amounts
-        ]
-        used.update(enumerate(plan))
-        sizes[step], busy[step] = plan, seconds
-        next_step = min(step + 1, cluster.steps - 1)
-        messages = [
-            balancer.report(seconds[rank], drivers=cluster.drivers(rank, next_step))
-            for rank, balancer in enumerate(balancers)
-        ]
-        for balancer in balancers:
-            balancer.receive(messages, max(seconds) + config.communication_seconds)
+        sizes[step] = planner.sizes(step)
+        busy[step] = cluster.seconds(step, samples.amounts(step, sizes[step]))
+        if config.first_use_seconds:
+            own = set(enumerate(sizes[step].tolist()))
+            busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
+            used |= own
+        planner.finish(step, busy[step])
         if progress is not None:
             progress(1)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
@@ -201,13 +201,13 @@ def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
 
     Where samples differ, it divides the work of each step as if it could be cut anywhere.
     """
-    samples = config.samples() if config.work else None
+    samples = config.samples()
     constraints = batch_constraints(cluster, config)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     for step in range(cluster.steps):
         sizes[step] = constraints.plan(cluster.costs(step))
-        amounts = sizes[step] if samples is None else sizes[step] * samples.mean_amount(step)
+        amounts = sizes[step] * samples.mean_amount(step) if config.work else sizes[step]
         busy[step] = cluster.seconds(step, amounts)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
 
@@ -242,21 +242,53 @@ class _CachedPolicy:
         return self.cache[0][1]
 
 
-def _balancers(
-    cluster: SimulatedCluster,
-    config: SimConfig,
-    policy: Policy,
-    predictor: Predictor,
-    samples: SimulatedSamples,
-) -> list[Balancer]:
-    balancers = [
-        _balancer(cluster, config, policy, predictor, rank) for rank in range(cluster.workers)
-    ]
-    peer_info = [balancer.static_info() for balancer in balancers]
-    for balancer in balancers:
-        balancer.set_peers(peer_info)
-        balancer.use_order(samples.order)
-    return balancers
+class Planner(Protocol):
+    """Plans of a run."""
+
+    def sizes(self, step: int) -> npt.ArrayLike:
+        """Returns the samples of each worker in a step, by rank."""
+        ...
+
+    def finish(self, step: int, seconds: Floats) -> None:
+        """Learns from the busy seconds of a step, by rank."""
+        ...
+
+
+class _Balancers:
+    """Plans of real balancers, one per worker."""
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        config: SimConfig,
+        policy: Policy,
+        predictor: Predictor,
+        samples: SimulatedSamples,
+    ) -> None:
+        cached = cast(Policy, _CachedPolicy(policy))
+        self._cluster, self._communication = cluster, config.communication_seconds
+        self._balancers = [
+            _balancer(cluster, config, cached, predictor, rank) for rank in range(cluster.workers)
+        ]
+        peer_info = [balancer.static_info() for balancer in self._balancers]
+        for balancer in self._balancers:
+            balancer.set_peers(peer_info)
+            balancer.use_order(samples.order)
+
+    def sizes(self, step: int) -> npt.ArrayLike:
+        return self._balancers[0].sizes(step)
+
+    def finish(self, step: int, seconds: Floats) -> None:
+        next_step = min(step + 1, self._cluster.steps - 1)
+        messages = [
+            balancer.report(own, drivers=self._cluster.drivers(rank, next_step))
+            for rank, (balancer, own) in enumerate(
+                zip(self._balancers, seconds.tolist(), strict=True)
+            )
+        ]
+        wall_seconds = float(seconds.max()) + self._communication
+        for balancer in self._balancers:
+            balancer.receive(messages, wall_seconds)
 
 
 def _balancer(

@@ -24,7 +24,6 @@ from lbbsp_core.sim import (
     Task,
     Timeline,
     Trace,
-    fits_vectorised,
     learn,
     learned_in_step,
     lockstep,
@@ -33,7 +32,6 @@ from lbbsp_core.sim import (
     run_async,
     run_bsp,
     run_oracle,
-    run_vectorised,
 )
 from lbbsp_core.sim.backtest import DEFAULT
 from lbbsp_core.sync import Synchroniser
@@ -315,9 +313,7 @@ def _play(
     cluster, x = experiment.cluster, experiment.config.global_batch_size
     policy = run.own_policy or build_policy(run.policy, cluster, x // cluster.workers)
     if run.has_common_steps and experiment.preemption is None:
-        config = experiment.together
-        play = run_vectorised if fits_vectorised(config, policy, run.predictor) else run_bsp
-        return play(cluster, config, policy, run.predictor, advance)
+        return run_bsp(cluster, experiment.together, policy, run.predictor, advance)
     alone = experiment.alone
     if alone.work is not None:
         raise ValueError(

@@ -26,7 +26,6 @@ from lbbsp_core.sim import (
     run_async,
     run_bsp,
     run_oracle,
-    run_vectorised,
     schedule,
     synthetic_cluster,
 )
@@ -83,10 +82,10 @@ def test_sixteen_workers_share_one_link() -> None:
 def test_one_worker_is_charged_the_closed_form() -> None:
     server = ParameterServer(8e6, 1e6, 0.25, servers=2)
     cluster = synthetic_cluster(cores([2], 1.0), 10, noise=NOISE)
-    busy = run_vectorised(cluster, SimConfig(8), Even()).total_seconds
+    busy = run_bsp(cluster, SimConfig(8), Even()).total_seconds
     expected = busy + 10 * server.seconds_alone()
     config = SimConfig(8, links=server.links())
-    assert run_vectorised(cluster, config, Even()).total_seconds == pytest.approx(expected)
+    assert run_bsp(cluster, config, Even()).total_seconds == pytest.approx(expected)
     for sync in SYNCS:
         assert run_async(cluster, config, sync).total_seconds == pytest.approx(expected)
 
@@ -123,13 +122,10 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 60, noise=NOISE)
     config = SimConfig(97, links=ParameterServer(2.0, 4.0, 0.01, servers=2).links())
     events = run_async(cluster, config, BSP(), policy, Ema(0.5))
-    for in_step in (
-        run_vectorised(cluster, config, policy, Ema(0.5)),
-        run_bsp(cluster, config, policy, Ema(0.5)),
-    ):
-        assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
-        assert events.waiting_share == pytest.approx(in_step.waiting_share)
-        assert events.sizes.reshape(4, 60).T.tolist() == in_step.sizes.tolist()
+    in_step = run_bsp(cluster, config, policy, Ema(0.5))
+    assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
+    assert events.waiting_share == pytest.approx(in_step.waiting_share)
+    assert events.sizes.reshape(4, 60).T.tolist() == in_step.sizes.tolist()
     assert run_oracle(cluster, config).links == config.links
 
 
@@ -141,8 +137,8 @@ def test_infinitely_fast_links_change_nothing(sync: Synchroniser) -> None:
     for ours, theirs in zip(fast.schedule, plain.schedule, strict=True):
         assert ours.tolist() == theirs.tolist()
     in_step = SimConfig(64, links=ServerLinks(0.0, 0.0))
-    walls = run_vectorised(cluster, in_step, Even()).wall_seconds
-    assert walls.tolist() == run_vectorised(cluster, SimConfig(64), Even()).wall_seconds.tolist()
+    walls = run_bsp(cluster, in_step, Even()).wall_seconds
+    assert walls.tolist() == run_bsp(cluster, SimConfig(64), Even()).wall_seconds.tolist()
 
 
 def test_a_queue_by_hand() -> None:

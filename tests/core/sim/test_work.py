@@ -52,7 +52,7 @@ def test_work_is_that_of_the_samples_which_a_worker_draws() -> None:
     mean = values.mean()
     for step in (0, 7):
         order = samples.order.indices(step)
-        found = samples.amounts(step, (10, 6))
+        found = samples.amounts(step, np.array([10, 6])).tolist()
         expected = [values[order[:10]].sum() / mean, values[order[10:]].sum() / mean]
         np.testing.assert_allclose(found, expected, atol=16 / 1024)
         assert samples.mean_amount(step) == pytest.approx(sum(found) / 16)
