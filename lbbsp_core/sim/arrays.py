@@ -57,16 +57,16 @@ class ArrayPlanner:
     def __init__(
         self,
         constraints: BatchConstraints,
-        shape: CostShape,
+        config: SimConfig,
         policy: Policy,
         predictor: Predictor,
-        lag: int,
-        steps_per_epoch: int,
     ) -> None:
-        self._constraints, self._policy, self._epoch = constraints, policy, steps_per_epoch
+        self._constraints, self._policy = constraints, policy
+        self._steps_per_epoch = config.steps_per_epoch
+        shape = config.shape(0, constraints.workers)
         self._estimators = _SpeedEstimators(shape, constraints.workers, predictor)
         self._state = policy.init(constraints)
-        self._plans = deque([self._state.sizes] * lag)
+        self._plans = deque([self._state.sizes] * config.lag)
 
     def sizes(self, step: int) -> Sizes:
         """Returns the samples of each worker in a step, by rank."""
@@ -83,7 +83,7 @@ class ArrayPlanner:
             tuple((np.rint(seconds * 1e9) / 1e9).tolist()),
             tuple(np.flatnonzero(excluded).tolist()),
             (None,) * len(plan) if costs is None else costs,
-            (step + 1) % self._epoch == 0,
+            (step + 1) % self._steps_per_epoch == 0,
         )
         self._state = self._policy.update(self._state, self._constraints, observation)
         self._plans.append(self._state.sizes)

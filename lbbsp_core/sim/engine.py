@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
+from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
@@ -165,19 +165,16 @@ def run_bsp(
 
     Example:
         >>> from lbbsp_core import Even
-        >>> from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
-    from lbbsp_core.sim.cluster import ReplayedCluster
+        >>> from lbbsp_core.sim.cluster import ReplayedCluster
         >>> cluster = ReplayedCluster(np.array([[4.0, 2.0], [4.0, 1.0]]), (((), ()),) * 2, 8)
         >>> run_bsp(cluster, SimConfig(8), Even()).wall_seconds.tolist()
         [2.0, 4.0]
     """
     predictor = predictor or LastValue()
     samples = config.samples()
-    planner: Planner
+    planner: ArrayPlanner | _Balancers
     if fits_arrays(config, policy, predictor):
-        constraints, shape = batch_constraints(cluster, config), config.shape(0, cluster.workers)
-        epoch = config.steps_per_epoch
-        planner = ArrayPlanner(constraints, shape, policy, predictor, config.lag, epoch)
+        planner = ArrayPlanner(batch_constraints(cluster, config), config, policy, predictor)
     else:
         planner = _Balancers(cluster, config, policy, predictor, samples)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
@@ -242,18 +239,6 @@ class _CachedPolicy:
         return self.cache[0][1]
 
 
-class Planner(Protocol):
-    """Plans of a run."""
-
-    def sizes(self, step: int) -> npt.ArrayLike:
-        """Returns the samples of each worker in a step, by rank."""
-        ...
-
-    def finish(self, step: int, seconds: Floats) -> None:
-        """Learns from the busy seconds of a step, by rank."""
-        ...
-
-
 class _Balancers:
     """Plans of real balancers, one per worker."""
 
@@ -275,16 +260,14 @@ class _Balancers:
             balancer.set_peers(peer_info)
             balancer.use_order(samples.order)
 
-    def sizes(self, step: int) -> npt.ArrayLike:
+    def sizes(self, step: int) -> Sizes:
         return self._balancers[0].sizes(step)
 
     def finish(self, step: int, seconds: Floats) -> None:
         next_step = min(step + 1, self._cluster.steps - 1)
         messages = [
-            balancer.report(own, drivers=self._cluster.drivers(rank, next_step))
-            for rank, (balancer, own) in enumerate(
-                zip(self._balancers, seconds.tolist(), strict=True)
-            )
+            balancer.report(float(seconds[rank]), drivers=self._cluster.drivers(rank, next_step))
+            for rank, balancer in enumerate(self._balancers)
         ]
         wall_seconds = float(seconds.max()) + self._communication
         for balancer in self._balancers:
