@@ -24,7 +24,8 @@ from lbbsp_core.sim import (
     run_oracle,
     synchroniser,
 )
-from lbbsp_core.sim.experiment import build_policy, chosen_runs, experiment_of
+from lbbsp_core.sim.experiment import experiment_of
+from lbbsp_core.sim.runs import build_policy, chosen_runs
 
 T = TypeVar("T")
 

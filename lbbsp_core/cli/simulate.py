@@ -51,11 +51,11 @@ from lbbsp_core.sim.experiment import (
     Experiment,
     LearningTarget,
     Row,
-    chosen_runs,
     experiment_of,
     figures,
     run_experiments,
 )
+from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"

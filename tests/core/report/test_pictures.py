@@ -17,7 +17,8 @@ from lbbsp_core.profiler import Point, ProfileResult
 from lbbsp_core.report import draw_comparison, pictures, simulations
 from lbbsp_core.report.page import write_page
 from lbbsp_core.sim import load_scenario
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from lbbsp_core.sim import (
     load_scenario,
     read_scenario,
 )
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 FILE = """
 steps = 30
