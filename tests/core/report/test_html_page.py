@@ -11,6 +11,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+
+pytest.importorskip("jinja2")
+
 from report_runs import HOSTILE, header, line, run_of, save, steady
 
 from lbbsp_core.report.html.write import describe, write_report

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("plotly")
 
 from plotly import graph_objects
+from test_html_page import Page
 from test_report import balanced, bsp, run, step
 
 from lbbsp_core.cost.fitting import fit_costs
@@ -44,6 +45,7 @@ def drawn(monkeypatch, tmp_path):
     def draw(function, *args, **options):
         function(*args, tmp_path / "new" / "picture.html", **options)
         charts = {chart.name: chart for chart in pages.pop().charts}
+        Page((tmp_path / "new" / "picture.html").read_text())  # well-formed
         for chart in charts.values():
             graph_objects.Figure(data=chart.data, layout=chart.layout)  # checks each property
         return charts, (tmp_path / "new" / "picture.html").read_text()
