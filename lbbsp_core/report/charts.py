@@ -26,26 +26,17 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart of a page.
+    """Chart of a page."""
 
-    Args:
-        name: Identifier in the page.
-        title: Heading above the chart.
-        caption: What the chart shows, for readers with and without eyesight.
-        data: Traces of Plotly.
-        layout: Layout of Plotly.
-        table: Text alternative: a row of headers, and rows of cells; empty if the page has a table
-            of the same numbers elsewhere.
-        wide: Whether it needs the whole width of the page.
-    """
-
-    name: str
-    title: str
-    caption: str
-    data: list[Trace]
-    layout: dict[str, Any]
+    name: str  # identifier in the page
+    title: str  # heading above the chart
+    caption: str  # what the chart shows, for readers with and without eyesight
+    data: list[Trace]  # traces of Plotly
+    layout: dict[str, Any]  # layout of Plotly
+    # text alternative: a row of headers, and rows of cells; empty if the page has a table of the
+    # same numbers elsewhere
     table: list[list[str]] = field(default_factory=list)
-    wide: bool = False
+    wide: bool = False  # whether it needs the whole width of the page
 
 
 def curve(x: npt.ArrayLike, y: Floats, name: str, mode: str = "lines", **line: Any) -> Trace:

@@ -27,68 +27,44 @@ from lbbsp_core.validate import one_line, parse_json
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """Worker over the recent steps, or over its recent pushes.
+    """Worker over the recent steps, or over its recent pushes."""
 
-    Args:
-        rank: Number of the worker.
-        host: Name of its machine; empty if unknown.
-        device: Its device as a short text; empty if unknown.
-        batch_size: Samples of its last batch; None before the first step.
-        busy_seconds: Mean busy time of a step.
-        waiting_seconds: Mean time of a step until the slowest worker was done; None where workers
-            need not be in the same step.
-        waiting: Share of the slowest worker's busy time for which it waited, in [0, 1].
-        prediction: Predicted over measured busy time; None without predictions.
-        pushes: Pushes of this worker so far, where workers need not be in the same step.
-    """
-
-    rank: int
-    host: str
-    device: str
-    batch_size: int | None = None
-    busy_seconds: float | None = None
+    rank: int  # number of the worker
+    host: str  # name of its machine; empty if unknown
+    device: str  # its device as a short text; empty if unknown
+    batch_size: int | None = None  # samples of its last batch; None before the first step
+    busy_seconds: float | None = None  # mean busy time of a step
+    # mean time of a step until the slowest worker was done; None where workers need not be in the
+    # same step
     waiting_seconds: float | None = None
+    # share of the slowest worker's busy time for which it waited, in [0, 1]
     waiting: float | None = None
-    prediction: float | None = None
+    prediction: float | None = None  # predicted over measured busy time; None without predictions
+    # pushes of this worker so far, where workers need not be in the same step
     pushes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """State of a run at one moment; *recent* is over the last `RECENT` steps.
-
-    Args:
-        framework: Name of the training framework.
-        workers: Workers by rank.
-        global_batch_size: Samples of a full step, X.
-        step: Last global step, or number of pushes; None before the first.
-        steps_per_second: Steps, or pushes, per second, recent.
-        samples_per_second: Samples per second, recent.
-        slowest: Rank of the worker that the others wait for, recent; None if unknown, or if
-            several workers are the slowest in turn.
-        recent: Waiting and speed-up, see `runtime.record.figures`; None before the first step.
-        so_far: The same over all regular steps.
-        age_seconds: Time since the last step, or else since the start; None if unknown.
-        elapsed_seconds: Time from the last start to the last step; None if unknown.
-        restarts: Number of times that the run was started again.
-        unreadable: Number of lines that could not be read.
-        stop: Why all workers stopped after the last step; None if they did not.
-    """
+    """State of a run at one moment; *recent* is over the last `RECENT` steps."""
 
     framework: str
-    workers: tuple[WorkerView, ...]
-    global_batch_size: int
-    step: int | None
-    steps_per_second: float | None
-    samples_per_second: float | None
+    workers: tuple[WorkerView, ...]  # workers by rank
+    global_batch_size: int  # samples of a full step, X
+    step: int | None  # last global step, or number of pushes; None before the first
+    steps_per_second: float | None  # steps, or pushes, per second, recent
+    samples_per_second: float | None  # samples per second, recent
+    # rank of the worker that the others wait for, recent; None if unknown, or if several workers
+    # are the slowest in turn
     slowest: int | None
+    # waiting and speed-up, see `runtime.record.figures`; None before the first step
     recent: Figures | None
-    so_far: Figures | None
-    age_seconds: float | None
-    elapsed_seconds: float | None
-    restarts: int
-    unreadable: int
-    stop: str | None = None
+    so_far: Figures | None  # the same over all regular steps
+    age_seconds: float | None  # time since the last step, or else since the start; None if unknown
+    elapsed_seconds: float | None  # time from the last start to the last step; None if unknown
+    restarts: int  # number of times that the run was started again
+    unreadable: int  # number of lines that could not be read
+    stop: str | None = None  # why all workers stopped after the last step; None if they did not
 
     @property
     def is_asynchronous(self) -> bool:

@@ -30,31 +30,20 @@ class Tile:
 
 @dataclass(frozen=True)
 class Content:
-    """Content of the page, as plain texts.
+    """Content of the page, as plain texts."""
 
-    Args:
-        command: Command that writes the page.
-        title: Title of the page.
-        verdict: Verdict in one sentence.
-        charts: Charts in order.
-        tiles: Most important figures.
-        advice: Advice, which may be empty; None for a page without this section.
-        tables: Tables by title: a row of headers, then rows of cells.
-        facts: Facts of the run by name.
-        definitions: Template with the definitions of the figures; empty for none.
-        note: Line below the verdict.
-    """
-
-    command: str
-    title: str
-    verdict: str
-    charts: Sequence[Chart]
-    tiles: Sequence[Tile] = ()
+    command: str  # command that writes the page
+    title: str  # title of the page
+    verdict: str  # verdict in one sentence
+    charts: Sequence[Chart]  # charts in order
+    tiles: Sequence[Tile] = ()  # most important figures
+    # advice, which may be empty; None for a page without this section
     advice: Sequence[str] | None = None
+    # tables by title: a row of headers, then rows of cells
     tables: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
-    definitions: str = ""
-    note: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)  # facts of the run by name
+    definitions: str = ""  # template with the definitions of the figures; empty for none
+    note: str = ""  # line below the verdict
 
 
 def page(content: Content, plotly: str) -> str:

@@ -48,23 +48,15 @@ STEPS_PER_EPOCH: Final = 50
 
 @dataclass(frozen=True)
 class Experiment:
-    """A cluster on which policies, predictors and synchronisers are compared.
+    """A cluster on which policies, predictors and synchronisers are compared."""
 
-    Args:
-        name: Name of its trace, recorded run or scenario.
-        kind: ``trace`` (also for a recorded run) or ``scenario``.
-        cluster: Times that the workers take.
-        config: Configuration of all runs on it, without communication.
-        communication: Cost of an exchange of gradients.
-        preemption: Workers that leave and come back; None if all stay.
-    """
-
-    name: str
-    kind: str
-    cluster: SimulatedCluster
-    config: SimConfig
+    name: str  # name of its trace, recorded run or scenario
+    kind: str  # `trace` (also for a recorded run) or `scenario`
+    cluster: SimulatedCluster  # times that the workers take
+    config: SimConfig  # configuration of all runs on it, without communication
+    # cost of an exchange of gradients
     communication: Communication = field(default_factory=FixedTime)
-    preemption: Preemption | None = None
+    preemption: Preemption | None = None  # workers that leave and come back; None if all stay
 
     @property
     def together(self) -> SimConfig:
@@ -85,31 +77,20 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Figures of one run.
-
-    Args:
-        trace: Trace file; None for a scenario.
-        sync: Synchroniser by name, see `lbbsp_core.registry`.
-        policy: Policy by name.
-        predictor: Predictor by name; None where the policy uses none.
-        workers: Number of workers, N.
-        total_seconds: Virtual time until all samples of all steps had entered the model.
-        waiting_share: Sum of waits / (N * total seconds).
-        efficiency: Time of the oracle, which knows each step's speeds and waits in every step, /
-            total_seconds. Workers without common steps may be faster than the oracle.
-        time_to_accuracy_seconds: Virtual time to the target accuracy; None where nothing was
-            learned, or the target was never reached.
-        scenario: Name of the scenario; None for a trace.
-    """
+    """Figures of one run."""
 
     trace: str | None
-    sync: str
+    sync: str  # synchroniser by name, see `lbbsp_core.registry`
     policy: str
-    predictor: str | None
+    predictor: str | None  # predictor by name; None where the policy uses none
     workers: int
-    total_seconds: float
-    waiting_share: float
+    total_seconds: float  # virtual time until all samples of all steps had entered the model
+    waiting_share: float  # sum of waits / (N * total seconds)
+    # time of the oracle, which knows each step's speeds and waits in every step, / total_seconds.
+    # Workers without common steps may be faster than the oracle
     efficiency: float
+    # virtual time to the target accuracy; None where nothing was learned, or the target was never
+    # reached
     time_to_accuracy_seconds: float | None = None
     scenario: str | None = None
 

@@ -54,17 +54,11 @@ _PERCENT_CAUSES: Final = {
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice on a run.
+    """Advice on a run."""
 
-    Args:
-        rule: Name of the rule.
-        text: What was found, and what to do.
-        workers: Ranks that it is about; none if it is about the run.
-    """
-
-    rule: str
-    text: str
-    workers: tuple[int, ...] = ()
+    rule: str  # name of the rule
+    text: str  # what was found, and what to do
+    workers: tuple[int, ...] = ()  # ranks that it is about; none if it is about the run
 
 
 def advise(report: RunReport) -> list[Advice]:

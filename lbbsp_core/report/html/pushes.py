@@ -16,29 +16,17 @@ from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
 @dataclass(frozen=True)
 class PusherFigures:
-    """Figures of one worker of an asynchronous run.
-
-    Args:
-        rank: Rank of the worker.
-        host: Its host; empty if unknown.
-        device: Its device; empty if unknown.
-        pushes: Number of its pushes.
-        samples: Number of samples in them.
-        samples_per_second: Median of samples / busy time; 0 without a measurement.
-        busy_share: Busy time / time of the run.
-        mean_staleness: Mean number of updates by others between its read and its push.
-        max_staleness: The largest such number.
-    """
+    """Figures of one worker of an asynchronous run."""
 
     rank: int
-    host: str
-    device: str
-    pushes: int
-    samples: int
-    samples_per_second: float
-    busy_share: float
-    mean_staleness: float
-    max_staleness: int
+    host: str  # its host; empty if unknown
+    device: str  # its device; empty if unknown
+    pushes: int  # number of its pushes
+    samples: int  # number of samples in them
+    samples_per_second: float  # median of samples / busy time; 0 without a measurement
+    busy_share: float  # busy time / time of the run
+    mean_staleness: float  # mean number of updates by others between its read and its push
+    max_staleness: int  # the largest such number
 
 
 @dataclass(frozen=True)
@@ -46,28 +34,17 @@ class PushReport:
     """Figures of an asynchronous run of N workers and n pushes, since its last start.
 
     Each start counts pushes and time from 0, and its pushes replace those before.
-
-    Args:
-        header: Facts of the run since its last start.
-        push: Numbers of the pushes, shape ``(n,)``.
-        worker: Their ranks, shape ``(n,)``.
-        samples: Their batch sizes, shape ``(n,)``.
-        busy: Their busy seconds, shape ``(n,)``; NaN where they were not measured.
-        staleness: Their staleness in updates, shape ``(n,)``.
-        total_seconds: Time from the last start to the last push, in seconds.
-        starts: Number of times that the run was started.
-        workers: Figures of each worker, by rank.
     """
 
-    header: RunHeader
-    push: Integers
-    worker: Integers
-    samples: Floats
-    busy: Floats
-    staleness: Integers
-    total_seconds: float
-    starts: int
-    workers: tuple[PusherFigures, ...]
+    header: RunHeader  # facts of the run since its last start
+    push: Integers  # numbers of the pushes, shape `(n,)`
+    worker: Integers  # their ranks, shape `(n,)`
+    samples: Floats  # their batch sizes, shape `(n,)`
+    busy: Floats  # their busy seconds, shape `(n,)`; NaN where they were not measured
+    staleness: Integers  # their staleness in updates, shape `(n,)`
+    total_seconds: float  # time from the last start to the last push, in seconds
+    starts: int  # number of times that the run was started
+    workers: tuple[PusherFigures, ...]  # figures of each worker, by rank
 
     @property
     def samples_per_second(self) -> float:
