@@ -94,10 +94,15 @@ def run_async(
         6.0
     """
     policy = policy or Even()
-    check_async_policy(policy, preemption)
+    require_asynchronous(policy)
+    if preemption is not None and not policy.is_static:
+        raise ValueError(
+            f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
+            "use bsp or fixed, or leave out preemption"
+        )
     constraints = batch_constraints(cluster, config)
     planner = _BatchPlanner(constraints, config, policy, predictor or LastValue())
-    run = _AsyncSimulation(cluster, config, planner, progress)
+    run = _AsyncSimulation(cluster, config, planner, progress or (lambda batches: None))
     changes = iter(()) if preemption is None else run.checked_changes(preemption)
     finished = schedule(
         synchroniser,
@@ -118,16 +123,6 @@ def run_async(
     return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
 
 
-def check_async_policy(policy: Policy, preemption: Preemption | None = None) -> None:
-    """Checks that a policy works without common steps."""
-    require_asynchronous(policy)
-    if preemption is not None and not policy.is_static:
-        raise ValueError(
-            f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
-            "use bsp or fixed, or leave out preemption"
-        )
-
-
 class _AsyncSimulation:
     """Sample counts and batch sizes of one run, updated by the event loop's callbacks."""
 
@@ -136,7 +131,7 @@ class _AsyncSimulation:
         cluster: SimulatedCluster,
         config: SimConfig,
         planner: _BatchPlanner,
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int], None],
     ) -> None:
         self._cluster, self._config, self._planner = cluster, config, planner
         self._progress = progress
@@ -167,7 +162,7 @@ class _AsyncSimulation:
         self.samples_done += size
         self._idle_changes = 0
         batches = self.samples_done // self._config.global_batch_size
-        if self._progress is not None and batches > batches_before:
+        if batches > batches_before:
             self._progress(batches - batches_before)
         self._planner.observe(worker, size, busy_seconds)
         if self.samples_done < self.samples_needed:
