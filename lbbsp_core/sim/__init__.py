@@ -4,7 +4,8 @@ from lbbsp_core.registry import synchroniser
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
-from lbbsp_core.sim.engine import SimConfig, Timeline, run_bsp, run_oracle
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Iteration, Schedule, play, schedule
 from lbbsp_core.sim.from_run import RecordedRun, cluster_from_run, trace_from_run
 from lbbsp_core.sim.learning import (

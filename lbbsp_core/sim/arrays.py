@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
 from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.predict import Predictor
+from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.types import Measurement
-
-if TYPE_CHECKING:
-    from lbbsp_core.sim.engine import SimConfig
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,8 @@ from lbbsp_core.policy import BatchConstraints, Even, Policy, require_asynchrono
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import SimConfig, batch_constraints
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import batch_constraints
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
