@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -73,11 +72,10 @@ class View:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = asdict(self)
         for name in ("recent", "so_far"):
             values[name] = values[name] and values[name]._asdict()
-        each = [{name: getattr(one, name) for name in one.__slots__} for one in self.workers]
-        return {**values, "workers": each}
+        return values
 
 
 class LiveRun:
@@ -96,18 +94,17 @@ class LiveRun:
         texts = self._tail.read()
         if self._tail.lines == len(texts):  # nothing was read before, or of another file
             self._forget()
-        first = 1 + self._tail.lines - len(texts)
+        where, first = str(self.path), 1 + self._tail.lines - len(texts)
         for number, text in enumerate(texts, start=first):
-            shown = number > self._tail.lines - RECENT
             try:
-                values = json.loads(text)
-            except (ValueError, RecursionError):
+                values = parse_json(text, where)
+            except ValueError:
                 self.unreadable += 1  # a line that a killed run has not finished
                 continue
             if is_header(values):
-                self._start(parse_header(values, f"{self.path} line {number}"))
-            elif self.header is None or not self._add(values, text, shown=shown):
-                self.unreadable += 1
+                self._start(parse_header(values, f"{where} line {number}"))
+            else:
+                self.unreadable += not self._add(values, where)
         return self.header is not None
 
     def view(self, now: float | None = None) -> View:
@@ -155,41 +152,28 @@ class LiveRun:
         self.header = header
         self._clear()
 
-    def _add(self, values: object, text: bytes, *, shown: bool) -> bool:
-        """Adds a step or push; returns whether it could be read.
-
-        Steps that are no longer recent when they are read only count in sums, and are not checked
-        further: a record of many thousand steps is read in a moment.
-        """
-        assert self.header is not None
+    def _add(self, values: object, where: str) -> bool:
+        """Adds a step or push; returns whether it could be read."""
+        if self.header is None:
+            return False
+        sums = self._sums
         try:
-            if not shown and isinstance(values, dict) and "step" in values:
-                line = _unchecked(values)
-                self._sum(line)
-                return True
-            where = str(self.path)
-            checked = parse_line(parse_json(text, where), where, self.header.workers)
+            line = parse_line(values, where, self.header.workers)
+            if isinstance(line, StepLine) and line.is_regular:
+                sums = total((sums, StepTimes.of(line)))
         except (ValueError, TypeError, KeyError, ArithmeticError):
             return False
-        if isinstance(checked, StepLine):
-            self._sum(checked)
-            self._steps.append(checked)
-            self._step, self._last_time = checked.step, checked.time
-            self._stop = checked.stop
+        if not all(map(math.isfinite, sums)):
+            return False
+        self._sums = sums
+        if isinstance(line, StepLine):
+            self._steps.append(line)
+            self._step, self._last_time, self._stop = line.step, line.time, line.stop
         else:
-            self._pushes[checked.worker].append(checked)
-            self._step = checked.push
-            self._last_time = (
-                None if self.header.started is None else self.header.started + checked.seconds
-            )
+            self._pushes[line.worker].append(line)
+            started, self._step = self.header.started, line.push
+            self._last_time = None if started is None else started + line.seconds
         return True
-
-    def _sum(self, line: StepLine) -> None:
-        if line.is_regular:
-            sums = total((self._sums, StepTimes.of(line)))
-            if not all(map(math.isfinite, sums)):
-                raise ValueError("the times of a step must be finite")
-            self._sums = sums
 
     @property
     def _counted(self) -> list[StepLine]:
@@ -242,21 +226,6 @@ class LiveRun:
         waits = [total_slowest - sum(busy) for busy in columns]
         least = min(waits)
         return waits.index(least) if 2 * least < fmean(waits) else None
-
-
-def _unchecked(values: Mapping[str, Any]) -> StepLine:
-    """Returns a step with what sums need."""
-    return StepLine(
-        step=0,
-        sizes=tuple(values["sizes"]),
-        busy_seconds=tuple(values["busy_seconds"]),
-        predicted_seconds=(),
-        wall_seconds=0.0,
-        even_seconds=values.get("even_seconds"),
-        excluded=tuple(values["excluded"]),
-        short=bool(values.get("short")),
-        work=tuple(values.get("work", ())),
-    )
 
 
 def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
