@@ -11,39 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
 
 from lbbsp_core.report.charts import Chart
-
-_TEXT_COLUMNS: Final = ("host", "device", "event", "steps")
-"""Headers of columns that hold texts, not numbers."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Figure at the top of the page: its name, its value, and a note below it."""
-
-    name: str
-    value: str
-    note: str = ""
+from lbbsp_core.report.words import duration, moment, percent, rate
 
 
 @dataclass(frozen=True)
 class Content:
-    """Content of the page, as plain texts."""
+    """Content of the page."""
 
     command: str  # command that writes the page
     title: str  # title of the page
     verdict: str  # verdict in one sentence
     charts: Sequence[Chart]  # charts in order
-    tiles: Sequence[Tile] = ()  # most important figures
-    # advice, which may be empty; None for a page without this section
-    advice: Sequence[str] | None = None
-    # tables by title: a row of headers, then rows of cells
-    tables: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)  # facts of the run by name
-    definitions: str = ""  # template with the definitions of the figures; empty for none
     note: str = ""  # line below the verdict
+    template: str = "page.html"
+    values: Mapping[str, object] = field(default_factory=dict)  # what else the template shows
 
 
 def page(content: Content, plotly: str) -> str:
@@ -61,16 +44,19 @@ def page(content: Content, plotly: str) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters["digest"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
-    return environment.get_template("page.html").render(
+    environment.filters |= {
+        "digest": lambda text: b64encode(sha256(text.encode()).digest()).decode(),
+        **{word.__name__: word for word in (duration, moment, percent, rate)},
+    }
+    return environment.get_template(content.template).render(
+        content.values,
         content=content,
         charts=[
-            {"id": f"chart-{c.name}", "data": c.data, "layout": c.layout} for c in content.charts
+            {"id": f"chart-{chart.name}", "data": chart.data, "layout": chart.layout}
+            for chart in content.charts
         ],
         scripts=[Markup(plotly), Markup(script)],
         style=Markup(style),
-        text_columns=_TEXT_COLUMNS,
-        zip=zip,
     )
 
 

@@ -16,7 +16,7 @@ from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
-from lbbsp_core.report.html.words import percent, times
+from lbbsp_core.report.words import percent, times
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5

@@ -11,8 +11,8 @@ import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
-from lbbsp_core.report.html.words import percent, times
 from lbbsp_core.report.summary import summarise
+from lbbsp_core.report.words import percent, times
 from lbbsp_core.runtime.record.record import Run, Stop
 
 BALANCED = 0.10
@@ -59,6 +59,16 @@ class Events:
     restarts: tuple[int, ...]
     # step and new number of workers, for each change of the number
     worker_changes: tuple[tuple[int, int], ...]
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Stops, each with its reason if that is known."""
+        return [f"{step} ({reason})" if reason else str(step) for step, reason in self.stops]
+
+    @property
+    def change_texts(self) -> list[str]:
+        """Changes of the number of workers, each with the new number."""
+        return [f"{step} (to {workers} workers)" for step, workers in self.worker_changes]
 
 
 @dataclass(frozen=True)

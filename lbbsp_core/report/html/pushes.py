@@ -10,7 +10,7 @@ import numpy as np
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
 from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
-from lbbsp_core.report.html.words import percent, rate
+from lbbsp_core.report.words import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
 

@@ -28,7 +28,7 @@ from lbbsp_core.report.charts import (
 )
 from lbbsp_core.report.html.figures import RunReport
 from lbbsp_core.report.html.table import StepTable
-from lbbsp_core.report.html.words import percent
+from lbbsp_core.report.words import percent
 
 _LAST_STEPS = 12
 

@@ -10,13 +10,6 @@ from lbbsp_core.report.html.figures import RunReport, run_report
 from lbbsp_core.report.html.push_charts import push_charts
 from lbbsp_core.report.html.pushes import PushReport, advise_pushes, push_report
 from lbbsp_core.report.html.step_charts import step_charts
-from lbbsp_core.report.html.texts import (
-    push_tables,
-    push_tiles,
-    run_facts,
-    step_tables,
-    step_tiles,
-)
 from lbbsp_core.report.page import Content, write_page
 from lbbsp_core.runtime.record.record import Run, read_run
 
@@ -67,22 +60,17 @@ def _read(record: Path) -> Run:
 def _content(run: Run, name: str) -> tuple[Content, dict[str, object]]:
     report: PushReport | RunReport
     if run.pushes:
-        report = push_report(run)
+        report, template = push_report(run), "pushes.html"
         advice, charts = advise_pushes(report), push_charts(report)
-        tiles, tables, kind = push_tiles(report), push_tables(report), "push"
     else:
-        report = run_report(run)
+        report, template = run_report(run), "steps.html"
         advice, charts = advise(report), step_charts(report)
-        tiles, tables, kind = step_tiles(report), step_tables(report), "step"
     content = Content(
         command="report",
         title=f"lbbsp report: {name}",
         verdict=report.verdict,
         charts=list(charts),
-        tiles=tiles,
-        advice=[each.text for each in advice],
-        tables=tables,
-        facts=run_facts(run.header),
-        definitions=f"{kind}_definitions.html",
+        template=template,
+        values={"report": report, "header": run.header, "advice": advice},
     )
     return content, {**report.figures(), "advice": [asdict(each) for each in advice]}

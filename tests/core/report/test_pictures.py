@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("plotly")
 
 from plotly import graph_objects
-from test_html_page import Page
+from report_runs import Page
 from test_report import balanced, bsp, run, step
 
 from lbbsp_core.cost.fitting import fit_costs
