@@ -59,7 +59,7 @@ from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"
-"""Default for synthetic clusters, which may be large: it runs vectorised."""
+"""Default for synthetic clusters, which may be large: it runs in arrays."""
 
 
 @one_line_errors
