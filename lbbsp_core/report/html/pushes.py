@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,7 +45,11 @@ class PushReport:
     staleness: Integers  # their staleness in updates, shape `(n,)`
     total_seconds: float  # time from the last start to the last push, in seconds
     starts: int  # number of times that the run was started
-    workers: tuple[PusherFigures, ...]  # figures of each worker, by rank
+
+    @cached_property
+    def workers(self) -> tuple[PusherFigures, ...]:
+        """Figures of each worker, by rank."""
+        return tuple(_workers(self, max(self.header.workers, 1)))
 
     @property
     def samples_per_second(self) -> float:
@@ -77,26 +82,23 @@ class PushReport:
 
 def push_report(run: Run) -> PushReport:
     """Computes the figures of an asynchronous run."""
-    lines, header = run.pushes, run.header
-    workers = max(header.workers, 1)
+    lines = run.pushes
     for line in lines:
-        _check(line, workers)
-    seconds = np.array([line.seconds for line in lines])
+        _check(line, max(run.header.workers, 1))
     busy = np.array([line.busy_seconds for line in lines])
     report = PushReport(
-        header=header,
+        header=run.header,
         push=np.array([line.push for line in lines], np.int64),
         worker=np.array([line.worker for line in lines], np.int64),
         samples=np.array([line.samples for line in lines], np.float64),
         busy=np.where((busy > 1e-12) & (busy < 1e12), busy, np.nan),
         staleness=np.array([line.staleness for line in lines], np.int64),
-        total_seconds=float(seconds.max()),
+        total_seconds=float(max(line.seconds for line in lines)),
         starts=run.starts,
-        workers=(),
     )
     if not report.total_seconds > 0:
         raise ValueError("the pushes of the run must have taken some time, got 0 seconds")
-    return PushReport(**{**vars(report), "workers": tuple(_workers(report, workers))})
+    return report
 
 
 def advise_pushes(report: PushReport) -> list[Advice]:
