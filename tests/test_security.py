@@ -34,7 +34,7 @@ EXCEPTIONS = {
         "pickle",
     ),  # looks up no name of a file
     ("lbbsp_tf/exactness/agreement.py", "marshal"),  # own lambdas, as Keras describes them
-    ("lbbsp_core/testing/contracts.py", "pickle"),  # copies an object of the test that calls it
+    ("lbbsp_core/testing/_contract.py", "pickle"),  # copies an object of the test that calls it
 }
 
 

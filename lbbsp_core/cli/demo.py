@@ -79,8 +79,7 @@ def demo(
     figures = write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
     console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
-    if plan.report.exists():
-        console.print(f"Report of the balanced run: open {plan.report}", markup=False)
+    console.print(f"Report of the balanced run: open {plan.report}", markup=False)
     write_figures(json_file, figures)
 
 

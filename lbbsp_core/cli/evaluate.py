@@ -47,7 +47,7 @@ def evaluate(
     ),
     json_file: JsonFile = None,
     plot: Path | None = typer.Option(
-        None, metavar="FILE", help="Draw forecasts and measured speeds to this image file."
+        None, metavar="FILE", help="Draw forecasts and measured speeds to this HTML file."
     ),
     export: Path | None = typer.Option(
         None, metavar="FILE", help="Write the run of --from-run to this trace file."
@@ -90,9 +90,9 @@ def evaluate(
     _print(out, result)
     write_figures(json_file, result.figures())
     if plot is not None:
-        from lbbsp_core.report.forecasts import plot_forecasts
+        from lbbsp_core.report.pictures import draw_forecasts
 
-        plot_forecasts(result, plot)
+        draw_forecasts(result, plot)
         out.print(f"plot written to {plot}", markup=False)
 
 

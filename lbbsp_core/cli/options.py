@@ -166,13 +166,11 @@ def require_picture(option: str, path: Path | None) -> None:
     """Checks that a picture can be drawn to a file, before a long computation."""
     require_writable_file(option, path)
     if path is not None:
-        from lbbsp_core.report.figure import picture_formats
+        from lbbsp_core.report.page import plotly_script
 
-        suffix = path.suffix.removeprefix(".").lower()
-        if suffix and suffix not in (known := picture_formats()):
-            raise ValueError(
-                f"{option} must end in the name of a format, got {path}: {', '.join(known)}"
-            )
+        if path.suffix.lower() != ".html":
+            raise ValueError(f"{option} must end in .html, got {path}: a picture is an HTML page")
+        plotly_script()  # needs packages
 
 
 def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:

@@ -38,7 +38,9 @@ def profile(
         help="Write the profile to this file. Defaults to profile.json.",
     ),
     json_file: JsonFile = None,
-    plot: Path | None = typer.Option(None, metavar="FILE", help="Plot the curve to this file."),
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Plot the curve to this HTML file."
+    ),
     max_batch: int = typer.Option(8192, metavar="N", help="Largest batch size to try."),
     repeats: int = typer.Option(
         5, metavar="N", help="Minimum number of timed steps per batch; the median is kept."
@@ -77,9 +79,9 @@ def profile(
         result.save(path)
         out_console.print(f"profile written to {path}", markup=False, highlight=False)
     if plot is not None:
-        from lbbsp_core.report.curve import plot_curve
+        from lbbsp_core.report.pictures import draw_profile
 
-        plot_curve(result, plot)
+        draw_profile(result, plot)
         out_console.print(f"plot written to {plot}", markup=False, highlight=False)
 
 

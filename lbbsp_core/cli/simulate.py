@@ -48,17 +48,16 @@ from lbbsp_core.sim.experiment import (
     STEPS_PER_EPOCH,
     Experiment,
     LearningTarget,
-    Result,
     Row,
-    chosen_runs,
     experiment_of,
     figures,
     run_experiments,
 )
+from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"
-"""Default for synthetic clusters, which may be large: it runs vectorised."""
+"""Default for synthetic clusters, which may be large: it runs in arrays."""
 
 
 @one_line_errors
@@ -128,12 +127,12 @@ def simulate(
     learning_rate: float = typer.Option(0.5, help="Learning rate of an update from X samples."),
     json_file: JsonFile = None,
     plot: Path | None = typer.Option(
-        None, metavar="FILE", help="Draw the efficiencies to this file."
+        None, metavar="FILE", help="Draw the efficiencies to this HTML file."
     ),
     plots: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="Draw timelines, update times, accuracy and scaling to this folder.",
+        help="Draw timelines, update times, accuracy and scaling to DIR/simulation.html.",
     ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
@@ -194,12 +193,15 @@ def simulate(
         out.print(_table(list(own), target_accuracy))
     write_figures(json_file, figures(rows))
     if plot is not None:
-        from lbbsp_core.report.efficiencies import plot_efficiencies
+        from lbbsp_core.report.simulations import draw_efficiencies
 
-        plot_efficiencies(rows, plot)
+        draw_efficiencies(rows, plot)
         out.print(f"plot written to {plot}", markup=False)
     if plots is not None:
-        _draw(results, plots, out)
+        from lbbsp_core.report.simulations import draw_simulation
+
+        draw_simulation(results, plots / "simulation.html")
+        out.print(f"plots written to {plots / 'simulation.html'}", markup=False)
 
 
 class _Entrant(NamedTuple):
@@ -297,11 +299,3 @@ def _table(rows: list[Row], target: float | None) -> Table:
         accurate = [] if target is None else ["never" if at is None else f"{at:.2f} s"]
         table.add_row(*(getattr(row, name) or "" for name in names), *cells, *accurate)
     return table
-
-
-def _draw(results: list[Result], folder: Path, out: Console) -> None:
-    from lbbsp_core.report.timelines import draw_all
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw_all(results, folder):
-        out.print(f"plot written to {path}", markup=False)
