@@ -7,13 +7,8 @@ from collections.abc import Iterator, Sequence
 from reproduction_tables import Table
 
 from lbbsp_core.sim import read_scenario
-from lbbsp_core.sim.experiment import (
-    LearningTarget,
-    Row,
-    chosen_runs,
-    experiment_of,
-    run_experiments,
-)
+from lbbsp_core.sim.experiment import LearningTarget, Row, experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 FAST, DEFAULT = "ema0.5", "mixture"  # predictors
 NOISE = {"kind": "lognormal", "sigma": 0.1}

@@ -20,11 +20,12 @@ from lbbsp_core.sim import (
     Scenario,
     load_scenario,
     run_async,
+    run_bsp,
     run_oracle,
-    run_vectorised,
     synchroniser,
 )
-from lbbsp_core.sim.experiment import build_policy, chosen_runs, experiment_of
+from lbbsp_core.sim.experiment import experiment_of
+from lbbsp_core.sim.runs import build_policy, chosen_runs
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def policy_seconds(
     times = [took, seconds(lambda: run_oracle(cluster, config))[1]]
     for run in chosen_runs(policies, ["ema0.5"]):
         policy = build_policy(run.policy, cluster)
-        planned = partial(run_vectorised, cluster, config, policy, run.predictor)
+        planned = partial(run_bsp, cluster, config, policy, run.predictor)
         times.append(seconds(planned)[1])
     return times
 

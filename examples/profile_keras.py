@@ -1,6 +1,6 @@
 """Training step of a small Keras CNN on handwritten digits, for ``lbbsp profile``.
 
-lbbsp profile examples/profile_keras.py -o profile.json --plot profile.png
+lbbsp profile examples/profile_keras.py -o profile.json --plot profile.html
 """
 
 import os

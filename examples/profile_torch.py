@@ -1,6 +1,6 @@
 """Training step of a small PyTorch CNN, on a GPU if there is one, for ``lbbsp profile``.
 
-lbbsp profile examples/profile_torch.py --max-batch 65536 -o profile.json --plot profile.png
+lbbsp profile examples/profile_torch.py --max-batch 65536 -o profile.json --plot profile.html
 """
 
 import torch

@@ -18,8 +18,7 @@ import dataclasses
 import importlib
 import importlib.util
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
     Final,
@@ -48,10 +47,8 @@ from lbbsp_core.validate import require_known, shortened
 
 T = TypeVar("T")
 
-_TRUTH: Final = {"true": True, "false": False}
 
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Component(Generic[T]):
     """A class and some of its options.
 
@@ -65,17 +62,15 @@ class Component(Generic[T]):
 
     text: str
     cls: type[T]
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     module: str = ""
     extra: str = ""
 
     @property
     def open_fields(self) -> dict[str, dataclasses.Field[Any]]:
         """Fields of the class that are not among the options, by name, in their order."""
-        if not dataclasses.is_dataclass(self.cls):
-            return {}
-        own = {one.name: one for one in dataclasses.fields(self.cls) if one.init}
-        return {name: one for name, one in own.items() if name not in self.options}
+        own = dataclasses.fields(self.cls) if dataclasses.is_dataclass(self.cls) else ()
+        return {one.name: one for one in own if one.init and one.name not in self.options}
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -84,7 +79,7 @@ class Component(Generic[T]):
         return tuple(
             name
             for name, one in self.open_fields.items()
-            if one.default is unset and one.default_factory is unset
+            if one.default is one.default_factory is unset
         )
 
     @property
@@ -105,83 +100,73 @@ class Component(Generic[T]):
         if not self.is_available:
             raise ValueError(f"{self.text} needs {self.module}: pip install 'lbbsp[{self.extra}]'")
         filled = {name: value for name, value in context.items() if self.accepts(name)}
-        absent = [name for name in self.missing if name not in filled]
-        if absent:
+        if absent := [name for name in self.missing if name not in filled]:
             form = ":".join([self.text, *map(str.upper, absent)])
             raise ValueError(f"{self.text} needs {', '.join(absent)}: write {form}")
         create: Callable[..., T] = self.cls
-        return create(**{**self.options, **filled})
+        return create(**self.options, **filled)
 
     def with_options(self, text: str, options: Sequence[str]) -> Component[T]:
         """Returns the component with more options.
 
         Texts without ``=`` fill the open fields in their order; `text` names the result.
         """
-        if not options:
-            return dataclasses.replace(self, text=text)
-        names = list(self.open_fields)
-        if not names:
+        names, given = list(self.open_fields), dict[str, object]()
+        if options and not names:
             raise ValueError(f"{self.text} takes no options, got {text!r}: write {self.text}")
-        hints = get_type_hints(self.cls)
-        given: dict[str, object] = {}
         for position, option in enumerate(options):
             name, equals, value = option.partition("=")
             if not equals:
-                name, value = (names[position] if position < len(names) else ""), option
-            if not name:
-                raise ValueError(
-                    f"{self.text} takes at most {len(names)} options ({', '.join(names)}), got "
-                    f"{text!r}: leave out {option!r}"
-                )
+                if position >= len(names):
+                    raise ValueError(
+                        f"{self.text} takes at most {len(names)} options ({', '.join(names)}), got "
+                        f"{text!r}: leave out {option!r}"
+                    )
+                name, value = names[position], option
             require_known(f"option of {self.text}", name, names)
             if name in given:
                 raise ValueError(f"{text!r} gives the option {name} twice: leave one out")
-            given[name] = _read(f"{self.text}: {name}", value, hints[name])
+            given[name] = _read(f"{self.text}: {name}", value, get_type_hints(self.cls)[name])
         return dataclasses.replace(self, text=text, options={**self.options, **given})
 
 
-class Registry(Mapping[str, Component[T]]):
+class Registry(dict[str, Component[T]]):
     """Components of one kind by name."""
 
     def __init__(self, kind: str, protocol: type, components: Sequence[Component[T]]) -> None:
+        super().__init__({component.text: component for component in components})
         self.kind = kind
-        self.noun = protocol.__name__.lower()
+        self._noun = protocol.__name__.lower()
         self._members = sorted(
             name for name in {*vars(protocol), *protocol.__annotations__} if name[0] != "_"
         )
-        self._components = {component.text: component for component in components}
-
-    def __getitem__(self, name: str) -> Component[T]:
-        return self._components[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._components)
-
-    def __len__(self) -> int:
-        return len(self._components)
 
     def parse(self, text: str) -> Component[T]:
         """Reads a name, or ``module:Name``, with options."""
         name, *options = text.split(":")
-        if name in self:
-            return self[name].with_options(text, options)
-        if options and all(part.isidentifier() for part in [*name.split("."), options[0]]):
+        parts = [*name.split("."), *options[:1]]
+        if name not in self and options and all(map(str.isidentifier, parts)):
             return self._import(name, options[0]).with_options(text, options[1:])
-        for other in _registries():
-            if name in other:
-                raise ValueError(
-                    f"{name} is a {other.noun} and no {self.noun}: write {other.kind}={text!r}, "
-                    f"or choose a {self.noun} from {', '.join(self)}"
-                )
-        return self[require_known(self.kind, name, self)]
+        return self[require_known(self.kind, name, self)].with_options(text, options)
+
+    def build(self, text: str, **context: object) -> T:
+        """Creates a component by its text, see `parse` and `Component.build`."""
+        return self.parse(text).build(**context)
 
     def resolve(self, value: T | str, **context: object) -> T:
         """Returns a component that is given by its text, or as an object."""
         if isinstance(value, str):
             return self.build(value, **context)
-        if isinstance(value, type) or self.lacking(value):
-            raise TypeError(f"{self.kind} must be a {self.noun} or its name, {self._remedy(value)}")
-        return value
+        lacking = self._lacking(value)
+        if not lacking and not isinstance(value, type):
+            return value
+        got, remedy = shortened(value), f"choose from {', '.join(self)}, or pass an object"
+        if not lacking:
+            name = getattr(value, "__name__", "")
+            got, remedy = f"the class {name}", f"create an object, as in {self.kind}={name}(...)"
+        elif len(lacking) < len(self._members):
+            got += f", which lacks {', '.join(lacking)}"
+        raise TypeError(f"{self.kind} must be a {self._noun} or its name, got {got}: {remedy}")
 
     def name_of(self, value: T | str) -> str:
         """Returns the text itself, the name of an equal component, or else the object's repr."""
@@ -190,105 +175,75 @@ class Registry(Mapping[str, Component[T]]):
         complete = (name for name, one in self.items() if one.is_available and not one.missing)
         return next((name for name in complete if self.build(name) == value), repr(value))
 
-    def lacking(self, value: object) -> list[str]:
+    def _lacking(self, value: object) -> list[str]:
         """Returns the members of the protocol that an object or a class lacks."""
         return [member for member in self._members if not hasattr(value, member)]
 
-    def _remedy(self, value: object) -> str:
-        """Returns what a wrong value is, and what to write instead."""
-        owners = [one for one in _registries() if not one.lacking(value)]
-        if isinstance(value, type) and owners:
-            own = next((name for name in self if self[name].cls is value), "")
-            named = f", or {self.kind}={own!r}" if own else ""
-            arguments = "..." if own and self[own].missing else ""
-            return (
-                f"got the class {value.__name__}: create an object, as in "
-                f"{owners[0].kind}={value.__name__}({arguments}){named}"
-            )
-        if owners:
-            return (
-                f"got {shortened(value)}, which is a {owners[0].noun}: write {owners[0].kind}=..."
-            )
-        lacking = self.lacking(value)
-        partly = f", which lacks {', '.join(lacking)}" if len(lacking) < len(self._members) else ""
-        return f"got {shortened(value)}{partly}: choose from {', '.join(self)}, or pass an object"
-
-    def build(self, text: str, **context: object) -> T:
-        """Creates a component by its text, see `parse` and `Component.build`."""
-        return self.parse(text).build(**context)
-
     def _import(self, module_name: str, name: str) -> Component[T]:
-        cls = getattr(self._import_module(module_name), name, None)
+        try:
+            cls = getattr(importlib.import_module(module_name), name, None)
+        except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module exists, but one that it imports does not
+            raise ValueError(
+                f"there is no {self.kind} {module_name!r}, and no module of that name to import: "
+                f"choose from {', '.join(self)}, or run the command where {module_name} can be "
+                "imported"
+            ) from None
         if not isinstance(cls, type):
             raise ValueError(
                 f"module {module_name} has no class {name!r}: name a class that satisfies the "
                 f"contract of a {self.kind}, see lbbsp_core.testing"
             )
-        if lacking := self.lacking(cls):
+        if lacking := self._lacking(cls):
             raise ValueError(
                 f"{module_name}:{name} is not a {self.kind}, since it lacks {', '.join(lacking)}: "
                 "add them, and check the contract with lbbsp_core.testing"
             )
         return Component(f"{module_name}:{name}", cls)
 
-    def _import_module(self, name: str) -> types.ModuleType:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module exists, but one that it imports does not
-            raise ValueError(
-                f"there is no {self.kind} {name!r}, and no module of that name to import: choose "
-                f"from {', '.join(self)}, or run the command where {name} can be imported"
-            ) from None
+
+def _number(text: str) -> float:
+    """Returns a number; an int wherever `text` is one, since some floats must be whole."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split("/"))
+
+
+_READERS: Final[dict[object, tuple[str, Callable[[str], object]]]] = {
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", _number),
+    tuple[float, ...]: ("numbers such as 2/1/1", _numbers),
+    str: ("a text", str),
+    type(None): ("none", lambda text: {"none": None}[text.lower()]),
+}
+"""How fields of these types are described and read."""
 
 
 def _read(what: str, text: str, kind: object) -> object:
     """Returns the value of a field of type `kind` that is written as `text`."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     expected = []
-    for one in kinds:
-        if get_origin(one) is Literal:
-            choices = [choice for choice in get_args(one) if isinstance(choice, str)]
-            if text in choices:
-                return text
-            expected += choices
-        elif one is type(None):
-            if text.lower() == "none":
-                return None
-            expected.append("none")
-        elif one is bool:
-            if text.lower() in _TRUTH:
-                return _TRUTH[text.lower()]
-            expected += _TRUTH
-        elif one in (int, float):
-            try:
-                return _number(text, one is int)
-            except ValueError:
-                expected.append("a whole number" if one is int else "a number")
-        elif get_args(one) == (float, Ellipsis):
-            try:
-                return tuple(float(part) for part in text.split("/"))
-            except ValueError:
-                expected.append("numbers such as 2/1/1")
-        elif one is str:
-            return text
+    for one in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+        choices = {each: each for each in get_args(one)} if get_origin(one) is Literal else {}
+        if not choices and one not in _READERS:
+            continue
+        form, read = (" or ".join(choices), choices.__getitem__) if choices else _READERS[one]
+        try:
+            return read(text)
+        except (ValueError, KeyError):
+            expected.append(form)
     if not expected:
         raise ValueError(
             f"{what} cannot be written as text: define a class with the value as its default, and "
             "name it by module:Name"
         )
     raise ValueError(f"{what} must be {' or '.join(expected)}, got {text!r}")
-
-
-def _number(text: str, whole: bool) -> float:
-    """Returns a number; an int wherever `text` is one, since some floats must be whole."""
-    try:
-        return int(text)
-    except ValueError:
-        if whole:
-            raise
-        return float(text)
 
 
 POLICIES: Final[Registry[Policy]] = Registry(
@@ -349,10 +304,6 @@ COSTS: Final[Registry[Cost]] = Registry(
     ],
 )
 """All costs with a formula; a `Profile` is named by its file (`runtime.options.naming`)."""
-
-
-def _registries() -> tuple[Registry[Any], ...]:
-    return POLICIES, PREDICTORS, SYNCHRONISERS, COSTS
 
 
 def synchroniser(text: str) -> Synchroniser:

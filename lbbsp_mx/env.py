@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
-from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS
+from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 
 
 def cluster() -> dict[str, str]:

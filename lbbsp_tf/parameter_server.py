@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.record import PushLine, PushLog, RunHeader, run_header
+from lbbsp_core.runtime.record.record import PushLine, RunHeader, run_header
+from lbbsp_core.runtime.record.writer import PushLog
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.validate import require_integer
 from lbbsp_tf import compat

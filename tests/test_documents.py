@@ -21,7 +21,8 @@ import commands
 import pytest
 from doc_pages import ROOT, Block, Page, documents
 
-from lbbsp_core.runtime.record.record import RunRecord, StepLine, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord
 
 SCRIPT = Path(__file__).parent / "documents" / "scripts" / "run_blocks.py"
 RUN_ELSEWHERE = {"docs/adding-a-framework.md": "tests/core/runtime/test_toy_plugin.py"}

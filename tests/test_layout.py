@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PLUGINS = frozenset({"lbbsp_tf", "lbbsp_mx"})
 FRAMEWORKS = frozenset({"tensorflow", "keras", "mxnet", "torch", "jax"})
 
-FOUNDATION = frozenset({"types", "validate"})
+FOUNDATION = frozenset({"_version", "types", "validate"})
 STAGES = FOUNDATION | {
     "measure",
     "resources",
@@ -37,6 +37,7 @@ STAGES = FOUNDATION | {
     "sync",
 }
 MAY_IMPORT: dict[str, frozenset[str]] = {
+    "_version": frozenset(),
     "types": frozenset({"validate"}),
     "validate": frozenset(),
     "measure": FOUNDATION,
@@ -63,8 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": STAGES
     | {"registry", "runtime", "sim", "launch", "profiler", "processes", "report", "demo", "doctor"},
     "__main__": frozenset({"cli"}),
-    # The package itself re-exports the stages, the loop and, on first use, the profiler.
-    "__init__": STAGES | {"runtime", "profiler"},
+    "__init__": frozenset({"_version"}),  # names of the face are imported on first use
     "lbbsp_tf": STAGES | {"runtime", "doctor.finding"},
     "lbbsp_mx": STAGES | {"runtime", "doctor.finding"},
 }

@@ -12,7 +12,9 @@ import pytest
 from check_site import external_resources
 from doc_pages import ROOT
 
-PACKAGES = ("lbbsp_core", "lbbsp_tf", "lbbsp_mx")
+import lbbsp_core
+
+PLUGINS = ("lbbsp_tf", "lbbsp_mx")
 
 
 def public_names(init):
@@ -31,7 +33,8 @@ def test_each_public_name_is_in_the_reference_once():
     found = re.findall(r"^::: (\S+)$", "\n".join(pages), re.MULTILINE)
     # Of a function and its module of the same name, the path must name both.
     documented = [name.replace(".sync.zipline.zipline", ".zipline") for name in found]
-    tops = [name for package in PACKAGES for name in public_names(ROOT / package / "__init__.py")]
+    tops = [f"lbbsp_core.{name}" for name in lbbsp_core.__all__]
+    tops += [name for plugin in PLUGINS for name in public_names(ROOT / plugin / "__init__.py")]
     stages = [
         name
         for init in (ROOT / "lbbsp_core").rglob("*/__init__.py")

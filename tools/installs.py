@@ -74,7 +74,7 @@ class Extra:
 EXTRAS = {
     "none": Extra(("numpy", "scipy", "psutil"), CORE, "lbbsp_core"),
     "cli": Extra(("typer", "click", "rich"), ("tests/core/cli",), "typer", (HELP, SIMULATE)),
-    "report": Extra(("matplotlib", "plotly"), ("tests/core/report",), "matplotlib"),
+    "report": Extra(("jinja2", "plotly"), ("tests/core/report",), "plotly"),
     "arima": Extra(("statsmodels", "pandas"), ("tests/core/predict",), "statsmodels"),
     "gpu": Extra(("nvidia-ml-py",), ("tests/core/resources",), "pynvml"),
     "demo": Extra(("scikit-learn",), ("tests/core/sim/test_learning.py",), "sklearn"),

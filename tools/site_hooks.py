@@ -59,6 +59,7 @@ def commands() -> str:
     """Returns the reference of the command line as Markdown, of what the program itself parses."""
     app = application()
     command = get_command(app)
+    command.commands = {name: lazy.loaded for name, lazy in command.commands.items()}
     context = command.make_context("lbbsp", [], resilient_parsing=True)
     text = get_docs_for_click(obj=command, ctx=context, name="lbbsp")
     text = text.split("\n", 1)[1]  # the page has a title of its own

@@ -1,49 +1,76 @@
-"""Command line of ``lbbsp``: one module per command."""
+"""Command line of ``lbbsp``: one module per command, imported when the command is chosen."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from lbbsp_core.cli.demo import demo
-from lbbsp_core.cli.doctor import doctor
-from lbbsp_core.cli.evaluate import evaluate
-from lbbsp_core.cli.launch import launch
-from lbbsp_core.cli.profile import profile
-from lbbsp_core.cli.report import report
-from lbbsp_core.cli.simulate import simulate
 from lbbsp_core.cli.version import show_version
-from lbbsp_core.cli.watch import watch
 
-# All arguments after the script belong to the script, options included.
-_STOP_AT_SCRIPT = {"allow_interspersed_args": False}
+COMMANDS: Final = {
+    "launch": "Run a script on N local workers.",
+    "demo": "Train with plain BSP and with LB-BSP, and compare.",
+    "evaluate": "Score speed predictors on recorded traces or runs.",
+    "simulate": "Compare policies, predictors and synchronisers in virtual time.",
+    "profile": "Measure seconds per step by batch size.",
+    "watch": "Show a running job: how busy each worker is, and who waits for whom.",
+    "report": "Show what a run gained, where time was lost, and what to change.",
+    "doctor": "Check this machine and the cluster, and name what will not work.",
+}
+"""Commands, each the function of its name in its module, with the first lines of their help."""
+
+
+class LazyCommand(TyperCommand):
+    """Command of which only the name and the first line of help are known until it is chosen."""
+
+    @cached_property
+    def loaded(self) -> TyperCommand:
+        """The command itself."""
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        # All arguments after the script of launch belong to the script, options included.
+        settings = {"allow_interspersed_args": False} if self.name == "launch" else {}
+        module = import_module(f"lbbsp_core.cli.{self.name}")
+        app.command(self.name, context_settings=settings)(getattr(module, str(self.name)))
+        return get_command(app)  # type: ignore[return-value]
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parses arguments by the command itself, which the context then names."""
+        return self.loaded.make_context(*args, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """All commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        commands = {name: LazyCommand(name, help=text) for name, text in COMMANDS.items()}
+        super().__init__(**{**settings, "commands": commands})
 
 
 def application() -> typer.Typer:
     """Builds the command line; ``application()()`` parses ``sys.argv``, runs and exits."""
     app = typer.Typer(
+        cls=LazyGroup,
         help="Synchronous data-parallel training that does not wait for the slowest worker.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
     app.callback()(_options)
-    app.command(context_settings=_STOP_AT_SCRIPT)(launch)
-    for command in (demo, evaluate, simulate, profile, watch, report, doctor):
-        app.command()(command)
     return app
 
 
 def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=show_version,
-            is_eager=True,
-            help="Show the versions of lbbsp, Python and the installed frameworks, and exit.",
-        ),
-    ] = False,
+    _version: bool = typer.Option(
+        False,
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Show the versions of lbbsp, Python and the installed frameworks, and exit.",
+    ),
 ) -> None:
     pass  # with a callback, typer expects the name of a command even if there is only one

@@ -1,9 +1,11 @@
-"""Completion of option values in the shell, for options whose values are known names."""
+"""Options whose values are known names, and their completion in the shell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeAlias
+from typing import Annotated, TypeAlias
+
+import typer
 
 from lbbsp_core.launch.cluster import FRAMEWORKS
 
@@ -17,12 +19,7 @@ def one_of(names: Iterable[str]) -> Completion:
         >>> one_of(["tensorflow", "mxnet"])("t")
         ['tensorflow']
     """
-    known = tuple(names)
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in known if name.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def some_of(names: Iterable[str]) -> Completion:
@@ -34,16 +31,25 @@ def some_of(names: Iterable[str]) -> Completion:
         >>> some_of(["bsp", "lbbsp", "dbs"])("bsp,l")
         ['bsp,lbbsp']
     """
-    known = tuple(names)
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        chosen = before.split(",")
-        left = (name for name in known if name not in chosen)
+        left = [name for name in names if name not in before.split(",")]
         return [f"{before}{comma}{name}" for name in left if name.startswith(last)]
 
     return complete
 
 
-FRAMEWORK: Final = one_of(FRAMEWORKS)
-"""Completion of ``--framework``."""
+Framework: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help=f"Framework to train with: {' or '.join(FRAMEWORKS)}.",
+        autocompletion=one_of(FRAMEWORKS),
+    ),
+]
+"""Option ``--framework`` of a command."""
+
+
+def split_names(names: str) -> list[str]:
+    """Returns the names of a list such as ``a,b``, without empty ones."""
+    return [name for part in names.split(",") if (name := part.strip())]

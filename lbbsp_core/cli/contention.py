@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +22,12 @@ EPOCH_SECONDS: Final = 20.0
 def parse_contention(text: str, workers: int) -> Contention:
     """Returns schedules of a trace, ``bursty[:SEED]`` or ``dbs[:SEED[:EPOCH_SECONDS]]``."""
     kind, *options = text.split(":")
-    if kind == "bursty" and len(options) <= 1:
-        seed = _seed(text, options)
+    if len(options) > {"bursty": 1, "dbs": 2}.get(kind, -1):
+        return replayed_trace(read_trace(Path(text)))
+    seed, epoch_seconds = _numbers(text, *options)
+    if kind == "bursty":
         return [bursty(worker, seed) for worker in range(workers)]
-    if kind == "dbs" and len(options) <= 2:
-        return disturbed(workers, _seed(text, options), _seconds(text, options))
-    return replayed_trace(read_trace(Path(text)))
+    return disturbed(workers, seed, epoch_seconds)
 
 
 def replayed_trace(trace: Trace) -> Contention:
@@ -59,23 +58,20 @@ def disturbed(workers: int, seed: int, epoch_seconds: float) -> Contention:
     ]
 
 
-def _seed(text: str, options: Sequence[str]) -> int:
-    if options and not options[0].isdecimal():
+def _numbers(text: str, seed: str = "0", seconds: str = str(EPOCH_SECONDS)) -> tuple[int, float]:
+    """Returns the seed, and the seconds of an epoch."""
+    if not seed.isdecimal():
         raise ValueError(
             f"--contention must have a seed >= 0 after the first colon, got {text!r}: "
             "give one, such as bursty:3, or omit it"
         )
-    return int(options[0]) if options else 0
-
-
-def _seconds(text: str, options: Sequence[str]) -> float:
     try:
-        seconds = float(options[1]) if len(options) > 1 else EPOCH_SECONDS
+        epoch = float(seconds)
     except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= HOUR:
+        epoch = math.nan
+    if not 0.1 <= epoch <= HOUR:
         raise ValueError(
             f"--contention must have the seconds of an epoch, from 0.1 to {HOUR:g}, after the "
             f"second colon, got {text!r}: give them, such as dbs:0:20, or omit them"
         )
-    return seconds
+    return int(seed), epoch

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from lbbsp_core.cli.completion import FRAMEWORK
+from lbbsp_core.cli.completion import Framework
 from lbbsp_core.cli.options import (
     JsonFile,
+    bad_value,
     consoles,
+    known_framework,
     one_line_errors,
     parse_speeds,
-    require_writable_file,
     require_writable_folder,
     write_figures,
 )
@@ -36,7 +36,6 @@ from lbbsp_core.demo.comparison import (
     write_results,
 )
 from lbbsp_core.report.summary import Figures
-from lbbsp_core.validate import require_known
 
 _EXPLANATION = (
     "Efficiency: time of the ideal step, whose batches fit the speeds / time of a step. Without "
@@ -46,22 +45,15 @@ _EXPLANATION = (
 
 @one_line_errors
 def demo(
-    framework: Annotated[
-        str,
-        typer.Option(
-            help="Framework to train with: tensorflow or mxnet.", autocompletion=FRAMEWORK
-        ),
-    ] = "tensorflow",
-    workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 3,
-    speeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,1,0.35",
-            help="Relative speed of each worker. By default only the last worker is slow.",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="Number of steps of each run.")] = 110,
-    run_dir: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
+    framework: Framework = "tensorflow",
+    workers: int = typer.Option(3, min=2, help="Number of workers."),
+    speeds: str | None = typer.Option(
+        None,
+        metavar="1,1,0.35",
+        help="Relative speed of each worker. By default only the last worker is slow.",
+    ),
+    steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
+    run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
     json_file: JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.
@@ -70,9 +62,8 @@ def demo(
     """
     console, _ = consoles(json_file)
     relative_speeds = _relative_speeds(workers, speeds)
-    plan = Plan(_known_framework(framework), relative_speeds, steps, run_dir)
+    plan = Plan(known_framework(framework, FRAMEWORKS), relative_speeds, steps, run_dir)
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
-    require_writable_file("--json", json_file)
     require_writable_folder("--run-dir", run_dir)
     try:
         require_packages(framework)
@@ -88,10 +79,8 @@ def demo(
     figures = write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
     console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
-    if plan.report.exists():
-        console.print(f"Report of the balanced run: open {plan.report}", markup=False)
-    if json_file is not None:
-        write_figures(json_file, figures)
+    console.print(f"Report of the balanced run: open {plan.report}", markup=False)
+    write_figures(json_file, figures)
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
@@ -99,19 +88,12 @@ def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
         return default_speeds(workers)
     relative_speeds = parse_speeds(speeds)
     if len(relative_speeds) != workers:
-        raise typer.BadParameter(
+        raise bad_value(
+            "--speeds",
             f"must hold one speed for each of the {workers} workers, got {len(relative_speeds)} "
             f"({speeds}): change it, or give --workers {len(relative_speeds)}",
-            param_hint="--speeds",
         )
     return relative_speeds
-
-
-def _known_framework(name: str) -> str:
-    try:
-        return require_known("framework", name, FRAMEWORKS)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--framework") from None
 
 
 def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,21 +14,18 @@ from rich.text import Text
 from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
+    known_framework,
     one_line_errors,
-    require_writable_file,
     write_figures,
 )
 from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
-from lbbsp_core.validate import require_known
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @one_line_errors
 def doctor(
-    framework: Annotated[
-        str, typer.Option(help=f"Frameworks to check: {', '.join(CHOICES)}.")
-    ] = CHOICES[0],
+    framework: str = typer.Option(CHOICES[0], help=f"Frameworks to check: {', '.join(CHOICES)}."),
     json_file: JsonFile = None,
 ) -> None:
     """Check this machine and the cluster, and name what will not work.
@@ -37,15 +34,10 @@ def doctor(
     each of its hosts. The exit status is 0 if nothing will fail, 1 if there is a problem, and 2
     for a wrong usage.
     """
-    try:
-        require_known("framework", framework, CHOICES)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--framework") from None
-    require_writable_file("--json", json_file)
+    known_framework(framework, CHOICES)
     diagnosis = diagnose(os.environ, framework=framework)
     _print(consoles(json_file)[0], diagnosis)
-    if json_file is not None:
-        write_figures(json_file, figures(diagnosis))
+    write_figures(json_file, figures(diagnosis))
     raise typer.Exit(1 if count(diagnosis, "problem") else 0)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -11,18 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import some_of
 from lbbsp_core.cli.options import (
-    ALL,
     JsonFile,
     consoles,
+    note,
     one_line_errors,
-    parse_predictors,
     require_picture,
     require_writable_file,
     search_current_directory,
     write_figures,
 )
+from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS
@@ -33,38 +33,25 @@ from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 @one_line_errors
 def evaluate(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[TRACE]...", help="Trace files in CSV format."),
-    ] = None,
-    from_run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN_DIR",
-            help="Also evaluate on the recorded run in this folder. May be repeated.",
-        ),
-    ] = None,
-    predictors: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B",
-            help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Add options as in "
-            "narx:hidden=4. Name your own class as module:Name.",
-            autocompletion=some_of([ALL, *PREDICTORS]),
-        ),
-    ] = ALL,
-    horizon: Annotated[
-        int, typer.Option(min=1, help="Iterations ahead to forecast; 1 is the next iteration.")
-    ] = 1,
+    traces: list[Path] | None = typer.Argument(
+        None, metavar="[TRACE]...", help="Trace files in CSV format."
+    ),
+    from_run: list[Path] | None = typer.Option(
+        None,
+        metavar="RUN_DIR",
+        help="Also evaluate on the recorded run in this folder. May be repeated.",
+    ),
+    predictors: Predictors = ALL,
+    horizon: int = typer.Option(
+        1, min=1, help="Iterations ahead to forecast; 1 is the next iteration."
+    ),
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw forecasts and measured speeds to this image file."),
-    ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the run of --from-run to this trace file."),
-    ] = None,
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw forecasts and measured speeds to this HTML file."
+    ),
+    export: Path | None = typer.Option(
+        None, metavar="FILE", help="Write the run of --from-run to this trace file."
+    ),
 ) -> None:
     """Score speed predictors on recorded traces or runs.
 
@@ -74,54 +61,39 @@ def evaluate(
     batch sizes follow from the forecasts.
     """
     out, err = consoles(json_file)
-    require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     require_writable_file("--export", export)
     search_current_directory()
-    chosen = _predictors(predictors, horizon)
+    named = [] if predictors == ALL else parse_predictors(str(predictors))
+    built = {name: PREDICTORS.build(name, horizon=horizon) for name in named}
+    chosen = built or contenders(horizon)
     runs = [trace_from_run(path) for path in from_run or []]
     loaded = [*(read_trace(path) for path in traces or []), *runs]
     if not loaded:
         raise ValueError("evaluate needs a trace: name a trace file, or --from-run RUN_DIR")
     for trace in loaded:
-        for note in trace.notes:
-            _note(err, f"{trace.path}: {note}")
+        for text in trace.notes:
+            note(err, f"{trace.path}: {text}")
     if export is not None:
-        _export(out, runs, export)
+        if len(runs) != 1:
+            raise ValueError(
+                f"--export writes one run, got {len(runs)}: give one --from-run RUN_DIR"
+            )
+        write_trace(export, runs[0])
+        out.print(f"trace written to {export}", markup=False)
     if predictors == ALL and "arima" not in chosen:
-        _note(
-            err,
-            "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'",
-        )
+        text = "arima is left out because statsmodels is not installed: pip install 'lbbsp[arima]'"
+        note(err, text)
     result = _run(err, loaded, chosen, horizon)
-    for note in result.notes.values():
-        _note(err, note)
+    for text in result.notes.values():
+        note(err, text)
     _print(out, result)
-    if json_file is not None:
-        write_figures(json_file, result.figures())
+    write_figures(json_file, result.figures())
     if plot is not None:
-        from lbbsp_core.report.forecasts import plot_forecasts
+        from lbbsp_core.report.pictures import draw_forecasts
 
-        plot_forecasts(result, plot)
+        draw_forecasts(result, plot)
         out.print(f"plot written to {plot}", markup=False)
-
-
-def _predictors(text: str, horizon: int) -> dict[str, Predictor]:
-    """Creates the predictors of the option ``--predictors``, by the names given there."""
-    if text != ALL:
-        return {name: PREDICTORS.build(name, horizon=horizon) for name in parse_predictors(text)}
-    return contenders(horizon)
-
-
-def _note(err: Console, text: str) -> None:
-    err.print(text, style="yellow", markup=False)
-
-
-def _export(out: Console, runs: list[Trace], path: Path) -> None:
-    if len(runs) != 1:
-        raise ValueError(f"--export writes one run, got {len(runs)}: give one --from-run RUN_DIR")
-    write_trace(path, runs[0])
-    out.print(f"trace written to {path}", markup=False)
 
 
 def _run(
@@ -138,65 +110,56 @@ def _run(
 
 
 def _print(out: Console, result: Evaluation) -> None:
-    errors = _table(result, f"RMSE of speed / mean speed, horizon {result.horizon}")
-    errors.add_column("geometric mean", justify="right", overflow="fold")
-    lowest = {file: min(s.rmse for s in scores.values()) for file, scores in result.scores.items()}
-    for name in result.predictors:
-        cells = [
-            f"[bold]{scores[name].rmse:.4f}[/]"
-            if scores[name].rmse == lowest[file]
-            else f"{scores[name].rmse:.4f}"
-            for file, scores in result.scores.items()
-        ]
-        errors.add_row(_label(name), *cells, f"{result.geometric_mean_rmse(name):.4f}")
-    out.print(errors)
+    names, traces = result.predictors, result.scores.values()
+    errors = [[score.rmse for score in scores.values()] for scores in traces]
+    errors.append([result.geometric_mean_rmse(name) for name in names])
+    title = f"RMSE of speed / mean speed, horizon {result.horizon}"
+    out.print(_by_trace(result, title, errors, "geometric mean", min))
     if len(result.notes) < len(result.scores):
-        out.print(_efficiencies(result))
+        efficiencies = [[score.efficiency for score in scores.values()] for scores in traces]
+        efficiencies.append([result.mean_efficiency(name) for name in names])
+        title = f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}"
+        out.print(_by_trace(result, title, efficiencies, "mean", max))
     costs = Table(
         title="MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
     )
     for column in ("predictor", "MAPE", "update", "predict", "99.9th percentile"):
         costs.add_column(column, justify="left" if column == "predictor" else "right")
-    for name in result.predictors:
-        of_traces = [scores[name] for scores in result.scores.values()]
+    for name in names:
+        own = [scores[name] for scores in traces]
         mape, update, predict = (
-            sum(values) / len(of_traces)
-            for values in zip(
-                *((s.mape, s.update_us, s.predict_us) for s in of_traces), strict=True
-            )
+            fmean(values)
+            for values in zip(*((s.mape, s.update_us, s.predict_us) for s in own), strict=True)
         )
-        tail = max(score.p999_us for score in of_traces)
+        tail = max(score.p999_us for score in own)
         costs.add_row(_label(name), f"{mape:.1%}", f"{update:.1f}", f"{predict:.1f}", f"{tail:.0f}")
     out.print(costs)
 
 
-def _table(result: Evaluation, title: str) -> Table:
-    """Returns a table with a column for the predictors, and one for each trace."""
+def _by_trace(
+    result: Evaluation,
+    title: str,
+    columns: Sequence[Sequence[float | None]],
+    mean: str,
+    best: Callable[..., float | None],
+) -> Table:
+    """Returns a table of a figure, with a column for each trace and for their mean."""
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("predictor", no_wrap=True)
-    for file in result.scores:
+    for file in (*result.scores, mean):
         name = file.removesuffix(".csv").replace("_", " ")  # breaks at spaces in a narrow terminal
         table.add_column(escape(name), justify="right", overflow="fold")
+    known = [[value for value in column if value is not None] for column in columns]
+    marked = [best(column, default=None) for column in known]
+    for name, *row in zip(result.predictors, *columns, strict=True):
+        table.add_row(_label(name), *map(_cell, row, marked))
     return table
 
 
-def _efficiencies(result: Evaluation) -> Table:
-    table = _table(result, f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}")
-    table.add_column("mean", justify="right", overflow="fold")
-    of_traces = [
-        [score.efficiency for score in scores.values()] for scores in result.scores.values()
-    ]
-    columns = [*of_traces, [result.mean_efficiency(name) for name in result.predictors]]
-    best = [max((x for x in column if x is not None), default=None) for column in columns]
-    for name, row in zip(result.predictors, zip(*columns, strict=True), strict=True):
-        table.add_row(_label(name), *map(_cell, row, best))
-    return table
-
-
-def _cell(efficiency: float | None, best: float | None) -> str:
-    if efficiency is None:
+def _cell(value: float | None, best: float | None) -> str:
+    if value is None:
         return "-"
-    return f"[bold]{efficiency:.4f}[/]" if efficiency == best else f"{efficiency:.4f}"
+    return f"[bold]{value:.4f}[/]" if value == best else f"{value:.4f}"
 
 
 def _label(name: str) -> str:

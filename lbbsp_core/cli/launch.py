@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
-from lbbsp_core.cli.completion import FRAMEWORK, one_of
-from lbbsp_core.cli.contention import parse_contention
+from lbbsp_core.cli.completion import Framework, one_of
 from lbbsp_core.cli.options import (
     one_line_errors,
     parse_speeds,
@@ -24,97 +23,64 @@ _OURS: Final = ("--speeds", "--speeds-at", "--contention", "--max-restarts", "--
 
 @one_line_errors
 def launch(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py [ARGS]...",
-            help="Script to run, or with -m a module, followed by its own arguments. Options of "
-            "lbbsp launch come before it.",
-        ),
-    ],
-    workers: Annotated[
-        int, typer.Option("-n", "--workers", metavar="N", help="Number of workers.")
-    ],
-    module: Annotated[
-        bool,
-        typer.Option(
-            "-m",
-            "--module",
-            help="Run a module as python -m does: -m package.train [ARGS]...",
-        ),
-    ] = False,
-    framework: Annotated[
-        str,
-        typer.Option(
-            help="Framework of the script: tensorflow or mxnet.", autocompletion=FRAMEWORK
-        ),
-    ] = "tensorflow",
-    servers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="S",
-            help="Number of parameter servers. mxnet: 1 by default. tensorflow: none by default; "
-            "with servers the script runs once, as the chief of a ParameterServerStrategy.",
-        ),
-    ] = None,
-    speeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
-        ),
-    ] = None,
-    speeds_at: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECONDS:0.5,1,1",
-            help="Change the speeds after these seconds; may be repeated.",
-        ),
-    ] = None,
-    contention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRACE",
-            help="Let other processes compete with the workers for their cores: replay the column "
-            "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
-            "dbs[:SEED[:EPOCH_SECONDS]]).",
-            autocompletion=one_of(["bursty", "dbs"]),
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="0,1+2,none",
-            help="GPUs of each worker, by CUDA_VISIBLE_DEVICES: an entry for each worker, with + "
-            "between several devices; none for CPUs only; all to leave the variable alone. By "
-            "default worker i gets GPU i modulo their number, or its part of the variable if "
-            "you have set it.",
-            autocompletion=one_of(["none", "all"]),
-        ),
-    ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run record.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop the job after these seconds.")
-    ] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
-        ),
-    ] = 0,
-    elastic: Annotated[
-        int | None,
-        typer.Option(
-            metavar="MIN",
-            help="Restart without workers that have failed, as long as MIN workers remain.",
-        ),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="Time that scripts have to write a checkpoint and to end after SIGTERM.",
-        ),
-    ] = GRACE_SECONDS,
+    command: list[str] = typer.Argument(
+        metavar="SCRIPT.py [ARGS]...",
+        help="Script to run, or with -m a module, followed by its own arguments. Options of "
+        "lbbsp launch come before it.",
+    ),
+    workers: int = typer.Option(..., "-n", "--workers", metavar="N", help="Number of workers."),
+    module: bool = typer.Option(
+        False, "-m", "--module", help="Run a module as python -m does: -m package.train [ARGS]..."
+    ),
+    framework: Framework = "tensorflow",
+    servers: int | None = typer.Option(
+        None,
+        metavar="S",
+        help="Number of parameter servers. mxnet: 1 by default. tensorflow: none by default; "
+        "with servers the script runs once, as the chief of a ParameterServerStrategy.",
+    ),
+    speeds: str | None = typer.Option(
+        None, metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
+    ),
+    speeds_at: list[str] | None = typer.Option(
+        None,
+        metavar="SECONDS:0.5,1,1",
+        help="Change the speeds after these seconds; may be repeated.",
+    ),
+    contention: str | None = typer.Option(
+        None,
+        metavar="TRACE",
+        help="Let other processes compete with the workers for their cores: replay the column "
+        "cpu_other_percent of a trace, or start and stop at random (bursty[:SEED], "
+        "dbs[:SEED[:EPOCH_SECONDS]]).",
+        autocompletion=one_of(["bursty", "dbs"]),
+    ),
+    devices: str | None = typer.Option(
+        None,
+        metavar="0,1+2,none",
+        help="GPUs of each worker, by CUDA_VISIBLE_DEVICES: an entry for each worker, with + "
+        "between several devices; none for CPUs only; all to leave the variable alone. By "
+        "default worker i gets GPU i modulo their number, or its part of the variable if "
+        "you have set it.",
+        autocompletion=one_of(["none", "all"]),
+    ),
+    run_dir: Path | None = typer.Option(None, help="Folder for the run record."),
+    timeout: float | None = typer.Option(
+        None, metavar="SECONDS", help="Stop the job after these seconds."
+    ),
+    max_restarts: int = typer.Option(
+        0, metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
+    ),
+    elastic: int | None = typer.Option(
+        None,
+        metavar="MIN",
+        help="Restart without workers that have failed, as long as MIN workers remain.",
+    ),
+    grace: float = typer.Option(
+        GRACE_SECONDS,
+        metavar="SECONDS",
+        help="Time that scripts have to write a checkpoint and to end after SIGTERM.",
+    ),
 ) -> None:
     """Run a script on N local workers.
 
@@ -130,6 +96,11 @@ def launch(
                 f"the script gets {argument}, which follows it: options of lbbsp launch come first"
             )
             typer.echo(f"lbbsp launch: {text}", err=True)
+    neighbours = None
+    if contention is not None:
+        from lbbsp_core.cli.contention import parse_contention  # reads traces by the simulator
+
+        neighbours = parse_contention(contention, workers)
     status = launch_job(
         ["-m", *command] if module else command,
         workers=workers,
@@ -137,7 +108,7 @@ def launch(
         servers=servers,
         speeds=None if speeds is None else parse_speeds(speeds),
         speeds_at=parse_speeds_at(speeds_at or []),
-        contention=None if contention is None else parse_contention(contention, workers),
+        contention=neighbours,
         devices=devices,
         run_dir=run_dir,
         timeout=timeout,

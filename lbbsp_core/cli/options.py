@@ -6,14 +6,14 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
 
-from lbbsp_core.registry import PREDICTORS
+from lbbsp_core.validate import require_known
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -31,9 +31,6 @@ JsonFile: TypeAlias = Annotated[
 ]
 """Option ``--json`` of a command; the parameter's default is None."""
 
-ALL: Final = "all"
-"""Stands for all names of a kind."""
-
 _SPEEDS_REMEDY = "give the speed of each worker relative to the fastest, such as 1,1,0.5"
 _SPEEDS_AT_REMEDY = "give the seconds since the start and the new speeds, such as 30:0.5,1,1"
 
@@ -48,7 +45,8 @@ def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REME
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise _bad(option, "a list of numbers separated by commas", text, remedy) from None
+        form = "a list of numbers separated by commas"
+        raise bad_value(option, f"must be {form}, got {text!r}: {remedy}") from None
 
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
@@ -62,32 +60,26 @@ def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
 
 
 def _parse_change(text: str) -> tuple[float, list[float]]:
-    before, colon, after = text.partition(":")
+    seconds, _, speeds = text.partition(":")
     try:
-        seconds = float(before)
+        after = float(seconds)
     except ValueError:
-        colon = ""
-    if not colon:
-        raise _bad("--speeds-at", "SECONDS:SPEEDS", text, _SPEEDS_AT_REMEDY)
-    return seconds, parse_speeds(after, "--speeds-at", _SPEEDS_AT_REMEDY)
+        form = f"must be SECONDS:SPEEDS, got {text!r}: {_SPEEDS_AT_REMEDY}"
+        raise bad_value("--speeds-at", form) from None
+    return after, parse_speeds(speeds, "--speeds-at", _SPEEDS_AT_REMEDY)
 
 
-def _bad(option: str, form: str, text: str, remedy: str) -> typer.BadParameter:
-    return typer.BadParameter(f"must be {form}, got {text!r}: {remedy}", param_hint=option)
+def bad_value(option: str, error: object) -> typer.BadParameter:
+    """Returns the error of a wrong value of an option, which typer shows with the usage."""
+    return typer.BadParameter(str(error), param_hint=option)
 
 
-def split_names(names: str) -> list[str]:
-    """Returns the names of a list such as ``a,b``, without empty ones."""
-    return [name for part in names.split(",") if (name := part.strip())]
-
-
-def parse_predictors(text: str) -> list[str]:
-    """Returns the names of a list of predictors; ``all`` stands for those that are installed."""
-    if text == ALL:
-        return [name for name, component in PREDICTORS.items() if component.is_available]
-    if not (names := split_names(text)):
-        raise ValueError(f"no predictor is named: choose from {', '.join(PREDICTORS)}")
-    return names
+def known_framework(name: str, known: Collection[str]) -> str:
+    """Returns the value of ``--framework`` if it is one of `known`."""
+    try:
+        return require_known("framework", name, known)
+    except ValueError as error:
+        raise bad_value("--framework", error) from None
 
 
 def search_current_directory() -> None:
@@ -115,11 +107,22 @@ def one_line_errors(command: Command) -> Command:
 
 
 def consoles(json_file: Path | None) -> tuple[Console, Console]:
-    """Returns the consoles of results and of messages.
+    """Returns the consoles of results and of messages of a command with ``--json``.
 
     Both write to standard error if standard output is for figures.
     """
+    require_writable_file("--json", json_file)
     return Console(stderr=json_file == STDOUT), Console(stderr=True)
+
+
+def show(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is, on one line."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(console: Console, text: str) -> None:
+    """Prints what a user should know about the results."""
+    show(console, text, "yellow")
 
 
 def require_writable_file(option: str, path: Path | None) -> None:
@@ -163,20 +166,20 @@ def require_picture(option: str, path: Path | None) -> None:
     """Checks that a picture can be drawn to a file, before a long computation."""
     require_writable_file(option, path)
     if path is not None:
-        from lbbsp_core.report.figure import picture_formats
+        from lbbsp_core.report.page import plotly_script
 
-        suffix = path.suffix.removeprefix(".").lower()
-        if suffix and suffix not in (known := picture_formats()):
-            raise ValueError(
-                f"{option} must end in the name of a format, got {path}: {', '.join(known)}"
-            )
+        if path.suffix.lower() != ".html":
+            raise ValueError(f"{option} must end in .html, got {path}: a picture is an HTML page")
+        plotly_script()  # needs packages
 
 
-def write_figures(path: Path, figures: Mapping[str, object]) -> None:
-    """Writes figures as JSON, to standard output if the path is `STDOUT`.
+def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
+    """Writes figures as JSON, to standard output if the path is `STDOUT`, and nowhere without one.
 
     The folder of a file is created.
     """
+    if path is None:
+        return
     text = json.dumps(figures, indent=1)
     if path == STDOUT:
         typer.echo(text)

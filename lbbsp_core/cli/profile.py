@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +13,7 @@ from lbbsp_core.cli.options import (
     STDOUT,
     JsonFile,
     consoles,
+    note,
     one_line_errors,
     require_picture,
     require_writable_file,
@@ -26,49 +26,34 @@ DEFAULT_OUT = Path("profile.json")
 
 @one_line_errors
 def profile(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py[:FUNCTION] [-- ARGS]...",
-            help="Script that defines step(batch_size), or FUNCTION(batch_size) if given.",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write the profile to this file. Defaults to profile.json.",
-        ),
-    ] = None,
+    command: list[str] = typer.Argument(
+        metavar="SCRIPT.py[:FUNCTION] [-- ARGS]...",
+        help="Script that defines step(batch_size), or FUNCTION(batch_size) if given.",
+    ),
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Write the profile to this file. Defaults to profile.json.",
+    ),
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot the curve to this file.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(metavar="N", help="Largest batch size to try.")] = 8192,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Minimum number of timed steps per batch; the median is kept."
-        ),
-    ] = 5,
-    rounds: Annotated[
-        int,
-        typer.Option(metavar="N", help="Measure all batches N times and keep the smallest median."),
-    ] = 3,
-    longest_step: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", help="Try no larger batch once a step has taken longer than this."
-        ),
-    ] = 5.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", help="Time limit for loading the script, and for each step."
-        ),
-    ] = 120.0,
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Plot the curve to this HTML file."
+    ),
+    max_batch: int = typer.Option(8192, metavar="N", help="Largest batch size to try."),
+    repeats: int = typer.Option(
+        5, metavar="N", help="Minimum number of timed steps per batch; the median is kept."
+    ),
+    rounds: int = typer.Option(
+        3, metavar="N", help="Measure all batches N times and keep the smallest median."
+    ),
+    longest_step: float = typer.Option(
+        5.0, metavar="SECONDS", help="Try no larger batch once a step has taken longer than this."
+    ),
+    timeout: float = typer.Option(
+        120.0, metavar="SECONDS", help="Time limit for loading the script, and for each step."
+    ),
 ) -> None:
     """Measure seconds per step by batch size.
 
@@ -78,14 +63,13 @@ def profile(
     """
     out_console, err = consoles(json_file)
     require_writable_file("--out", out or DEFAULT_OUT)
-    require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     sweep = BatchSweep(
         max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
     )
     result = _run(err, command, sweep, timeout)
-    for note in result.notes:
-        err.print(note, style="yellow", markup=False)
+    for text in result.notes:
+        note(err, text)
     _print(out_console, result)
     if json_file == STDOUT:
         write_figures(STDOUT, result.figures())
@@ -95,9 +79,9 @@ def profile(
         result.save(path)
         out_console.print(f"profile written to {path}", markup=False, highlight=False)
     if plot is not None:
-        from lbbsp_core.report.curve import plot_curve
+        from lbbsp_core.report.pictures import draw_profile
 
-        plot_curve(result, plot)
+        draw_profile(result, plot)
         out_console.print(f"plot written to {plot}", markup=False, highlight=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,21 +11,19 @@ from lbbsp_core.cli.options import (
     consoles,
     one_line_errors,
     require_writable_file,
+    show,
     write_figures,
 )
 
 
 @one_line_errors
 def report(
-    run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
-        ),
-    ] = None,
+    run_dir: Path = typer.Argument(
+        metavar="RUN_DIR", help="Folder with run.jsonl, or the file itself."
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", metavar="FILE", help="File to write. Default: RUN_DIR/report.html."
+    ),
     json_file: JsonFile = None,
 ) -> None:
     """Show what a run gained, where time was lost, and what to change.
@@ -38,9 +35,7 @@ def report(
     console, _ = consoles(json_file)
     path = out or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
     require_writable_file("--out", path)
-    require_writable_file("--json", json_file)
     figures = write_report(run_dir, path)
-    console.print(figures["verdict"], markup=False, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        write_figures(json_file, figures)
-    console.print(f"report written to {path}", markup=False, highlight=False, soft_wrap=True)
+    show(console, str(figures["verdict"]))
+    write_figures(json_file, figures)
+    show(console, f"report written to {path}")

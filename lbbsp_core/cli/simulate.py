@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lbbsp_core.cli.completion import one_of, some_of
+from lbbsp_core.cli.completion import one_of, some_of, split_names
 from lbbsp_core.cli.options import (
-    ALL,
     JsonFile,
     consoles,
+    note,
     one_line_errors,
-    parse_predictors,
     require_picture,
-    require_writable_file,
     require_writable_folder,
     search_current_directory,
-    split_names,
+    show,
     write_figures,
 )
+from lbbsp_core.cli.predictors import ALL, Predictors, parse_predictors
 from lbbsp_core.cli.progress import countdown
-from lbbsp_core.registry import POLICIES, PREDICTORS, SYNCHRONISERS
+from lbbsp_core.registry import POLICIES, SYNCHRONISERS
 from lbbsp_core.sim import (
     MODELS,
     PRESETS,
     FixedTime,
     ReplayedCluster,
-    Scenario,
     SimConfig,
     Task,
-    Trace,
     cluster_from_run,
     digits,
     load_scenario,
@@ -50,130 +48,92 @@ from lbbsp_core.sim.experiment import (
     STEPS_PER_EPOCH,
     Experiment,
     LearningTarget,
-    Result,
     Row,
-    chosen_runs,
     experiment_of,
     figures,
     run_experiments,
 )
+from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.validate import require_known
 
 _QUICK = "ema0.5"
-"""Default for synthetic clusters, which may be large: it runs vectorised."""
+"""Default for synthetic clusters, which may be large: it runs in arrays."""
 
 
 @one_line_errors
 def simulate(
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE]...", help="Further trace files.")
-    ] = None,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TRACE...", help="CSV trace files of two or more workers."),
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE.toml",
-            help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
-            autocompletion=one_of(PRESETS),
-        ),
-    ] = None,
-    from_run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
-        ),
-    ] = None,
-    policies: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B",
-            help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
-            "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
-            autocompletion=some_of([ALL, *POLICIES]),
-        ),
-    ] = ALL,
-    predictors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B",
-            help=f"Predictors: all, or some of {', '.join(PREDICTORS)}. Name your own class as "
-            f"module:Name. Default: {DEFAULT}; {_QUICK} for scenarios.",
-            autocompletion=some_of([ALL, *PREDICTORS]),
-        ),
-    ] = None,
-    sync: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B",
-            help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
-            "class as module:Name.",
-            autocompletion=some_of(SYNCHRONISERS),
-        ),
-    ] = "bsp",
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Length of a scenario, in global batches.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of a scenario.")] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
-        ),
-    ] = None,
-    lag: Annotated[
-        int, typer.Option(min=1, help="A plan decided after step k applies to step k + LAG.")
-    ] = 1,
-    steps_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="Epoch length of dbs, which plans once per epoch.")
-    ] = None,
-    communication: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Communication time of each step, after the slowest worker.",
-        ),
-    ] = None,
-    first_use_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
-        ),
-    ] = None,
-    target_accuracy: Annotated[
-        float | None,
-        typer.Option(
-            metavar="A", help="Also train on digits, and show the time to this accuracy, in (0, 1]."
-        ),
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)),
-    ] = "softmax",
-    learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of an update from X samples.")
-    ] = 0.5,
+    more: list[Path] | None = typer.Argument(
+        None, metavar="[TRACE]...", help="Further trace files."
+    ),
+    trace: list[Path] | None = typer.Option(
+        None, metavar="TRACE...", help="CSV trace files of two or more workers."
+    ),
+    scenario: list[str] | None = typer.Option(
+        None,
+        metavar="NAME|FILE.toml",
+        help=f"Synthetic cluster: {', '.join(PRESETS)}, or a TOML file.",
+        autocompletion=one_of(PRESETS),
+    ),
+    from_run: list[Path] | None = typer.Option(
+        None, metavar="RUN_DIR", help="Replay the recorded run of plain BSP in this folder."
+    ),
+    policies: str = typer.Option(
+        ALL,
+        metavar="A,B",
+        help=f"Policies: all, or some of {', '.join(POLICIES)}. Add options as in "
+        "lbbsp:min_gain=0 or proportional:ratings=2/1/1. Name your own class as module:Name.",
+        autocompletion=some_of([ALL, *POLICIES]),
+    ),
+    predictors: Predictors = None,
+    sync: str = typer.Option(
+        "bsp",
+        metavar="A,B",
+        help="Synchronisers, such as bsp, ssp:3, asp, dssp:3:15, elasticbsp:15. Name your own "
+        "class as module:Name.",
+        autocompletion=some_of(SYNCHRONISERS),
+    ),
+    workers: str | None = typer.Option(
+        None, metavar="N,M", help="Numbers of workers; a trace is cut to its first workers."
+    ),
+    steps: int | None = typer.Option(None, min=1, help="Length of a scenario, in global batches."),
+    seed: int | None = typer.Option(None, min=0, help="Random seed of a scenario."),
+    global_batch_size: int | None = typer.Option(
+        None, min=1, metavar="X", help="Global batch size. Default: as recorded, or 64 per worker."
+    ),
+    lag: int = typer.Option(1, min=1, help="A plan decided after step k applies to step k + LAG."),
+    steps_per_epoch: int | None = typer.Option(
+        None, min=1, help="Epoch length of dbs, which plans once per epoch."
+    ),
+    communication: float | None = typer.Option(
+        None,
+        min=0.0,
+        metavar="SECONDS",
+        help="Communication time of each step, after the slowest worker.",
+    ),
+    first_use_seconds: float | None = typer.Option(
+        None,
+        min=0.0,
+        metavar="SECONDS",
+        help="Further time of a step with a batch size that is new to its worker, as on GPUs.",
+    ),
+    target_accuracy: float | None = typer.Option(
+        None,
+        metavar="A",
+        help="Also train on digits, and show the time to this accuracy, in (0, 1].",
+    ),
+    model: str = typer.Option(
+        "softmax", help="Model to learn with: softmax or mlp.", autocompletion=one_of(MODELS)
+    ),
+    learning_rate: float = typer.Option(0.5, help="Learning rate of an update from X samples."),
     json_file: JsonFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the efficiencies to this file.")
-    ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Draw timelines, update times, accuracy and scaling to this folder."
-        ),
-    ] = None,
+    plot: Path | None = typer.Option(
+        None, metavar="FILE", help="Draw the efficiencies to this HTML file."
+    ),
+    plots: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Draw timelines, update times, accuracy and scaling to DIR/simulation.html.",
+    ),
 ) -> None:
     """Compare policies, predictors and synchronisers in virtual time.
 
@@ -181,27 +141,31 @@ def simulate(
     the time of an oracle that knows each step's speeds, divided by the time of the run. All steps
     count, including the first ones, in which no speed is known yet. The shares of "fixed" are the
     mean speeds in the first fifth of the steps; "lbbsp-every" adopts every change, "lbbsp" only
-    those that gain enough. With a synchroniser other than bsp, a run ends when the same number of
+    those that gain enough. The predictor is mixture by default, and ema0.5 for scenarios, which it
+    runs faster. With a synchroniser other than bsp, a run ends when the same number of
     samples has entered the model. Your own classes (module:Name) are also searched for in the
     current directory.
     """
     out, err = consoles(json_file)
-    require_writable_file("--json", json_file)
     require_picture("--plot", plot)
     require_writable_folder("--plots", plots)
     search_current_directory()
     sizes = [None] if workers is None else _counts(workers)
-    options = _Options(
-        sizes, global_batch_size, lag, steps_per_epoch, communication, first_use_seconds
-    )
+    given = {
+        "global_batch_size": global_batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "first_use_seconds": first_use_seconds,
+        "communication": None if communication is None else FixedTime(communication),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    clusters = _Clusters(sizes, lag, given, err)
     entrants = [
-        *_traces([*(trace or []), *(more or [])], options, err),
-        *(_run(path, options, err) for path in from_run or []),
+        *clusters.of_traces([*(trace or []), *(more or [])]),
+        *map(clusters.of_run, from_run or []),
         *(
-            _scenario(kind, size, steps, seed, options)
+            one
             for name in scenario or []
-            for size in sizes
-            for kind in load_scenario(name).kinds()
+            for one in clusters.of_scenario(name, steps=steps, seed=seed)
         ),
     ]
     if not entrants:
@@ -227,26 +191,17 @@ def simulate(
     rows = [result.row for result in results]
     for _, own in groupby(rows, key=lambda row: (row.name, row.workers)):
         out.print(_table(list(own), target_accuracy))
-    if json_file is not None:
-        write_figures(json_file, figures(rows))
+    write_figures(json_file, figures(rows))
     if plot is not None:
-        from lbbsp_core.report.efficiencies import plot_efficiencies
+        from lbbsp_core.report.simulations import draw_efficiencies
 
-        plot_efficiencies(rows, plot)
+        draw_efficiencies(rows, plot)
         out.print(f"plot written to {plot}", markup=False)
     if plots is not None:
-        _draw(results, plots, out)
+        from lbbsp_core.report.simulations import draw_simulation
 
-
-class _Options(NamedTuple):
-    """Options that apply to all experiments; None: each keeps its own value."""
-
-    sizes: list[int] | list[None]
-    global_batch_size: int | None
-    lag: int
-    steps_per_epoch: int | None
-    communication: float | None
-    first_use_seconds: float | None
+        draw_simulation(results, plots / "simulation.html")
+        out.print(f"plots written to {plots / 'simulation.html'}", markup=False)
 
 
 class _Entrant(NamedTuple):
@@ -269,65 +224,54 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _traces(paths: list[Path], options: _Options, err: Console) -> Iterator[_Entrant]:
-    traces = [read_trace(path) for path in paths]
-    for trace, name in zip(traces, names_of(traces), strict=True):
-        for size in options.sizes:
-            cluster = replay_trace(trace, size)
-            _note(trace, cluster, err)
-            yield _replay(name, cluster, 0.0, options)
+@dataclass(frozen=True)
+class _Clusters:
+    """Reads clusters, with the options that all of them share; those not `given` are their own."""
 
+    sizes: list[int] | list[None]
+    lag: int
+    given: dict[str, Any]
+    err: Console
 
-def _note(trace: Trace, cluster: ReplayedCluster, err: Console) -> None:
-    for note in (*trace.notes, *cluster.notes):
-        err.print(f"{trace.path}: {note}", style="yellow", markup=False, soft_wrap=True)
+    def of_traces(self, paths: list[Path]) -> Iterator[_Entrant]:
+        traces = [read_trace(path) for path in paths]
+        for trace, name in zip(traces, names_of(traces), strict=True):
+            for size in self.sizes:
+                cluster = replay_trace(trace, size)
+                for text in (*trace.notes, *cluster.notes):
+                    note(self.err, f"{trace.path}: {text}")
+                yield self._replay(name, cluster, 0.0)
 
+    def of_run(self, path: Path) -> _Entrant:
+        if self.sizes != [None]:
+            raise ValueError(
+                "--workers cannot be combined with --from-run: a record has a fixed number of "
+                "workers"
+            )
+        run = cluster_from_run(path)
+        for text in run.cluster.notes:
+            note(self.err, f"{path}: {text}")
+        workers, seconds = run.cluster.workers, run.step_seconds
+        show(self.err, f"{path}: {workers} workers, {seconds:.4g} s per step as recorded", "dim")
+        return self._replay(path.name or str(path), run.cluster, run.communication_seconds)
 
-def _run(path: Path, options: _Options, err: Console) -> _Entrant:
-    if options.sizes != [None]:
-        raise ValueError(
-            "--workers cannot be combined with --from-run: a record has a fixed number of workers"
+    def of_scenario(self, name: str, **length: int | None) -> Iterator[_Entrant]:
+        own: dict[str, Any] = {key: n for key, n in length.items() if n is not None}
+        for size in self.sizes:
+            for kind in load_scenario(name).kinds():
+                sized = kind if size is None else kind.sized(size)
+                scenario = replace(sized, **own, **self.given)
+                yield _Entrant(scenario.steps, partial(experiment_of, scenario, self.lag))
+
+    def _replay(self, name: str, cluster: ReplayedCluster, seconds: float) -> _Entrant:
+        config = SimConfig(
+            self.given.get("global_batch_size", cluster.global_batch_size),
+            self.lag,
+            self.given.get("steps_per_epoch", STEPS_PER_EPOCH),
+            first_use_seconds=self.given.get("first_use_seconds", 0.0),
         )
-    run = cluster_from_run(path)
-    for note in run.cluster.notes:
-        err.print(f"{path}: {note}", style="yellow", markup=False, soft_wrap=True)
-    err.print(
-        f"{path}: {run.cluster.workers} workers, {run.step_seconds:.4g} s per step as recorded",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
-    )
-    return _replay(path.name or str(path), run.cluster, run.communication_seconds, options)
-
-
-def _replay(name: str, cluster: ReplayedCluster, seconds: float, options: _Options) -> _Entrant:
-    config = SimConfig(
-        options.global_batch_size or cluster.global_batch_size,
-        options.lag,
-        options.steps_per_epoch or STEPS_PER_EPOCH,
-        first_use_seconds=options.first_use_seconds or 0.0,
-    )
-    paid = FixedTime(seconds if options.communication is None else options.communication)
-    return _Entrant(cluster.steps, lambda: Experiment(name, "trace", cluster, config, paid))
-
-
-def _scenario(
-    scenario: Scenario, size: int | None, steps: int | None, seed: int | None, options: _Options
-) -> _Entrant:
-    if size is not None:
-        scenario = scenario.sized(size)
-    given = {
-        "steps": steps,
-        "seed": seed,
-        "global_batch_size": options.global_batch_size,
-        "steps_per_epoch": options.steps_per_epoch,
-        "first_use_seconds": options.first_use_seconds,
-        "communication": None
-        if options.communication is None
-        else FixedTime(options.communication),
-    }
-    scenario = replace(scenario, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-    return _Entrant(scenario.steps, lambda: experiment_of(scenario, options.lag))
+        paid = self.given.get("communication", FixedTime(seconds))
+        return _Entrant(cluster.steps, partial(Experiment, name, "trace", cluster, config, paid))
 
 
 def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningTarget | None:
@@ -338,31 +282,20 @@ def _goal(accuracy: float | None, model: str, learning_rate: float) -> LearningT
 
 
 def _table(rows: list[Row], target: float | None) -> Table:
-    show_sync = {row.sync for row in rows} != {"bsp"}
-    table = Table(
-        title=escape(f"{rows[0].name}: {rows[0].workers} workers" + ", BSP" * (not show_sync))
-    )
-    for column in ("sync",) * show_sync + ("policy", "predictor"):
+    syncs = {row.sync for row in rows}
+    names = ["sync", "policy", "predictor"] if syncs != {"bsp"} else ["policy", "predictor"]
+    bsp = "" if "sync" in names else ", BSP"
+    table = Table(title=escape(f"{rows[0].name}: {rows[0].workers} workers{bsp}"))
+    for column in names:
         table.add_column(column, no_wrap=True)
     numbers = ["total", "waiting", "efficiency"]
     for column in numbers if target is None else [*numbers, f"{target:.4g} accurate"]:
         table.add_column(column, justify="right")
     best = max(row.efficiency for row in rows)
     for row in rows:
-        efficiency = f"{row.efficiency:.4f}"
-        cells = [row.policy, row.predictor or "", f"{row.total_seconds:.2f} s"]
-        cells += [f"{row.waiting_share:.1%}"]
-        cells += [f"[bold]{efficiency}[/]" if row.efficiency == best else efficiency]
-        if target is not None:
-            at = row.time_to_accuracy_seconds
-            cells += ["never" if at is None else f"{at:.2f} s"]
-        table.add_row(*([row.sync] if show_sync else []), *cells)
+        efficiency = f"[bold]{best:.4f}[/]" if row.efficiency == best else f"{row.efficiency:.4f}"
+        cells = [f"{row.total_seconds:.2f} s", f"{row.waiting_share:.1%}", efficiency]
+        at = row.time_to_accuracy_seconds
+        accurate = [] if target is None else ["never" if at is None else f"{at:.2f} s"]
+        table.add_row(*(getattr(row, name) or "" for name in names), *cells, *accurate)
     return table
-
-
-def _draw(results: list[Result], folder: Path, out: Console) -> None:
-    from lbbsp_core.report.timelines import draw_all
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw_all(results, folder):
-        out.print(f"plot written to {path}", markup=False)

@@ -10,7 +10,7 @@ from typing import Final
 
 import typer
 
-from lbbsp_core import __version__
+from lbbsp_core._version import __version__
 
 FRAMEWORKS: Final = re.compile(
     r"numpy|keras(-nightly)?|tensorflow(-(cpu|gpu|intel|macos|rocm))?|tf-nightly(-cpu|-gpu)?"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -20,7 +20,6 @@ from lbbsp_core.cli.options import (
     JsonFile,
     consoles,
     one_line_errors,
-    require_writable_file,
     write_figures,
 )
 from lbbsp_core.report.live import LiveRun, View, WorkerView
@@ -35,10 +34,10 @@ _BALANCED: Final = 0.02
 """Share of waiting up to which workers count as balanced."""
 
 _COLUMNS: Final = ("#", "host", "device", "batch", "busy", "waiting", "", "forecast")
-_LEFT: Final = (0, 1, 2, 6)
+_TEXTS: Final = ("#", "host", "device", "")
 """Columns that are aligned to the left."""
 
-_DISPENSABLE: Final = (2, 6, 7, 3)
+_DISPENSABLE: Final = ("device", "", "forecast", "batch")
 """Columns that a narrow terminal lacks, in the order in which they are left out."""
 
 _UNLIMITED: Final = 10_000
@@ -49,33 +48,27 @@ _OTHER_LINES: Final = 10
 
 @one_line_errors
 def watch(
-    run_dir: Annotated[
-        Path,
-        typer.Argument(metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."),
-    ],
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one view and end, as without a terminal.")
-    ] = False,
+    run_dir: Path = typer.Argument(
+        metavar="RUN_DIR", help="Folder of the run, or its .jsonl file."
+    ),
+    once: bool = typer.Option(
+        False, "--once", help="Print one view and end, as without a terminal."
+    ),
     json_file: JsonFile = None,
-    interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two views.")
-    ] = 1.0,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="End if the run has not started after this time. By default, wait for it, but "
-            "not with --once.",
-        ),
-    ] = None,
+    interval: float = typer.Option(1.0, min=0.1, metavar="SECONDS", help="Time between two views."),
+    timeout: float | None = typer.Option(
+        None,
+        min=0,
+        metavar="SECONDS",
+        help="End if the run has not started after this time. By default, wait for it, but "
+        "not with --once.",
+    ),
 ) -> None:
     """Show a running job: how busy each worker is, and who waits for whom.
 
     It reads the record that the run writes (record=, or lbbsp launch --run-dir), from any machine
     that can read the file. Forecast is the predicted over the measured time. It ends at Ctrl-C.
     """
-    require_writable_file("--json", json_file)
     out, err = consoles(json_file)
     once = once or json_file == STDOUT or not out.is_terminal
     run = LiveRun(run_dir)
@@ -88,7 +81,7 @@ def watch(
             follow(run, out, interval)
     except KeyboardInterrupt:
         pass
-    if run.header is not None and json_file is not None:
+    if run.header is not None:
         write_figures(json_file, run.view().to_json())
 
 
@@ -115,9 +108,19 @@ def render(view: View, *, ascii_only: bool = False, rows: int | None = None) -> 
         by_time = sorted(workers, key=lambda worker: worker.busy_seconds or 0.0, reverse=True)
         workers = tuple(by_time[:rows])
         rest = f"and {len(by_time) - rows} more workers, none of which is slower"
-    texts = [_text(each, ascii_only=ascii_only) for each in (_who_waits(view), _gain(view))]
-    table = _Workers(view, workers, ascii_only)
-    return Group(_state(view, ascii_only=ascii_only), *filter(None, texts), table, rest)
+    shown = _in_ascii if ascii_only else Text
+    state = shown(_state(view))
+    if view.age_seconds is not None:
+        text, style = _progress(view, view.age_seconds)
+        state.append("   ").append(shown(text, style))
+    sentences = [shown(each) for each in (_who_waits(view), _gain(view)) if each]
+    return Group(state, *sentences, _Workers(view, workers, shown), rest)
+
+
+def _in_ascii(text: str, style: str = "") -> Text:
+    """Returns a text for a terminal that shows nothing but ASCII."""
+    replaced = text.translate({ord("█"): "#", ord("░"): ".", ord("·"): "-"})
+    return Text(replaced.encode("ascii", "backslashreplace").decode(), style)
 
 
 @dataclass(frozen=True)
@@ -126,35 +129,28 @@ class _Workers:
 
     view: View
     workers: Sequence[WorkerView]
-    ascii_only: bool
+    shown: Callable[[str], Text]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept = list(range(len(_COLUMNS)))
-        table = self._table(kept)
-        for column in _DISPENSABLE:
-            unlimited = options.update(max_width=_UNLIMITED)
+        unlimited = options.update(max_width=_UNLIMITED)
+        for left_out in range(len(_DISPENSABLE) + 1):
+            table = self._table(_DISPENSABLE[:left_out])
             if console.measure(table, options=unlimited).maximum <= options.max_width:
                 break
-            kept.remove(column)
-            table = self._table(kept)
         yield table
 
-    def _table(self, kept: Sequence[int]) -> Table:
-        names = [*_COLUMNS[:-1], "pushes" if self.view.is_asynchronous else _COLUMNS[-1]]
+    def _table(self, left_out: Sequence[str]) -> Table:
+        kept = [name for name in _COLUMNS if name not in left_out]
         table = Table(box=SIMPLE_HEAD)
-        for column in kept:
-            side: Literal["left", "right"] = "left" if column in _LEFT else "right"
-            table.add_column(names[column], justify=side, overflow="fold")
+        for name in kept:
+            pushes = name == "forecast" and self.view.is_asynchronous
+            side: Any = "left" if name in _TEXTS else "right"
+            table.add_column("pushes" if pushes else name, justify=side, overflow="fold")
         for worker in self.workers:
-            cells = _cells(worker, ascii_only=self.ascii_only)
-            texts = (_text(cells[column], ascii_only=self.ascii_only) for column in kept)
+            cells = dict(zip(_COLUMNS, _cells(worker), strict=True))
+            texts = (self.shown(cells[name]) for name in kept)
             table.add_row(*texts, style="bold" if worker.rank == self.view.slowest else "")
         return table
-
-
-def _text(text: str, *, ascii_only: bool) -> Text:
-    """Returns a text that the terminal can show."""
-    return Text(text.encode("ascii", "backslashreplace").decode() if ascii_only else text)
 
 
 def _await_start(run: LiveRun, err: Console, limit: float | None, interval: float) -> None:
@@ -174,7 +170,11 @@ def _await_start(run: LiveRun, err: Console, limit: float | None, interval: floa
         time.sleep(interval if limit is None else min(interval, limit - waited))
 
 
-def _cells(worker: WorkerView, *, ascii_only: bool) -> tuple[str, ...]:
+def _cells(worker: WorkerView) -> tuple[str, ...]:
+    bar = ""
+    if worker.waiting is not None:
+        full = round(worker.waiting * _BAR)
+        bar = f"{'█' * full}{'░' * (_BAR - full)} {worker.waiting:4.0%}"
     last = worker.pushes if worker.prediction is None else f"{worker.prediction:.2f}"
     return (
         str(worker.rank),
@@ -183,45 +183,34 @@ def _cells(worker: WorkerView, *, ascii_only: bool) -> tuple[str, ...]:
         "-" if worker.batch_size is None else str(worker.batch_size),
         _duration(worker.busy_seconds),
         _duration(worker.waiting_seconds),
-        "" if worker.waiting is None else _bar(worker.waiting, ascii_only=ascii_only),
+        bar,
         "-" if last is None else str(last),
     )
 
 
-def _bar(share: float, *, ascii_only: bool) -> str:
-    full, empty = "#." if ascii_only else "█░"
-    count = round(share * _BAR)
-    return f"{full * count}{empty * (_BAR - count)} {share:4.0%}"
-
-
-def _state(view: View, *, ascii_only: bool) -> Text:
+def _state(view: View) -> str:
     """Returns the line about the run as a whole."""
     unit, units = ("push", "pushes") if view.is_asynchronous else ("step", "steps")
     parts = [view.framework, f"no {unit} yet" if view.step is None else f"{unit} {view.step}"]
     if view.steps_per_second is not None and view.samples_per_second is not None:
-        parts += [
-            f"{view.steps_per_second:.3g} {units}/s",
-            f"{view.samples_per_second:.4g} samples/s",
-        ]
+        parts.append(f"{view.steps_per_second:.3g} {units}/s")
+        parts.append(f"{view.samples_per_second:.4g} samples/s")
     if view.elapsed_seconds is not None:
         parts.append(f"{_clock(view.elapsed_seconds)} since the start")
     if view.restarts:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
         parts.append(f"{view.unreadable} unreadable line{'s' * (view.unreadable > 1)}")
-    text = _text((" - " if ascii_only else " · ").join(parts), ascii_only=ascii_only)
-    if view.age_seconds is not None:
-        text.append("   ").append(*_progress(view, unit, ascii_only=ascii_only))
-    return text
+    return " · ".join(parts)
 
 
-def _progress(view: View, unit: str, *, ascii_only: bool) -> tuple[str, str]:
+def _progress(view: View, age_seconds: float) -> tuple[str, str]:
     """Returns whether the run makes progress, and the style in which to say so."""
-    assert view.age_seconds is not None
+    unit = "push" if view.is_asynchronous else "step"
     if view.stop:
-        return _text(f"stopped after this {unit}: {view.stop}", ascii_only=ascii_only).plain, "bold"
-    if view.age_seconds >= _LATE_SECONDS:
-        return f"no {unit} for {_clock(view.age_seconds)}: ended, or stuck", "bold yellow"
+        return f"stopped after this {unit}: {view.stop}", "bold"
+    if age_seconds >= _LATE_SECONDS:
+        return f"no {unit} for {_clock(age_seconds)}: ended, or stuck", "bold yellow"
     return "running", "green"
 
 

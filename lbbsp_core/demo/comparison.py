@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lbbsp_core.launch import launch
-from lbbsp_core.report.picture import draw_comparison
+from lbbsp_core.report.pictures import draw_comparison
 from lbbsp_core.report.summary import Comparison, Figures, Outcome, summarise
 from lbbsp_core.runtime.record.record import Run, read_run
 
@@ -73,7 +72,7 @@ class Plan(NamedTuple):
     @property
     def picture(self) -> Path:
         """Path of the picture."""
-        return self.run_dir / "demo.png"
+        return self.run_dir / "demo.html"
 
     @property
     def report(self) -> Path:
@@ -123,7 +122,8 @@ def require_packages(framework: str) -> None:
         (wanted.module, wanted.extra),
         (wanted.plugin, wanted.extra),
         ("sklearn", "demo"),
-        ("matplotlib", "demo"),
+        ("plotly", "demo"),
+        ("jinja2", "demo"),
     ):
         if find_spec(module) is None:
             raise ModuleNotFoundError(
@@ -163,10 +163,12 @@ def train(plan: Plan, training: Training) -> FinishedRun:
 
 
 def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
-    """Computes the figures, and writes ``summary.json``, ``demo.png`` and ``report.html``.
+    """Computes the figures, and writes ``summary.json``, ``demo.html`` and ``report.html``.
 
-    A file that cannot be written is reported in a warning; without Plotly there is no report.
+    A file that cannot be written is reported in a warning.
     """
+    from lbbsp_core.report.html import write_report  # imports parts of SciPy
+
     comparison = Comparison(summarise(bsp.run), summarise(lbbsp.run))
     figures = comparison.figures(bsp.outcome, lbbsp.outcome)
     text = json.dumps(figures, indent=2, allow_nan=False) + "\n"
@@ -177,16 +179,8 @@ def write_results(plan: Plan, bsp: FinishedRun, lbbsp: FinishedRun) -> Figures:
     _written(plan.summary, lambda path: path.write_text(text, encoding="utf-8"))
     draw = partial(draw_comparison, bsp.run, lbbsp.run, speeds=plan.speeds, note=note)
     _written(plan.picture, draw)
-    _written(plan.report, partial(_write_report, plan))
+    _written(plan.report, partial(write_report, plan.record(BALANCED)))
     return figures
-
-
-def _write_report(plan: Plan, path: Path) -> None:
-    from lbbsp_core.report.html import write_report  # imports parts of SciPy
-
-    path.unlink(missing_ok=True)
-    with suppress(ModuleNotFoundError):
-        write_report(plan.record(BALANCED), path)
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> None:

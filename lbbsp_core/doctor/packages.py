@@ -25,14 +25,11 @@ from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
 DISTRIBUTION: Final = "lbbsp"
 
 PURPOSES: Final[Mapping[str, str]] = {
-    "report": "pictures (`lbbsp demo`, --plot)",
+    "report": "`lbbsp report`, `lbbsp demo` and --plot",
     "arima": "the predictor arima",
     "demo": "the data of `lbbsp demo`",
 }
 """Extras whose packages may be missing, and what needs them."""
-
-_PURPOSES_OF_PACKAGES: Final[Mapping[str, str]] = {"plotly": "`lbbsp report`"}
-"""Packages that something else needs than the others of their extra."""
 
 Installed = Callable[[str], str | None]
 
@@ -115,8 +112,7 @@ def check_optional(requirements: Iterable[str], version: Installed) -> Iterator[
         for each in of_extra(requirements, extra):
             if (found := version(each.name)) is None:
                 remedy = f"pip install 'lbbsp[{extra}]'"
-                needed_for = _PURPOSES_OF_PACKAGES.get(each.name, purpose)
-                yield note(each.name, f"is not installed, but needed for {needed_for}", remedy)
+                yield note(each.name, f"is not installed, but needed for {purpose}", remedy)
             else:
                 yield _compared(each, extra, found)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,68 +26,44 @@ from lbbsp_core.validate import one_line, parse_json
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """Worker over the recent steps, or over its recent pushes.
+    """Worker over the recent steps, or over its recent pushes."""
 
-    Args:
-        rank: Number of the worker.
-        host: Name of its machine; empty if unknown.
-        device: Its device as a short text; empty if unknown.
-        batch_size: Samples of its last batch; None before the first step.
-        busy_seconds: Mean busy time of a step.
-        waiting_seconds: Mean time of a step until the slowest worker was done; None where workers
-            need not be in the same step.
-        waiting: Share of the slowest worker's busy time for which it waited, in [0, 1].
-        prediction: Predicted over measured busy time; None without predictions.
-        pushes: Pushes of this worker so far, where workers need not be in the same step.
-    """
-
-    rank: int
-    host: str
-    device: str
-    batch_size: int | None = None
-    busy_seconds: float | None = None
+    rank: int  # number of the worker
+    host: str  # name of its machine; empty if unknown
+    device: str  # its device as a short text; empty if unknown
+    batch_size: int | None = None  # samples of its last batch; None before the first step
+    busy_seconds: float | None = None  # mean busy time of a step
+    # mean time of a step until the slowest worker was done; None where workers need not be in the
+    # same step
     waiting_seconds: float | None = None
+    # share of the slowest worker's busy time for which it waited, in [0, 1]
     waiting: float | None = None
-    prediction: float | None = None
+    prediction: float | None = None  # predicted over measured busy time; None without predictions
+    # pushes of this worker so far, where workers need not be in the same step
     pushes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """State of a run at one moment; *recent* is over the last `RECENT` steps.
-
-    Args:
-        framework: Name of the training framework.
-        workers: Workers by rank.
-        global_batch_size: Samples of a full step, X.
-        step: Last global step, or number of pushes; None before the first.
-        steps_per_second: Steps, or pushes, per second, recent.
-        samples_per_second: Samples per second, recent.
-        slowest: Rank of the worker that the others wait for, recent; None if unknown, or if
-            several workers are the slowest in turn.
-        recent: Waiting and speed-up, see `runtime.record.figures`; None before the first step.
-        so_far: The same over all regular steps.
-        age_seconds: Time since the last step, or else since the start; None if unknown.
-        elapsed_seconds: Time from the last start to the last step; None if unknown.
-        restarts: Number of times that the run was started again.
-        unreadable: Number of lines that could not be read.
-        stop: Why all workers stopped after the last step; None if they did not.
-    """
+    """State of a run at one moment; *recent* is over the last `RECENT` steps."""
 
     framework: str
-    workers: tuple[WorkerView, ...]
-    global_batch_size: int
-    step: int | None
-    steps_per_second: float | None
-    samples_per_second: float | None
+    workers: tuple[WorkerView, ...]  # workers by rank
+    global_batch_size: int  # samples of a full step, X
+    step: int | None  # last global step, or number of pushes; None before the first
+    steps_per_second: float | None  # steps, or pushes, per second, recent
+    samples_per_second: float | None  # samples per second, recent
+    # rank of the worker that the others wait for, recent; None if unknown, or if several workers
+    # are the slowest in turn
     slowest: int | None
+    # waiting and speed-up, see `runtime.record.figures`; None before the first step
     recent: Figures | None
-    so_far: Figures | None
-    age_seconds: float | None
-    elapsed_seconds: float | None
-    restarts: int
-    unreadable: int
-    stop: str | None = None
+    so_far: Figures | None  # the same over all regular steps
+    age_seconds: float | None  # time since the last step, or else since the start; None if unknown
+    elapsed_seconds: float | None  # time from the last start to the last step; None if unknown
+    restarts: int  # number of times that the run was started again
+    unreadable: int  # number of lines that could not be read
+    stop: str | None = None  # why all workers stopped after the last step; None if they did not
 
     @property
     def is_asynchronous(self) -> bool:
@@ -97,11 +72,10 @@ class View:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = asdict(self)
         for name in ("recent", "so_far"):
             values[name] = values[name] and values[name]._asdict()
-        each = [{name: getattr(one, name) for name in one.__slots__} for one in self.workers]
-        return {**values, "workers": each}
+        return values
 
 
 class LiveRun:
@@ -120,18 +94,17 @@ class LiveRun:
         texts = self._tail.read()
         if self._tail.lines == len(texts):  # nothing was read before, or of another file
             self._forget()
-        first = 1 + self._tail.lines - len(texts)
+        where, first = str(self.path), 1 + self._tail.lines - len(texts)
         for number, text in enumerate(texts, start=first):
-            shown = number > self._tail.lines - RECENT
             try:
-                values = json.loads(text)
-            except (ValueError, RecursionError):
+                values = parse_json(text, where)
+            except ValueError:
                 self.unreadable += 1  # a line that a killed run has not finished
                 continue
             if is_header(values):
-                self._start(parse_header(values, f"{self.path} line {number}"))
-            elif self.header is None or not self._add(values, text, shown=shown):
-                self.unreadable += 1
+                self._start(parse_header(values, f"{where} line {number}"))
+            else:
+                self.unreadable += not self._add(values, where)
         return self.header is not None
 
     def view(self, now: float | None = None) -> View:
@@ -140,17 +113,22 @@ class LiveRun:
         assert header is not None, "read() has found no header"
         last = self._last_time
         since = header.started if last is None else last
+        elapsed = None
+        if last is not None and header.started is not None:
+            elapsed = max(0.0, last - header.started)
+        steps_per_second, samples_per_second = self._rates()
         return View(
             framework=one_line(header.framework),
-            workers=self._workers(header),
+            workers=tuple(self._worker(header, rank) for rank in range(header.workers)),
             global_batch_size=header.global_batch_size,
             step=self._step,
-            **self._rates(),
+            steps_per_second=steps_per_second,
+            samples_per_second=samples_per_second,
             slowest=self._slowest(),
             recent=figures_of(self._steps) if self._steps else None,
             so_far=self._sums.figures or (figures_of(self._steps) if self._steps else None),
             age_seconds=None if since is None else max(0.0, now - since),
-            elapsed_seconds=None if last is None else _difference(last, header.started),
+            elapsed_seconds=elapsed,
             restarts=self._starts - 1,
             unreadable=self.unreadable,
             stop=self._stop and one_line(self._stop),
@@ -174,56 +152,47 @@ class LiveRun:
         self.header = header
         self._clear()
 
-    def _add(self, values: object, text: bytes, *, shown: bool) -> bool:
-        """Adds a step or push; returns whether it could be read.
-
-        Steps that are no longer recent when they are read only count in sums, and are not checked
-        further: a record of many thousand steps is read in a moment.
-        """
-        assert self.header is not None
+    def _add(self, values: object, where: str) -> bool:
+        """Adds a step or push; returns whether it could be read."""
+        if self.header is None:
+            return False
+        sums = self._sums
         try:
-            if not shown and isinstance(values, dict) and "step" in values:
-                line = _unchecked(values)
-                self._sum(line)
-                return True
-            where = str(self.path)
-            checked = parse_line(parse_json(text, where), where, self.header.workers)
+            line = parse_line(values, where, self.header.workers)
+            if isinstance(line, StepLine) and line.is_regular:
+                sums = total((sums, StepTimes.of(line)))
         except (ValueError, TypeError, KeyError, ArithmeticError):
             return False
-        if isinstance(checked, StepLine):
-            self._sum(checked)
-            self._steps.append(checked)
-            self._step, self._last_time = checked.step, checked.time
-            self._stop = checked.stop
+        if not all(map(math.isfinite, sums)):
+            return False
+        self._sums = sums
+        if isinstance(line, StepLine):
+            self._steps.append(line)
+            self._step, self._last_time, self._stop = line.step, line.time, line.stop
         else:
-            self._pushes[checked.worker].append(checked)
-            self._step = checked.push
-            self._last_time = _sum(self.header.started, checked.seconds)
+            self._pushes[line.worker].append(line)
+            started, self._step = self.header.started, line.push
+            self._last_time = None if started is None else started + line.seconds
         return True
 
-    def _sum(self, line: StepLine) -> None:
-        if line.is_regular:
-            sums = total((self._sums, StepTimes.of(line)))
-            if not all(map(math.isfinite, sums)):
-                raise ValueError("the times of a step must be finite")
-            self._sums = sums
+    @property
+    def _counted(self) -> list[StepLine]:
+        """Recent steps that count: the regular ones, or all if none is regular."""
+        return [line for line in self._steps if line.is_regular] or list(self._steps)
 
-    def _rates(self) -> dict[str, float | None]:
+    def _rates(self) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""
         if self._pushes:
-            return _push_rates([push for own in self._pushes.values() for push in own])
-        steps = [line for line in self._steps if line.is_regular] or self._steps
-        seconds = sum(line.wall_seconds for line in steps)
-        if not seconds > 0:
-            return {"steps_per_second": None, "samples_per_second": None}
-        samples = sum(sum(line.sizes) for line in steps)
-        return {"steps_per_second": len(steps) / seconds, "samples_per_second": samples / seconds}
+            pushes = [push for own in self._pushes.values() for push in own]
+            times = [push.seconds for push in pushes]
+            seconds, count = max(times) - min(times), len(pushes) - 1
+            samples = count * fmean(push.samples for push in pushes)
+        else:
+            count, seconds = len(self._counted), sum(line.wall_seconds for line in self._counted)
+            samples = sum(sum(line.sizes) for line in self._counted)
+        return (count / seconds, samples / seconds) if seconds > 0 else (None, None)
 
-    def _workers(self, header: RunHeader) -> tuple[WorkerView, ...]:
-        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
-        return tuple(self._worker(header, steps, rank) for rank in range(header.workers))
-
-    def _worker(self, header: RunHeader, steps: Sequence[StepLine], rank: int) -> WorkerView:
+    def _worker(self, header: RunHeader, rank: int) -> WorkerView:
         worker = WorkerView(rank, _name(header.hosts, rank), _name(header.devices, rank))
         if pushes := self._pushes.get(rank):
             return replace(
@@ -232,7 +201,7 @@ class LiveRun:
                 busy_seconds=fmean(push.busy_seconds for push in pushes),
                 pushes=pushes[-1].iteration + 1,
             )
-        if not steps:
+        if not (steps := self._counted):
             return worker if header.sync is None else replace(worker, pushes=0)
         busy = fmean(line.busy_seconds[rank] for line in steps)
         slowest = fmean(max(line.busy_seconds) for line in steps)
@@ -250,32 +219,13 @@ class LiveRun:
 
         It waits less than half as long as all workers do on average.
         """
-        steps = [line for line in self._steps if line.is_regular] or list(self._steps)
-        if not steps:
+        if not (steps := self._counted):
             return None
-        waits = [0.0] * len(steps[0].busy_seconds)
-        for line in steps:
-            last = max(line.busy_seconds)
-            waits = [
-                wait + last - busy for wait, busy in zip(waits, line.busy_seconds, strict=True)
-            ]
+        columns = zip(*(line.busy_seconds for line in steps), strict=True)
+        total_slowest = sum(max(line.busy_seconds) for line in steps)
+        waits = [total_slowest - sum(busy) for busy in columns]
         least = min(waits)
         return waits.index(least) if 2 * least < fmean(waits) else None
-
-
-def _unchecked(values: Mapping[str, Any]) -> StepLine:
-    """Returns a step with what sums need."""
-    return StepLine(
-        step=0,
-        sizes=tuple(values["sizes"]),
-        busy_seconds=tuple(values["busy_seconds"]),
-        predicted_seconds=(),
-        wall_seconds=0.0,
-        even_seconds=values.get("even_seconds"),
-        excluded=tuple(values["excluded"]),
-        short=bool(values.get("short")),
-        work=tuple(values.get("work", ())),
-    )
 
 
 def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
@@ -286,22 +236,5 @@ def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:
     return sum(predicted for predicted, _ in known) / measured if measured > 0 else None
 
 
-def _push_rates(pushes: Sequence[PushLine]) -> dict[str, float | None]:
-    seconds = max(p.seconds for p in pushes) - min(p.seconds for p in pushes)
-    if not seconds > 0:
-        return {"steps_per_second": None, "samples_per_second": None}
-    later = len(pushes) - 1
-    samples = fmean(push.samples for push in pushes)
-    return {"steps_per_second": later / seconds, "samples_per_second": later * samples / seconds}
-
-
 def _name(names: Sequence[str], rank: int) -> str:
     return one_line(names[rank]) if rank < len(names) else ""
-
-
-def _sum(start: float | None, seconds: float) -> float | None:
-    return None if start is None else start + seconds
-
-
-def _difference(end: float, start: float | None) -> float | None:
-    return None if start is None else max(0.0, end - start)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,30 +78,8 @@ class RunSummary:
         return self.ideal_busy_seconds / self.step_seconds
 
 
-class RunFigures(TypedDict):
-    """Figures of one run in ``summary.json``; see `RunSummary` and `Outcome`."""
-
-    step_seconds: float
-    busy_seconds: list[float]
-    waiting_share: float
-    accuracy: float
-    samples_per_second: float
-
-
-class Figures(TypedDict):
-    """Content of ``summary.json``; see `Comparison` and `RunSummary`."""
-
-    bsp: RunFigures
-    lbbsp: RunFigures
-    workers: int
-    global_batch_size: int
-    communication_seconds: float
-    speedup: float
-    ideal_speedup: float
-    efficiency: float
-    efficiency_without_communication: float
-    max_weight_difference: float
-    max_abs_weight: float
+Figures = dict[str, Any]
+"""Content of ``summary.json``; see `Comparison`, `RunSummary` and `Outcome`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +208,7 @@ def _communication(run: Run) -> float:
     return float(np.median(wall - busy.max(axis=1)))
 
 
-def _figures(summary: RunSummary, outcome: Outcome) -> RunFigures:
+def _figures(summary: RunSummary, outcome: Outcome) -> Figures:
     return {
         "step_seconds": summary.step_seconds,
         "busy_seconds": list(summary.busy_seconds),

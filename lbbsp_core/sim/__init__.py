@@ -4,7 +4,8 @@ from lbbsp_core.registry import synchroniser
 from lbbsp_core.sim.asynchronous import AsyncRun, run_async
 from lbbsp_core.sim.cluster import ReplayedCluster, SimulatedCluster, replay_trace
 from lbbsp_core.sim.communication import Communication, FixedTime, ParameterServer, RingAllReduce
-from lbbsp_core.sim.engine import SimConfig, Timeline, run_bsp, run_oracle
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import Timeline, run_bsp, run_oracle
 from lbbsp_core.sim.events import Change, Iteration, Schedule, play, schedule
 from lbbsp_core.sim.from_run import RecordedRun, cluster_from_run, trace_from_run
 from lbbsp_core.sim.learning import (
@@ -39,7 +40,6 @@ from lbbsp_core.sim.synthetic import (
     synthetic_cluster,
 )
 from lbbsp_core.sim.traces import Series, Trace, TraceError, names_of, read_trace, write_trace
-from lbbsp_core.sim.vectorised import fits_vectorised, run_vectorised
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 __all__ = [
@@ -84,7 +84,6 @@ __all__ = [
     "cluster_from_run",
     "cores",
     "digits",
-    "fits_vectorised",
     "learn",
     "learn_schedule",
     "learned_in_step",
@@ -98,7 +97,6 @@ __all__ = [
     "run_async",
     "run_bsp",
     "run_oracle",
-    "run_vectorised",
     "schedule",
     "synchroniser",
     "synthetic_cluster",

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, Even, Policy, require_asynchronous
+from lbbsp_core.policy import Even, Policy, require_asynchronous
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.predict.estimator import SpeedEstimator
 from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import SimConfig, batch_constraints
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import batch_constraints
 from lbbsp_core.sim.events import Change, Schedule, schedule
 from lbbsp_core.sim.synthetic import Preemption
 from lbbsp_core.sync import Synchroniser
@@ -94,10 +95,13 @@ def run_async(
         6.0
     """
     policy = policy or Even()
-    check_async_policy(policy, preemption)
-    constraints = batch_constraints(cluster, config)
-    planner = _BatchPlanner(constraints, config, policy, predictor or LastValue())
-    run = _AsyncSimulation(cluster, config, planner, progress)
+    require_asynchronous(policy)
+    if preemption is not None and not policy.is_static:
+        raise ValueError(
+            f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
+            "use bsp or fixed, or leave out preemption"
+        )
+    run = _AsyncSimulation(cluster, config, policy, predictor or LastValue(), progress)
     changes = iter(()) if preemption is None else run.checked_changes(preemption)
     finished = schedule(
         synchroniser,
@@ -118,16 +122,6 @@ def run_async(
     return AsyncRun(finished, sizes, cluster.workers, run.end_seconds)
 
 
-def check_async_policy(policy: Policy, preemption: Preemption | None = None) -> None:
-    """Checks that a policy works without common steps."""
-    require_asynchronous(policy)
-    if preemption is not None and not policy.is_static:
-        raise ValueError(
-            f"{type(policy).__name__} plans for all workers, and with preemption some are away: "
-            "use bsp or fixed, or leave out preemption"
-        )
-
-
 class _AsyncSimulation:
     """Sample counts and batch sizes of one run, updated by the event loop's callbacks."""
 
@@ -135,11 +129,19 @@ class _AsyncSimulation:
         self,
         cluster: SimulatedCluster,
         config: SimConfig,
-        planner: _BatchPlanner,
+        policy: Policy,
+        predictor: Predictor,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._cluster, self._config, self._planner = cluster, config, planner
-        self._progress = progress
+        self._cluster, self._config, self._progress = cluster, config, progress
+        known = [True] * cluster.workers if config.first_use_seconds else None
+        self._rounds = Rounds(batch_constraints(cluster, config), policy, known)
+        used = predictor if policy.uses_costs else None
+        self._estimators = [
+            SpeedEstimator(used, config.shape(worker, cluster.workers))
+            for worker in range(cluster.workers)
+        ]
+        self._states = [estimator.init() for estimator in self._estimators]
         self._used: set[tuple[int, int]] = set()  # workers and batch sizes
         self._latest: dict[int, tuple[int, float]] = {}  # samples and busy seconds, by worker
         self._idle_changes = 0
@@ -150,7 +152,7 @@ class _AsyncSimulation:
 
     def start_iteration(self, worker: int, iteration: int) -> float:
         """Draws a batch and returns the seconds until its gradient is ready to be pushed."""
-        size = self._planner.sizes[worker]
+        size = self._rounds.sizes[worker]
         cost = self._cluster.cost(worker, iteration % self._cluster.steps)
         busy_seconds = float(cost(size))
         if (worker, size) not in self._used:
@@ -169,7 +171,7 @@ class _AsyncSimulation:
         batches = self.samples_done // self._config.global_batch_size
         if self._progress is not None and batches > batches_before:
             self._progress(batches - batches_before)
-        self._planner.observe(worker, size, busy_seconds)
+        self._observe(worker, size, busy_seconds)
         if self.samples_done < self.samples_needed:
             return False
         self.end_seconds = now
@@ -187,32 +189,7 @@ class _AsyncSimulation:
                 )
             yield change
 
-
-class _BatchPlanner:
-    """Batch sizes by worker: rounds of the policy, with a speed estimator for each worker."""
-
-    def __init__(
-        self,
-        constraints: BatchConstraints,
-        config: SimConfig,
-        policy: Policy,
-        predictor: Predictor,
-    ) -> None:
-        known = [True] * constraints.workers if config.first_use_seconds else None
-        self._rounds = Rounds(constraints, policy, known)
-        used = predictor if policy.uses_costs else None
-        self._estimators = [
-            SpeedEstimator(used, config.shape(worker, constraints.workers))
-            for worker in range(constraints.workers)
-        ]
-        self._states = [estimator.init() for estimator in self._estimators]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of the next batch, by worker."""
-        return self._rounds.sizes
-
-    def observe(self, worker: int, samples: int, busy_seconds: float) -> None:
+    def _observe(self, worker: int, samples: int, busy_seconds: float) -> None:
         """Learns from one finished iteration of `worker`."""
         if self._rounds.policy.is_static:
             return

@@ -28,44 +28,32 @@ WARM_UP = 5
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Errors, efficiency and CPU time of one predictor on one trace.
+    """Errors, efficiency and CPU time of one predictor on one trace."""
 
-    Args:
-        rmse: Root mean squared error of a worker's speed / its mean speed, averaged over workers.
-        mape: Mean of abs(error) / speed of a worker, averaged over workers; a fraction.
-        update_us: Mean thread CPU time of an update, in microseconds.
-        predict_us: Mean thread CPU time of a forecast, in microseconds.
-        p999_us: 99.9th percentile of update + forecast, in microseconds.
-        efficiency: Time of an oracle / time of all workers together, balanced by the forecasts,
-            see `lbbsp_core.sim.efficiency`; None where they cannot be replayed, such as a single
-            worker, or workers without common steps.
-    """
-
+    # root mean squared error of a worker's speed / its mean speed, averaged over workers
     rmse: float
-    mape: float
-    update_us: float
-    predict_us: float
-    p999_us: float
+    mape: float  # mean of abs(error) / speed of a worker, averaged over workers; a fraction
+    update_us: float  # mean thread CPU time of an update, in microseconds
+    predict_us: float  # mean thread CPU time of a forecast, in microseconds
+    p999_us: float  # 99.9th percentile of update + forecast, in microseconds
+    # time of an oracle / time of all workers together, balanced by the forecasts, see
+    # `lbbsp_core.sim.efficiency`; None where they cannot be replayed, such as a single worker, or
+    # workers without common steps
     efficiency: float | None = None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of all predictors on all traces.
+    """Scores of all predictors on all traces."""
 
-    Args:
-        horizon: Number of iterations ahead that were forecast.
-        scores: Scores by file and predictor.
-        speeds: Measured samples per second by file, one array per worker.
-        forecasts: Forecasts by file and predictor, aligned with `speeds`; NaN where there is no
-            forecast.
-        notes: Reason why there are no efficiencies, by file.
-    """
-
-    horizon: int
+    horizon: int  # number of iterations ahead that were forecast
+    # scores by file and predictor
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
+    # measured samples per second by file, one array per worker
     speeds: dict[str, tuple[Floats, ...]] = field(default_factory=dict)
+    # forecasts by file and predictor, aligned with `speeds`; NaN where there is no forecast
     forecasts: dict[str, dict[str, tuple[Floats, ...]]] = field(default_factory=dict)
+    # reason why there are no efficiencies, by file
     notes: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -60,17 +60,11 @@ class FixedTime:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Links over which gradients travel.
+    """Links over which gradients travel."""
 
-    Args:
-        bytes: Size of a gradient in bytes, >= 0.
-        bytes_per_second: Bandwidth of each worker's link, one way, > 0.
-        latency_seconds: Latency of a message in seconds, >= 0.
-    """
-
-    bytes: float
-    bytes_per_second: float
-    latency_seconds: float = 0.0
+    bytes: float  # size of a gradient in bytes, >= 0
+    bytes_per_second: float  # bandwidth of each worker's link, one way, > 0
+    latency_seconds: float = 0.0  # latency of a message in seconds, >= 0
 
     def __post_init__(self) -> None:
         name = type(self).__name__

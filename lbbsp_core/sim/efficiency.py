@@ -13,7 +13,8 @@ from lbbsp_core.cost import Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import LoadBalanced
 from lbbsp_core.sim.cluster import ReplayedCluster, replay_trace
-from lbbsp_core.sim.engine import SimConfig, run_bsp, run_oracle
+from lbbsp_core.sim.config import SimConfig
+from lbbsp_core.sim.engine import run_bsp, run_oracle
 from lbbsp_core.sim.traces import Series, Trace
 from lbbsp_core.types import Measurement
 

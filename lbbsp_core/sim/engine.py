@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -10,85 +10,16 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.cost import Cost, Proportional
-from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
+from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
+from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
+from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.sim.links import ServerLinks
-from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
-from lbbsp_core.validate import require_nonnegative
+from lbbsp_core.sim.work import SimulatedSamples
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class SimConfig:
-    """Options shared by all runs on one cluster.
-
-    Args:
-        global_batch_size: X, in samples, >= 1.
-        lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
-            applies to step ``k + lag``.
-        steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
-        communication_seconds: Seconds of communication per step, after the last worker has
-            arrived, >= 0.
-        limits: Bounds of a batch: the same for all workers, or one entry per worker; as in
-            `lbbsp_core.SessionOptions`, and `cost` likewise.
-        granularity: Batch sizes are multiples of it, in samples.
-        cost: Cost that the balancers assume before they have learned: the same for all workers,
-            or one entry per worker. Default: as in training.
-        links: Links of parameter servers, at which pushes and pulls queue. Default: none, each
-            step or iteration takes `communication_seconds`.
-        work: Work of the samples, where they differ; None: all are equal.
-        first_use_seconds: Further seconds of a worker's step with a batch size that it has not run
-            before, >= 0, as on GPUs. The oracle does not spend them.
-
-    Raises:
-        ValueError: An option is out of range, or both `communication_seconds` and `links` are
-            given; the message names the value.
-    """
-
-    global_batch_size: int
-    lag: int = 1
-    steps_per_epoch: int = 50
-    communication_seconds: float = 0.0
-    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
-    granularity: int = 1
-    cost: AnyCost | Sequence[AnyCost] | None = None
-    links: ServerLinks | None = None
-    work: LognormalWork | None = None
-    first_use_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("global_batch_size", "lag", "steps_per_epoch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)!r}")
-        for name in ("communication_seconds", "first_use_seconds"):
-            require_nonnegative(name, getattr(self, name))
-        if self.links is not None and self.communication_seconds:
-            raise ValueError(
-                f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "
-                "the time of every transfer follows from the links; leave out one of them"
-            )
-
-    def samples(self) -> SimulatedSamples:
-        """Draws the samples of all steps."""
-        return SimulatedSamples(self.global_batch_size, self.steps_per_epoch, self.work)
-
-    def prior(self, rank: int) -> Cost | CostShape:
-        """Returns the cost that worker `rank` assumes before it has learned."""
-        if self.cost is None:
-            return Proportional()
-        if isinstance(self.cost, Sequence) and not isinstance(self.cost, str):
-            return read_cost(self.cost[rank])
-        return read_cost(self.cost)
-
-    def shape(self, rank: int, workers: int) -> CostShape:
-        """Returns that cost as a `CostShape`, made as `lbbsp_core.Balancer` makes it."""
-        return CostShape.from_cost(self.prior(rank), self.global_batch_size, workers)
 
 
 @dataclass(frozen=True)
@@ -142,11 +73,12 @@ def run_bsp(
     predictor: Predictor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Timeline:
-    """Simulates BSP: one `Balancer` per worker, and a barrier in every iteration.
+    """Simulates BSP: a barrier in every iteration, and plans as workers make them in training.
 
-    The balancers filter outliers, predict, exchange integers and plan as in training. Their
-    policy is computed once per step instead of N times: it is pure, and its arguments are the
-    same on all workers.
+    There is one `Balancer` per worker, and they filter outliers, predict, exchange integers and
+    plan as in training; or `lbbsp_core.sim.arrays` does the same with all workers in arrays, where
+    that gives the same bits. The policy is computed once per step instead of N times: it is pure,
+    and its arguments are the same on all workers.
 
     Args:
         cluster: Busy seconds of each worker's iterations.
@@ -168,29 +100,24 @@ def run_bsp(
         >>> run_bsp(cluster, SimConfig(8), Even()).wall_seconds.tolist()
         [2.0, 4.0]
     """
-    cached = cast(Policy, _CachedPolicy(policy))
+    predictor = predictor or LastValue()
     samples = config.samples()
-    balancers = _balancers(cluster, config, cached, predictor or LastValue(), samples)
+    planner: ArrayPlanner | _Balancers
+    if fits_arrays(config, policy, predictor):
+        planner = ArrayPlanner(batch_constraints(cluster, config), config, policy, predictor)
+    else:
+        planner = _Balancers(cluster, config, policy, predictor, samples)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     used: set[tuple[int, int]] = set()  # ranks and batch sizes
     for step in range(cluster.steps):
-        plan = balancers[0].sizes(step)
-        amounts = enumerate(samples.amounts(step, plan))
-        seconds = [
-            float(cluster.cost(rank, step)(amount))
-            + config.first_use_seconds * ((rank, plan[rank]) not in used)
-            for rank, amount in amounts
-        ]
-        used.update(enumerate(plan))
-        sizes[step], busy[step] = plan, seconds
-        next_step = min(step + 1, cluster.steps - 1)
-        messages = [
-            balancer.report(seconds[rank], drivers=cluster.drivers(rank, next_step))
-            for rank, balancer in enumerate(balancers)
-        ]
-        for balancer in balancers:
-            balancer.receive(messages, max(seconds) + config.communication_seconds)
+        sizes[step] = planner.sizes(step)
+        busy[step] = cluster.seconds(step, samples.amounts(step, sizes[step]))
+        if config.first_use_seconds:
+            own = set(enumerate(sizes[step].tolist()))
+            busy[step, [rank for rank, _ in own - used]] += config.first_use_seconds
+            used |= own
+        planner.finish(step, busy[step])
         if progress is not None:
             progress(1)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
@@ -201,13 +128,13 @@ def run_oracle(cluster: SimulatedCluster, config: SimConfig) -> Timeline:
 
     Where samples differ, it divides the work of each step as if it could be cut anywhere.
     """
-    samples = config.samples() if config.work else None
+    samples = config.samples()
     constraints = batch_constraints(cluster, config)
     sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
     busy = np.zeros(sizes.shape)
     for step in range(cluster.steps):
         sizes[step] = constraints.plan(cluster.costs(step))
-        amounts = sizes[step] if samples is None else sizes[step] * samples.mean_amount(step)
+        amounts = sizes[step] * samples.mean_amount(step) if config.work else sizes[step]
         busy[step] = cluster.seconds(step, amounts)
     return Timeline(sizes, busy, config.communication_seconds, config.links)
 
@@ -242,21 +169,39 @@ class _CachedPolicy:
         return self.cache[0][1]
 
 
-def _balancers(
-    cluster: SimulatedCluster,
-    config: SimConfig,
-    policy: Policy,
-    predictor: Predictor,
-    samples: SimulatedSamples,
-) -> list[Balancer]:
-    balancers = [
-        _balancer(cluster, config, policy, predictor, rank) for rank in range(cluster.workers)
-    ]
-    peer_info = [balancer.static_info() for balancer in balancers]
-    for balancer in balancers:
-        balancer.set_peers(peer_info)
-        balancer.use_order(samples.order)
-    return balancers
+class _Balancers:
+    """Plans of real balancers, one per worker."""
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        config: SimConfig,
+        policy: Policy,
+        predictor: Predictor,
+        samples: SimulatedSamples,
+    ) -> None:
+        cached = cast(Policy, _CachedPolicy(policy))
+        self._cluster, self._communication = cluster, config.communication_seconds
+        self._balancers = [
+            _balancer(cluster, config, cached, predictor, rank) for rank in range(cluster.workers)
+        ]
+        peer_info = [balancer.static_info() for balancer in self._balancers]
+        for balancer in self._balancers:
+            balancer.set_peers(peer_info)
+            balancer.use_order(samples.order)
+
+    def sizes(self, step: int) -> Sizes:
+        return self._balancers[0].sizes(step)
+
+    def finish(self, step: int, seconds: Floats) -> None:
+        next_step = min(step + 1, self._cluster.steps - 1)
+        messages = [
+            balancer.report(float(seconds[rank]), drivers=self._cluster.drivers(rank, next_step))
+            for rank, balancer in enumerate(self._balancers)
+        ]
+        wall_seconds = float(seconds.max()) + self._communication
+        for balancer in self._balancers:
+            balancer.receive(messages, wall_seconds)
 
 
 def _balancer(

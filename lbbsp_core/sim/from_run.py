@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +12,6 @@ from lbbsp_core.runtime.record.record import RunHeader, StepLine, read_run
 from lbbsp_core.sim.cluster import MIN_STEPS, ReplayedCluster
 from lbbsp_core.sim.traces import LARGEST_DRIVER, Series, Trace
 from lbbsp_core.types import Measurement, is_plausible
-
-Drivers = tuple[tuple[float | None, ...], ...]
-"""Driving factors by rank, each in the order of the header; None where a worker lacks one."""
 
 
 class RecordedRun(NamedTuple):
@@ -75,55 +71,38 @@ def trace_from_run(path: str | Path) -> Trace:
     header, usable, notes = _read(path)
     sampled = (name for line in usable for name in line.drivers)
     names = tuple(dict.fromkeys([*header.drivers, *sampled]))
-    rows = {line.step: found for line in usable if (found := _drivers(line, names))}
-    if rows:
-        if without := len(usable) - len(rows):
+    workers = len(usable[0].sizes)
+    unknown = (None,) * workers
+    drivers = np.array(  # shape (steps, names, workers), NaN where a worker lacks one
+        [[line.drivers.get(name, unknown) for name in names] for line in usable], np.float64
+    ).reshape(len(usable), len(names), workers)
+    is_known = [bool(line.drivers) for line in usable] & (
+        ~(np.abs(drivers) >= LARGEST_DRIVER).any(axis=(1, 2))
+    )
+    if is_known.any():
+        if without := int((~is_known).sum()):
             notes += (f"steps left out because their driving factors are unknown: {without}",)
-        usable = [line for line in usable if line.step in rows]
-        notes += tuple(_lacking(names, list(rows.values())))
+        usable = [line for line, known in zip(usable, is_known, strict=True) if known]
+        drivers = drivers[is_known]
+        for name, never in zip(names, np.isnan(drivers).all(axis=0), strict=True):
+            if never.any():
+                ranks = ", ".join(map(str, np.flatnonzero(never)))
+                notes += (f"{name} is 0 for workers that do not have it: {ranks}",)
     elif names:
         notes += ("no step has driving factors: predictors learn from the speeds only",)
+        names, drivers = (), drivers[:, :0]
+    # A driver that a worker lacks in a step keeps its last value, and is 0 before the first one.
+    last = np.where(np.isnan(drivers), 0, np.arange(len(usable))[:, None, None])
+    filled = np.take_along_axis(drivers, np.maximum.accumulate(last, axis=0), axis=0)
+    filled = np.where(np.isnan(filled), 0.0, filled)
+    steps = np.array([line.step for line in usable], np.int64)
+    series = []
+    for rank in range(workers):
+        known = zip(usable, filled[:, :, rank].tolist(), strict=True)
+        measured = [Measurement(x.amounts[rank], x.busy_seconds[rank], tuple(d)) for x, d in known]
+        series.append(Series(rank, steps, tuple(measured)))
     folder = Path(path)
-    return Trace(
-        folder if folder.name else folder.resolve(),
-        names if rows else (),
-        tuple(_series(rank, usable, rows) for rank in range(len(usable[0].sizes))),
-        notes,
-    )
-
-
-def _drivers(line: StepLine, names: tuple[str, ...]) -> Drivers | None:
-    """Returns the driving factors known before a step, by rank; None if there are none."""
-    numbers = (x for values in line.drivers.values() for x in values if x is not None)
-    if not line.drivers or not all(abs(x) < LARGEST_DRIVER for x in numbers):
-        return None
-    lacking = (None,) * len(line.sizes)
-    return tuple(zip(*(line.drivers.get(name, lacking) for name in names), strict=True))
-
-
-def _lacking(names: tuple[str, ...], rows: list[Drivers]) -> Iterator[str]:
-    """Yields a note for each driver that some workers never have."""
-    for column, name in enumerate(names):
-        ranks = [
-            str(rank)
-            for rank in range(len(rows[0]))
-            if all(row[rank][column] is None for row in rows)
-        ]
-        if ranks:
-            yield f"{name} is 0 for workers that do not have it: {', '.join(ranks)}"
-
-
-def _series(rank: int, lines: list[StepLine], rows: Mapping[int, Drivers]) -> Series:
-    measurements = []
-    known: tuple[float, ...] = ()
-    for line in lines:
-        if rows:
-            own = rows[line.step][rank]
-            last = known or (0.0,) * len(own)
-            known = tuple(old if x is None else x for x, old in zip(own, last, strict=True))
-        measurements.append(Measurement(line.amounts[rank], line.busy_seconds[rank], known))
-    steps = np.array([line.step for line in lines], dtype=np.int64)
-    return Series(rank, steps, tuple(measurements))
+    return Trace(folder if folder.name else folder.resolve(), names, tuple(series), notes)
 
 
 class _Usable(NamedTuple):

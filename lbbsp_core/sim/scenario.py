@@ -37,18 +37,19 @@ from lbbsp_core.validate import (
 
 T = TypeVar("T")
 
-NOISES: Final[Mapping[str, Callable[..., Noise]]] = MappingProxyType(
-    {
+_KINDS: Final[dict[str, dict[str, Callable[..., object]]]] = {
+    "noise": {
         "constant": Constant,
         "lognormal": Lognormal,
         "pareto": Pareto,
         "markov": Markov,
         "dbs": Disturbance,
-    }
-)
-COMMUNICATIONS: Final[Mapping[str, Callable[..., Communication]]] = MappingProxyType(
-    {"fixed": FixedTime, "ring": RingAllReduce, "parameter-server": ParameterServer}
-)
+    },
+    "communication": {
+        "fixed": FixedTime, "ring": RingAllReduce, "parameter-server": ParameterServer,
+    },
+    "work": {"lognormal": LognormalWork},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -270,14 +271,8 @@ def read_scenario(table: Mapping[str, object], name: str, folder: Path | None = 
     if folder is not None and "profiles" in values:
         paths = _as_tuple("profiles", values["profiles"])
         values["profiles"] = tuple(str(folder / str(path)) for path in paths)
-    if "noise" in values:
-        values["noise"] = _build_kind("noise", values["noise"], NOISES)
-    if "communication" in values:
-        values["communication"] = _build_kind(
-            "communication", values["communication"], COMMUNICATIONS
-        )
-    if "work" in values:
-        values["work"] = _build_kind("work", values["work"], {"lognormal": LognormalWork})
+    for key in sorted(_KINDS.keys() & values.keys()):
+        values[key] = _build_kind(key, _table(key, values))
     if "preemption" in values:
         values["preemption"] = _build("preemption", Preemption, _table("preemption", values))
     return _build("the scenario", Scenario, values)
@@ -302,8 +297,8 @@ def _table(key: str, values: Mapping[str, object]) -> Mapping[str, object]:
     return table
 
 
-def _build_kind(key: str, value: object, kinds: Mapping[str, Callable[..., T]]) -> T:
-    options = dict(_table(key, {key: value}))
+def _build_kind(key: str, table: Mapping[str, object]) -> object:
+    options, kinds = dict(table), _KINDS[key]
     kind = options.pop("kind", None)
     if kind is None:
         raise ValueError(f"{key} must have a kind: one of {', '.join(kinds)}")

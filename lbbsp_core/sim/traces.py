@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,14 +65,6 @@ class Trace:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    line: int
-    worker: int
-    step: int
-    measurement: Measurement
-
-
 def read_trace(path: str | Path) -> Trace:
     """Reads ``worker,step,samples,busy_seconds`` and any driver columns from a CSV file.
 
@@ -94,16 +85,14 @@ def read_trace(path: str | Path) -> Trace:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             names = _header(path, next(reader, []))
-            rows = list(_rows(path, names, reader))
+            series, notes = _series(path, names, reader)
     except TraceError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # also of an encoding, or of a path
         raise TraceError(f"{path}: cannot be read as a CSV text file: {error}") from error
-    if not rows:
+    if not series:
         raise TraceError(f"{path}, line 2: no rows after the header: record at least one step")
-    _check_duplicates(path, rows)
-    drivers = tuple(name for name in names if name not in REQUIRED)
-    return Trace(path, drivers, _series(rows), tuple(_notes(rows)))
+    return Trace(path, tuple(name for name in names if name not in REQUIRED), series, notes)
 
 
 def write_trace(path: str | Path, trace: Trace) -> None:
@@ -173,94 +162,83 @@ def _header(path: Path, header: list[str]) -> list[str]:
     return names
 
 
-def _rows(path: Path, names: list[str], reader: Iterator[list[str]]) -> Iterator[_Row]:
+def _series(
+    path: Path, names: list[str], reader: Iterator[list[str]]
+) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    """Reads the rows; returns the series of each worker, and notes on what was repaired."""
+    found: dict[int, dict[int, tuple[int, Measurement]]] = {}  # line and values by worker and step
+    latest: dict[int, int] = {}
+    unsorted: dict[int, int] = {}  # first line that is out of order, by worker
     for line, cells in enumerate(reader, start=2):
         if not cells:
             continue
-        if len(cells) != len(names):
-            column = names[min(len(cells), len(names)) - 1]
+        worker, step, measurement = _row(f"{path}, line {line}", names, cells)
+        own = found.setdefault(worker, {})
+        if step in own:
             raise TraceError(
-                f"{path}, line {line}, column {column!r}: {len(cells)} of {len(names)} columns: "
-                "the line does not match the header; correct or remove it"
+                f"{path}, line {line}, column 'step': worker {worker} has step {step} already in "
+                f"line {own[step][0]}: keep one of the two"
             )
-        yield _row(path, line, dict(zip(names, cells, strict=True)))
+        own[step] = line, measurement
+        if step < latest.get(worker, -1):
+            unsorted.setdefault(worker, line)
+        latest[worker] = max(step, latest.get(worker, -1))
+    notes = [
+        f"worker {worker}: steps out of order from line {line}: sorted by step"
+        for worker, line in unsorted.items()
+    ]
+    series = []
+    for worker, own in sorted(found.items()):
+        steps = np.array(sorted(own), np.int64)
+        series.append(Series(worker, steps, tuple(own[step][1] for step in steps.tolist())))
+        if missing := int(steps[-1] - steps[0]) + 1 - len(steps):
+            notes.append(
+                f"worker {worker}: {missing} steps missing, the first is "
+                f"{int(steps[:-1][np.diff(steps) > 1][0]) + 1}: its rows are taken as consecutive "
+                "iterations"
+            )
+    return tuple(series), tuple(notes)
 
 
-def _row(path: Path, line: int, cells: dict[str, str]) -> _Row:
-    values = {name: _number(path, line, name, text) for name, text in cells.items()}
-    for name in ("worker", "step"):
-        if not (0 <= values[name] < _LARGEST_INTEGER and values[name] == int(values[name])):
-            raise TraceError(
-                f"{path}, line {line}, column {name!r}: must be a whole number >= 0 below 2^53, "
-                f"got {cells[name]!r}: correct or remove the row"
-            )
-    for name in ("samples", "busy_seconds"):
-        if values[name] <= 0:
-            raise TraceError(
-                f"{path}, line {line}, column {name!r}: must be > 0, got {cells[name]!r}: remove "
-                "the row (a missing step is allowed)"
-            )
-        if not is_plausible(values[name]):
-            raise TraceError(
-                f"{path}, line {line}, column {name!r}: must be between 1e-12 and 1e12, got "
-                f"{cells[name]!r}: correct the unit, or remove the row"
-            )
-    drivers = tuple(value for name, value in values.items() if name not in REQUIRED)
-    measurement = Measurement(values["samples"], values["busy_seconds"], drivers)
-    return _Row(line, int(values["worker"]), int(values["step"]), measurement)
+def _row(where: str, names: list[str], cells: list[str]) -> tuple[int, int, Measurement]:
+    """Returns the worker, the step, and what was measured in it."""
+
+    def fault(name: str, text: str) -> TraceError:
+        return TraceError(f"{where}, column {name!r}: {text}")
+
+    if len(cells) != len(names):
+        raise fault(
+            names[min(len(cells), len(names)) - 1],
+            f"{len(cells)} of {len(names)} columns: the line does not match the header; correct or "
+            "remove it",
+        )
+    texts = dict(zip(names, cells, strict=True))
+    values = {name: _number(text) for name, text in texts.items()}
+    for name, value in values.items():
+        got = f"got {shortened(texts[name])}"
+        if value is None:
+            least = f"must be a finite number below {LARGEST_DRIVER:g}"
+            raise fault(name, f"{least}, {got}: correct or remove the row")
+        if name in ("worker", "step") and not (
+            0 <= value < _LARGEST_INTEGER and value == int(value)
+        ):
+            text = f"must be a whole number >= 0 below 2^53, {got}: correct or remove the row"
+            raise fault(name, text)
+        if name in ("samples", "busy_seconds") and value <= 0:
+            raise fault(name, f"must be > 0, {got}: remove the row (a missing step is allowed)")
+        if name in ("samples", "busy_seconds") and not is_plausible(value):
+            text = f"must be between 1e-12 and 1e12, {got}: correct the unit, or remove the row"
+            raise fault(name, text)
+    known = {name: value for name, value in values.items() if value is not None}
+    drivers = tuple(value for name, value in known.items() if name not in REQUIRED)
+    measurement = Measurement(known["samples"], known["busy_seconds"], drivers)
+    return int(known["worker"]), int(known["step"]), measurement
 
 
-def _number(path: Path, line: int, name: str, text: str) -> float:
+def _number(text: str) -> float | None:
+    """Returns a finite number, small enough for squares and sums; None for anything else."""
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and abs(value) < LARGEST_DRIVER):
-        raise TraceError(
-            f"{path}, line {line}, column {name!r}: must be a finite number below "
-            f"{LARGEST_DRIVER:g}, got {shortened(text)}: correct or remove the row"
-        )
-    return value
-
-
-def _check_duplicates(path: Path, rows: list[_Row]) -> None:
-    seen: dict[tuple[int, int], int] = {}
-    for row in rows:
-        first = seen.setdefault((row.worker, row.step), row.line)
-        if first != row.line:
-            raise TraceError(
-                f"{path}, line {row.line}, column 'step': worker {row.worker} has step {row.step} "
-                f"already in line {first}: keep one of the two"
-            )
-
-
-def _series(rows: list[_Row]) -> tuple[Series, ...]:
-    by_worker: dict[int, list[_Row]] = {}
-    for row in sorted(rows, key=lambda row: (row.worker, row.step)):
-        by_worker.setdefault(row.worker, []).append(row)
-    return tuple(
-        Series(
-            worker,
-            np.array([row.step for row in worker_rows], dtype=np.int64),
-            tuple(row.measurement for row in worker_rows),
-        )
-        for worker, worker_rows in by_worker.items()
-    )
-
-
-def _notes(rows: list[_Row]) -> Iterator[str]:
-    latest: dict[int, int] = {}
-    unsorted: dict[int, int] = {}
-    for row in rows:
-        if row.step < latest.get(row.worker, -1):
-            unsorted.setdefault(row.worker, row.line)
-        latest[row.worker] = max(row.step, latest.get(row.worker, -1))
-    for worker, line in unsorted.items():
-        yield f"worker {worker}: steps out of order from line {line}: sorted by step"
-    for series in _series(rows):
-        if missing := int(series.steps[-1] - series.steps[0]) + 1 - len(series):
-            first = int(series.steps[:-1][np.diff(series.steps) > 1][0]) + 1
-            yield (
-                f"worker {series.worker}: {missing} steps missing, the first is {first}: its rows "
-                "are taken as consecutive iterations"
-            )
+        return None
+    return value if abs(value) < LARGEST_DRIVER else None

@@ -67,15 +67,15 @@ class SimulatedSamples:
             self._work = Work(np.exp(work.sigma * normal), count)
             self.order.work = None if work.known is False else self._work
 
-    def amounts(self, step: int, sizes: tuple[int, ...]) -> list[float]:
+    def amounts(self, step: int, sizes: npt.NDArray[np.int64]) -> Floats:
         """Returns the work of each worker in a step, in mean samples, by rank."""
         if self._work is None:
-            return list(sizes)
+            return np.asarray(sizes, np.float64)
         work = self._work.units[self.order.indices(step)]
         ends = np.concatenate([[0], np.cumsum(work)])[np.cumsum([0, *sizes])]
-        return [float(done) for done in np.diff(ends) / UNITS]
+        return np.asarray(np.diff(ends) / UNITS, np.float64)
 
     def mean_amount(self, step: int) -> float:
         """Returns the mean work of a sample in a step, in mean samples."""
         size = self.order.size(step)
-        return sum(self.amounts(step, (size,))) / size
+        return float(self.amounts(step, np.array([size]))[0]) / size

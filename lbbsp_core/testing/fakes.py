@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import reduce
 
 import numpy as np
 
-from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, StepMessage, decode, encode
+from lbbsp_core.runtime.exchange.protocol import WIDTH, StepMessage, decode, encode
 from lbbsp_core.runtime.loop.balancer import Balancer
 
 
@@ -79,19 +78,12 @@ def exchange_in_process(
         peer_info = [balancer.static_info() for balancer in balancers]
         for balancer in balancers:
             balancer.set_peers(peer_info)
-    slots = []
+    slots = np.zeros((len(balancers), len(balancers), WIDTH), np.float32)
     for rank, (balancer, busy) in enumerate(zip(balancers, busy_seconds, strict=True)):
         own = drivers[rank] if drivers else ()
         message = balancer.report(busy, excluded=rank in excluded, stop=rank in stop, drivers=own)
-        slots.append(_one_hot(rank, len(balancers), encode(message)))
-    rows = reduce(np.add, slots)
-    messages = tuple(decode(row) for row in rows)
+        slots[rank, rank] = encode(message)
+    messages = tuple(map(decode, slots.sum(axis=0)))
     for balancer in balancers:
         balancer.receive(messages, wall_seconds)
     return messages
-
-
-def _one_hot(rank: int, workers: int, row: Row) -> Row:
-    slots = np.zeros((workers, WIDTH), np.float32)
-    slots[rank] = row
-    return slots

@@ -11,12 +11,13 @@ from functools import lru_cache
 
 import mxnet as mx
 
+from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.background import background_thread
 from lbbsp_core.runtime.reliability.exit import on_exit
-from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS, Heartbeat
+from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_core.runtime.reliability.liveness import PeriodicThread, Watchdog
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.reliability import nodes

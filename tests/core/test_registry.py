@@ -36,7 +36,7 @@ from lbbsp_core.registry import (
     Component,
     synchroniser,
 )
-from lbbsp_core.sim import SimConfig, cores, run_async, run_bsp, run_vectorised, synthetic_cluster
+from lbbsp_core.sim import SimConfig, cores, run_async, run_bsp, synthetic_cluster
 from lbbsp_core.sim.backtest import contenders
 from lbbsp_core.testing import check_policy, check_synchroniser
 
@@ -260,8 +260,8 @@ def test_own_policy_in_the_simulator(schemes: Any) -> None:
     """Speeds 1, 4, 2 samples a second of core: shares 1/4, 1, 1/2 once all are measured."""
     cluster = synthetic_cluster(cores([1, 4, 2], samples_per_second=10.0), steps=6)
     setting, own = SimConfig(28), schemes.Ranked()
-    for run in (run_bsp, run_vectorised):
-        line = run(cluster, setting, own, Ema(0.5))
+    for predictor in (Ema(0.5), Mixture()):  # in arrays, and by balancers
+        line = run_bsp(cluster, setting, own, predictor)
         assert line.sizes.tolist() == [[10, 9, 9], *[[4, 16, 8]] * 5]
         assert line.wall_seconds.tolist() == pytest.approx([1.0, *[0.4] * 5])
 

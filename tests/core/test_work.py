@@ -35,7 +35,8 @@ from lbbsp_core import (
 from lbbsp_core.runtime.checkpoint.session_state import own_state, restored_state
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.record.record import open_record, run_header
+from lbbsp_core.runtime.record.record import run_header
+from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sampled_order import SampledOrder
 from lbbsp_core.testing import exchange_in_process
 from lbbsp_core.work import UNITS, StepShares, Work

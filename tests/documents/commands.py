@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import typer
 from doc_pages import ROOT
+from typer.core import TyperCommand
 from typer.testing import CliRunner
 
 from lbbsp_core.cli import launch as launch_command
@@ -79,15 +80,17 @@ def check_extras(words: list[str]) -> None:
 
 def check_lbbsp(words: list[str]) -> None:
     """Parses a command of lbbsp. That of ``launch`` runs up to the start of the job."""
-    app = application()
-    for info in app.registered_commands:
-        if info.callback is not None and not _is_run(info.callback.__name__, words):
-            info.callback = _parse_only(info.callback)
-    start, launch_command.launch_job = launch_command.launch_job, _start_nothing
-    try:
-        result = CliRunner().invoke(app, words)
-    finally:
-        launch_command.launch_job = start
+
+    def invoke(command: TyperCommand, context: typer.Context) -> None:
+        if _is_run(str(command.name), words):
+            run(command, context)
+
+    run = TyperCommand.invoke
+    with (
+        mock.patch.object(TyperCommand, "invoke", invoke),
+        mock.patch.object(launch_command, "launch_job", _start_nothing),
+    ):
+        result = CliRunner().invoke(application(), words)
     assert result.exit_code == 0, f"lbbsp {' '.join(words)}: {result.output} {result.exception!r}"
 
 
@@ -103,11 +106,3 @@ def _is_run(name: str, words: list[str]) -> bool:
         return False  # takes seconds
     files = [word for word in words[1:] if re.search(r"[./]", word)]
     return name == "launch" or (name in RUN and all(Path(file).exists() for file in files))
-
-
-def _parse_only(callback: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(callback)
-    def parsed(*_: object, **__: object) -> None:
-        raise typer.Exit(0)
-
-    return parsed

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from lbbsp_core import read_run
-from lbbsp_core.runtime.record.record import PushLine, PushLog, run_header
+from lbbsp_core.runtime.record.record import PushLine, run_header
+from lbbsp_core.runtime.record.writer import PushLog
 from lbbsp_tf import parameter_server
 from lbbsp_tf.parameter_server import _log_epoch, _Push, _results, fit_asynchronously
 

@@ -16,7 +16,7 @@ from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
 from lbbsp_core.report.html.table import Booleans, Floats, worker_names
-from lbbsp_core.report.html.words import percent, times
+from lbbsp_core.report.words import percent, times
 
 MIN_STEPS: Final = 20
 SLOWER: Final = 1.5
@@ -54,17 +54,11 @@ _PERCENT_CAUSES: Final = {
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice on a run.
+    """Advice on a run."""
 
-    Args:
-        rule: Name of the rule.
-        text: What was found, and what to do.
-        workers: Ranks that it is about; none if it is about the run.
-    """
-
-    rule: str
-    text: str
-    workers: tuple[int, ...] = ()
+    rule: str  # name of the rule
+    text: str  # what was found, and what to do
+    workers: tuple[int, ...] = ()  # ranks that it is about; none if it is about the run
 
 
 def advise(report: RunReport) -> list[Advice]:
@@ -145,8 +139,7 @@ def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     else:
         text += (
             ": speeds change faster than they can be forecast. Find out what else runs on these "
-            "hosts; larger global batches average over more of it, and fresh_drivers=True helps "
-            "where the load of the machine explains the speed."
+            "hosts; larger global batches average over more of it."
         )
     yield Advice("wrong-forecasts", text, tuple(worker.rank for worker in wrong))
 

@@ -19,29 +19,18 @@ _MIN_RATIO = 1.25
 
 
 class Level(NamedTuple):
-    """Part of a series in which its values stay at one level.
+    """Part of a series in which its values stay at one level."""
 
-    Args:
-        start: Index of the first value.
-        stop: Index after the last value.
-        median: Median of the values.
-    """
-
-    start: int
-    stop: int
-    median: float
+    start: int  # index of the first value
+    stop: int  # index after the last value
+    median: float  # median of the values
 
 
 class Drop(NamedTuple):
-    """Difference between the last level of a series and higher ones before it.
+    """Difference between the last level of a series and higher ones before it."""
 
-    Args:
-        ratio: Highest earlier level / last level.
-        start: Index at which the series left the higher levels for the last time.
-    """
-
-    ratio: float
-    start: int
+    ratio: float  # highest earlier level / last level
+    start: int  # index at which the series left the higher levels for the last time
 
 
 def lasting_drop(values: Floats, least: float) -> Drop | None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
 from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
-from lbbsp_core.report.html.words import percent, times
 from lbbsp_core.report.summary import summarise
+from lbbsp_core.report.words import percent, times
 from lbbsp_core.runtime.record.record import Run, Stop
 
 BALANCED = 0.10
@@ -24,89 +24,70 @@ _SAME = 0.03
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """Figures of one worker over the measured steps.
-
-    Args:
-        rank: Rank of the worker.
-        host: Its host; empty if unknown.
-        device: Its device; empty if unknown.
-        batch: Mean batch size, in samples.
-        samples_per_second: Median of batch / busy time.
-        busy_share: Busy time / time of the steps.
-        waiting_share: Time that it waited for slower workers / time of the steps.
-        forecast_rmse: Root of the mean squared error of its predicted busy times / their mean;
-            None without predictions.
-        naive_rmse: The same if each speed had been forecast as the last one measured.
-    """
+    """Figures of one worker over the measured steps."""
 
     rank: int
-    host: str
-    device: str
-    batch: float
-    samples_per_second: float
-    busy_share: float
-    waiting_share: float
+    host: str  # its host; empty if unknown
+    device: str  # its device; empty if unknown
+    batch: float  # mean batch size, in samples
+    samples_per_second: float  # median of batch / busy time
+    busy_share: float  # busy time / time of the steps
+    waiting_share: float  # time that it waited for slower workers / time of the steps
+    # root of the mean squared error of its predicted busy times / their mean; None without
+    # predictions
     forecast_rmse: float | None
-    naive_rmse: float | None
+    naive_rmse: float | None  # the same if each speed had been forecast as the last one measured
 
 
 @dataclass(frozen=True)
 class Events:
-    """Counts of what happened in a run, over all of its steps.
-
-    Args:
-        steps: Steps in the record.
-        plan_changes: Full steps whose batch sizes differ from those of the full step before, with
-            the same number of workers; None where each step is cut by its work, so that they
-            differ without a change of the plan.
-        excluded_steps: Steps with a measurement that was excluded from learning.
-        short_steps: Steps with fewer samples than the global batch size.
-        starts: Number of times that the run was started.
-        stops: Last step of each attempt that another start followed, and of the last one if all
-            workers stopped together, with the reason if it was recorded.
-        restarts: Steps with which the run continued after a restart; a start that ended before
-            its first step has none.
-        worker_changes: Step and new number of workers, for each change of the number.
-    """
+    """Counts of what happened in a run, over all of its steps."""
 
     steps: int
+    # full steps whose batch sizes differ from those of the full step before, with the same number
+    # of workers; None where each step is cut by its work, so that they differ without a change of
+    # the plan
     plan_changes: int | None
-    excluded_steps: int
-    short_steps: int
-    starts: int
+    excluded_steps: int  # steps with a measurement that was excluded from learning
+    short_steps: int  # steps with fewer samples than the global batch size
+    starts: int  # number of times that the run was started
+    # last step of each attempt that another start followed, and of the last one if all workers
+    # stopped together, with the reason if it was recorded
     stops: tuple[Stop, ...]
+    # steps with which the run continued after a restart; a start that ended before its first step
+    # has none
     restarts: tuple[int, ...]
+    # step and new number of workers, for each change of the number
     worker_changes: tuple[tuple[int, int], ...]
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Stops, each with its reason if that is known."""
+        return [f"{step} ({reason})" if reason else str(step) for step, reason in self.stops]
+
+    @property
+    def change_texts(self) -> list[str]:
+        """Changes of the number of workers, each with the new number."""
+        return [f"{step} (to {workers} workers)" for step, workers in self.worker_changes]
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """Figures of a run over its *measured* steps, see `StepTable.is_measured`.
+    """Figures of a run over its *measured* steps, see `StepTable.is_measured`."""
 
-    Args:
-        table: All steps since the number of workers last changed.
-        measured: Measured steps.
-        plain: Estimate of plain BSP; None if the record is one of plain BSP or of one worker, or
-            if its batches stayed equal.
-        step_seconds: Median time of a step.
-        total_seconds: Time of all steps of the table.
-        waiting_share: Waits for slower workers and for the communication / (N * time).
-        communication_share: Time from the last arrival to the next step / time.
-        balanced_speedup: Speed-up that a perfect plan would have had over the steady steps of the
-            run, see `lbbsp_core.report.summary`; None if it is unknown.
-        workers: Figures of each worker, by rank.
-        events: What happened.
-    """
-
-    table: StepTable
+    table: StepTable  # all steps since the number of workers last changed
     measured: StepTable
+    # estimate of plain BSP; None if the record is one of plain BSP or of one worker, or if its
+    # batches stayed equal
     plain: PlainEstimate | None
-    step_seconds: float
-    total_seconds: float
-    waiting_share: float
-    communication_share: float
+    step_seconds: float  # median time of a step
+    total_seconds: float  # time of all steps of the table
+    waiting_share: float  # waits for slower workers and for the communication / (N * time)
+    communication_share: float  # time from the last arrival to the next step / time
+    # speed-up that a perfect plan would have had over the steady steps of the run, see
+    # `lbbsp_core.report.summary`; None if it is unknown
     balanced_speedup: float | None
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[WorkerFigures, ...]  # figures of each worker, by rank
     events: Events
 
     @property

@@ -28,21 +28,13 @@ _FORMS = {form.__name__: form for form in (Proportional, Affine, Saturating, Pro
 
 @dataclass(frozen=True)
 class PlainEstimate:
-    """Speed-up of a run against plain BSP, and the limits of the estimate.
+    """Speed-up of a run against plain BSP, and the limits of the estimate."""
 
-    Args:
-        speedup: Time of plain BSP / time of the run, over all measured steps.
-        low: The same if a step had the largest overhead that does not depend on the batch.
-        high: The same if busy times were proportional to batches.
-        seconds: Time of each measured step under plain BSP, in seconds, shape ``(n,)``.
-        overheads: Overhead kappa of each worker, in samples.
-    """
-
-    speedup: float
-    low: float
-    high: float
-    seconds: Floats
-    overheads: tuple[float, ...]
+    speedup: float  # time of plain BSP / time of the run, over all measured steps
+    low: float  # the same if a step had the largest overhead that does not depend on the batch
+    high: float  # the same if busy times were proportional to batches
+    seconds: Floats  # time of each measured step under plain BSP, in seconds, shape `(n,)`
+    overheads: tuple[float, ...]  # overhead kappa of each worker, in samples
 
 
 def plain_estimate(table: StepTable) -> PlainEstimate:

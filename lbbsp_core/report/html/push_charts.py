@@ -6,40 +6,40 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lbbsp_core.report.html.pushes import PushReport
-from lbbsp_core.report.html.traces import (
+from lbbsp_core.report.charts import (
     BUSY,
     WAITING,
     Chart,
+    Trace,
     axes,
     bar,
     bar_layout,
     lines,
     short_name,
-    spread,
+    spread_table,
 )
+from lbbsp_core.report.html.pushes import PushReport
 
 
 def push_charts(report: PushReport) -> Iterator[Chart]:
     """Yields the charts of an asynchronous run."""
     ranks = [worker.rank for worker in report.workers]
-    busy = [min(worker.busy_share, 1.0) for worker in report.workers]
-    bars = [bar(ranks, busy, "busy", BUSY), bar(ranks, [1 - x for x in busy], "other", WAITING)]
-    layout = bar_layout(len(ranks))
+    names = list(map(short_name, ranks))
+    busy = 100 * np.minimum([worker.busy_share for worker in report.workers], 1.0)
+    bars = [bar(names, busy, "busy", BUSY), bar(names, 100 - busy, "other", WAITING)]
     caption = "Share of the time for which each worker was busy with an iteration; the rest is "
     caption += "waiting, input and communication."
-    yield Chart("shares", "Where the time goes", caption, bars, layout, [])
+    yield Chart("shares", "Where the time goes", caption, bars, bar_layout(len(ranks)))
     for name, title, values, unit in (
         ("batches", "Batch sizes", report.samples, "samples"),
         ("speeds", "Speeds", report.samples / report.busy, "samples/s"),
         ("staleness", "Staleness", report.staleness.astype(np.float64), "updates by others"),
     ):
-        curves = []
+        curves: list[Trace] = []
         for rank in ranks:
             own = report.worker == rank
-            curves += lines(report.push[own], values[own][:, None], [short_name(rank)], first=rank,
+            curves += lines(report.push[own], values[own][:, None], [names[rank]], first=rank,
                              of=len(ranks))  # fmt: skip
-        rows = [["worker", "smallest", "median", "largest"]]
-        rows += [[str(rank), *spread(values[report.worker == rank])] for rank in ranks]
+        rows = spread_table("worker", {str(r): values[report.worker == r] for r in ranks})
         caption = f"{title} of each worker's pushes, in {unit}."
         yield Chart(name, title, caption, curves, axes("push", unit), rows)

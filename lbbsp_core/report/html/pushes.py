@@ -4,41 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 
 from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice
 from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.table import Floats, Integers, by_rank, worker_names
-from lbbsp_core.report.html.words import percent, rate
+from lbbsp_core.report.words import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
 
 @dataclass(frozen=True)
 class PusherFigures:
-    """Figures of one worker of an asynchronous run.
-
-    Args:
-        rank: Rank of the worker.
-        host: Its host; empty if unknown.
-        device: Its device; empty if unknown.
-        pushes: Number of its pushes.
-        samples: Number of samples in them.
-        samples_per_second: Median of samples / busy time; 0 without a measurement.
-        busy_share: Busy time / time of the run.
-        mean_staleness: Mean number of updates by others between its read and its push.
-        max_staleness: The largest such number.
-    """
+    """Figures of one worker of an asynchronous run."""
 
     rank: int
-    host: str
-    device: str
-    pushes: int
-    samples: int
-    samples_per_second: float
-    busy_share: float
-    mean_staleness: float
-    max_staleness: int
+    host: str  # its host; empty if unknown
+    device: str  # its device; empty if unknown
+    pushes: int  # number of its pushes
+    samples: int  # number of samples in them
+    samples_per_second: float  # median of samples / busy time; 0 without a measurement
+    busy_share: float  # busy time / time of the run
+    mean_staleness: float  # mean number of updates by others between its read and its push
+    max_staleness: int  # the largest such number
 
 
 @dataclass(frozen=True)
@@ -46,28 +35,21 @@ class PushReport:
     """Figures of an asynchronous run of N workers and n pushes, since its last start.
 
     Each start counts pushes and time from 0, and its pushes replace those before.
-
-    Args:
-        header: Facts of the run since its last start.
-        push: Numbers of the pushes, shape ``(n,)``.
-        worker: Their ranks, shape ``(n,)``.
-        samples: Their batch sizes, shape ``(n,)``.
-        busy: Their busy seconds, shape ``(n,)``; NaN where they were not measured.
-        staleness: Their staleness in updates, shape ``(n,)``.
-        total_seconds: Time from the last start to the last push, in seconds.
-        starts: Number of times that the run was started.
-        workers: Figures of each worker, by rank.
     """
 
-    header: RunHeader
-    push: Integers
-    worker: Integers
-    samples: Floats
-    busy: Floats
-    staleness: Integers
-    total_seconds: float
-    starts: int
-    workers: tuple[PusherFigures, ...]
+    header: RunHeader  # facts of the run since its last start
+    push: Integers  # numbers of the pushes, shape `(n,)`
+    worker: Integers  # their ranks, shape `(n,)`
+    samples: Floats  # their batch sizes, shape `(n,)`
+    busy: Floats  # their busy seconds, shape `(n,)`; NaN where they were not measured
+    staleness: Integers  # their staleness in updates, shape `(n,)`
+    total_seconds: float  # time from the last start to the last push, in seconds
+    starts: int  # number of times that the run was started
+
+    @cached_property
+    def workers(self) -> tuple[PusherFigures, ...]:
+        """Figures of each worker, by rank."""
+        return tuple(_workers(self, max(self.header.workers, 1)))
 
     @property
     def samples_per_second(self) -> float:
@@ -100,26 +82,23 @@ class PushReport:
 
 def push_report(run: Run) -> PushReport:
     """Computes the figures of an asynchronous run."""
-    lines, header = run.pushes, run.header
-    workers = max(header.workers, 1)
+    lines = run.pushes
     for line in lines:
-        _check(line, workers)
-    seconds = np.array([line.seconds for line in lines])
+        _check(line, max(run.header.workers, 1))
     busy = np.array([line.busy_seconds for line in lines])
     report = PushReport(
-        header=header,
+        header=run.header,
         push=np.array([line.push for line in lines], np.int64),
         worker=np.array([line.worker for line in lines], np.int64),
         samples=np.array([line.samples for line in lines], np.float64),
         busy=np.where((busy > 1e-12) & (busy < 1e12), busy, np.nan),
         staleness=np.array([line.staleness for line in lines], np.int64),
-        total_seconds=float(seconds.max()),
+        total_seconds=float(max(line.seconds for line in lines)),
         starts=run.starts,
-        workers=(),
     )
     if not report.total_seconds > 0:
         raise ValueError("the pushes of the run must have taken some time, got 0 seconds")
-    return PushReport(**{**vars(report), "workers": tuple(_workers(report, workers))})
+    return report
 
 
 def advise_pushes(report: PushReport) -> list[Advice]:

@@ -25,33 +25,20 @@ _LEAST, _MOST = 1e-12, 1e12
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps since the number of workers last changed; n steps of N workers.
+    """Steps since the number of workers last changed; n steps of N workers."""
 
-    Args:
-        header: Facts of the run since its last start.
-        steps: Numbers of the steps, shape ``(n,)``.
-        sizes: Batch sizes in samples, shape ``(n, N)``.
-        amounts: Work of the workers in mean samples, or samples, shape ``(n, N)``.
-        busy: Busy seconds, shape ``(n, N)``; NaN where they were not measured.
-        predicted: Predicted busy seconds, shape ``(n, N)``; NaN without a prediction.
-        wall: Seconds from barrier to barrier, shape ``(n,)``.
-        is_regular: Whether a step is full and no measurement was excluded, shape ``(n,)``.
-        is_short: Whether a step has fewer samples than the global batch size, shape ``(n,)``.
-        drivers: Driving factors by name, shape ``(n, N)``; NaN where they are unknown.
-        has_work: Whether `amounts` are work rather than samples.
-    """
-
-    header: RunHeader
-    steps: Integers
-    sizes: Floats
-    amounts: Floats
-    busy: Floats
-    predicted: Floats
-    wall: Floats
-    is_regular: Booleans
-    is_short: Booleans
+    header: RunHeader  # facts of the run since its last start
+    steps: Integers  # numbers of the steps, shape `(n,)`
+    sizes: Floats  # batch sizes in samples, shape `(n, N)`
+    amounts: Floats  # work of the workers in mean samples, or samples, shape `(n, N)`
+    busy: Floats  # busy seconds, shape `(n, N)`; NaN where they were not measured
+    predicted: Floats  # predicted busy seconds, shape `(n, N)`; NaN without a prediction
+    wall: Floats  # seconds from barrier to barrier, shape `(n,)`
+    is_regular: Booleans  # whether a step is full and no measurement was excluded, shape `(n,)`
+    is_short: Booleans  # whether a step has fewer samples than the global batch size, shape `(n,)`
+    # driving factors by name, shape `(n, N)`; NaN where they are unknown
     drivers: Mapping[str, Floats]
-    has_work: bool
+    has_work: bool  # whether `amounts` are work rather than samples
 
     @property
     def workers(self) -> int:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from lbbsp_core._version import __version__
 from lbbsp_core.cost import Cost
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, FirstUses
 from lbbsp_core.predict.estimator import SpeedEstimator
+from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.runtime.asynchronous.coordination import (
     TOLD_INTEGERS,
     Answer,
@@ -42,15 +44,10 @@ from lbbsp_core.runtime.exchange.protocol import (
 )
 from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
 from lbbsp_core.runtime.loop.step_meter import StepMeter
-from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
+from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.record import (
-    PushLog,
-    RunHeader,
-    lbbsp_version,
-    open_record,
-    run_header,
-)
+from lbbsp_core.runtime.record.record import RunHeader, run_header
+from lbbsp_core.runtime.record.writer import PushLog, open_record
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.work import require_work
 
@@ -119,7 +116,7 @@ class AsyncSession:
     ) -> None:
         options.check_asynchronous(servers.rank)
         self.servers = servers
-        self.sync = read_synchroniser(sync)
+        self.sync = SYNCHRONISERS.resolve(sync)
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
@@ -150,7 +147,7 @@ class AsyncSession:
         self._drivers: tuple[float, ...] = ()
         self._framework, self._versions = framework, versions
         chosen = f"{described(self.sync)} {self.constraints} {described(self.policy)}"
-        self._facts = [f"{lbbsp_version()} {chosen}, {facts}"]
+        self._facts = [f"{__version__} {chosen}, {facts}"]
         self._answer = Answer()
         self._asked = 0
         self._claims: list[int] = []

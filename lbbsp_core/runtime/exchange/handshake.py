@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lbbsp_core._version import __version__
 from lbbsp_core.order import Order
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, compare_facts, fingerprint
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import described
-from lbbsp_core.runtime.record.record import lbbsp_version
 from lbbsp_core.work import require_work
 
 Facts = Mapping[str, "int | str"]
@@ -42,7 +42,7 @@ def agree(
     require_work(work, constraints.limits, constraints.global_batch_size)
     texts = {
         **{name: value for name, value in facts.items() if isinstance(value, str)},
-        "lbbsp version": lbbsp_version(),
+        "lbbsp version": __version__,
         "limits, granularity and policy": (
             f"{constraints} {described(policy)}, "
             f"default maximum {balancer.default_maximum}, short steps below "

@@ -52,7 +52,8 @@ from lbbsp_core.runtime.options.naming import (
 )
 from lbbsp_core.runtime.record.figures import even_seconds
 from lbbsp_core.runtime.record.observers import Observers
-from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, RunRecord, StepLine
+from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine
+from lbbsp_core.runtime.record.writer import RunRecord
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible
 from lbbsp_core.work import StepShares, Work, require_work

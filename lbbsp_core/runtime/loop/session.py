@@ -71,7 +71,8 @@ from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.metrics_file import MetricsFile
 from lbbsp_core.runtime.record.observers import Observer, Observers
-from lbbsp_core.runtime.record.record import RunHeader, RunRecord, open_record, run_header
+from lbbsp_core.runtime.record.record import RunHeader, run_header
+from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 
 logger = logging.getLogger("lbbsp.session")

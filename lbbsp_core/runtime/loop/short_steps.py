@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lbbsp_core.policy import BatchConstraints, Even, Sizes
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_nonnegative
-
-SHORT_STEP_SECONDS: Final = 0.025
-"""Default threshold: some time slices of other processes, of 2 to 10 ms."""
 
 _LARGEST_RATIO = 5.0
 _RISE, _FALL = 0.025, 0.1

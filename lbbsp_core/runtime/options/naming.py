@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lbbsp_core.cost import Cost, Profile
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import Policy
 from lbbsp_core.predict import Predictor
-from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS, SYNCHRONISERS
-from lbbsp_core.sync import Synchroniser
+from lbbsp_core.registry import COSTS, POLICIES, PREDICTORS
 from lbbsp_core.types import Limits, training_limits
 from lbbsp_core.validate import nearest, shortened
 
@@ -60,37 +59,23 @@ def read_predictor(value: Predictor | str, horizon: int = 1) -> Predictor:
     return PREDICTORS.resolve(value, horizon=horizon)
 
 
-def read_synchroniser(value: Synchroniser | str) -> Synchroniser:
-    """Returns a synchroniser that is given as an object or by its name, such as ``ssp:3``."""
-    return SYNCHRONISERS.resolve(value)
-
-
 def read_cost(value: AnyCost) -> Cost | CostShape:
     """Returns a cost that is given as an object, by its name, or by the file of its profile."""
     if isinstance(value, CostShape):
         return value
-    if isinstance(value, str) and _is_name_of_cost(value):
-        return COSTS.build(value)
-    if isinstance(value, str | Path):
-        return _load_profile(Path(value))
-    return COSTS.resolve(value)
-
-
-def _is_name_of_cost(text: str) -> bool:
-    """Returns whether a text is a name, with options or not, and no path of a file."""
+    text = str(value) if isinstance(value, str | Path) else ""
     is_path = os.sep in text or text.endswith(".json") or os.path.exists(text)
-    return (":" in text or text in COSTS) and not is_path
-
-
-def _load_profile(path: Path) -> Profile:
+    if not isinstance(value, str | Path) or ((":" in text or text in COSTS) and not is_path):
+        return COSTS.resolve(value)  # type: ignore[arg-type]
+    path = Path(value)
     try:
         return Profile.load(path)
     except (OSError, ValueError) as error:
         if not isinstance(error, OSError) and path.exists():
             raise  # the message names the file and what is wrong in it
-        near = nearest(str(path), COSTS)
+        near = nearest(text, COSTS)
         raise ValueError(
-            f"cost={str(path)!r} names no profile that can be read, at {path.absolute()} "
+            f"cost={text!r} names no profile that can be read, at {path.absolute()} "
             f"({getattr(error, 'strerror', error)}): "
             f"{'' if near is None else f'did you mean {near!r}? '}"
             f"Measure one with lbbsp profile SCRIPT.py -o {path}, or choose from {', '.join(COSTS)}"
@@ -138,18 +123,14 @@ def described(value: object) -> str:
     """
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return type(value).__name__
-    return without_addresses(f"{type(value).__name__}({', '.join(_fields_of(value))})")
+    shown = [field.name for field in dataclasses.fields(value) if field.repr]
+    texts = ", ".join(f"{name}={_plain(getattr(value, name))!r}" for name in shown)
+    return without_addresses(f"{type(value).__name__}({texts})")
 
 
 def without_addresses(text: str) -> str:
     """Returns a repr without addresses, which differ by process: of functions, for example."""
     return _ADDRESS.sub("", text)
-
-
-def _fields_of(value: Any) -> Iterator[str]:
-    for field in dataclasses.fields(value):
-        if field.repr:
-            yield f"{field.name}={_plain(getattr(value, field.name))!r}"
 
 
 def _plain(value: object) -> object:

@@ -14,10 +14,9 @@ from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Mixture, Predictor
 from lbbsp_core.predict.base import uses_drivers
-from lbbsp_core.runtime.loop.short_steps import SHORT_STEP_SECONDS
 from lbbsp_core.runtime.options import env, naming
+from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS, SILENCE_SECONDS
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
-from lbbsp_core.runtime.reliability.heartbeat import SILENCE_SECONDS
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import (
     require_fraction,

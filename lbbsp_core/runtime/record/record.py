@@ -7,21 +7,19 @@ that starts again appends another header line and the lines that follow.
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar
 
+from lbbsp_core._version import __version__
+from lbbsp_core.runtime.record.json_lines import from_json
 from lbbsp_core.validate import parse_json, shortened
 
-logger = logging.getLogger("lbbsp.record")
+_Line = TypeVar("_Line")
 
 SCHEMA: Final = 2
 
@@ -37,8 +35,8 @@ _MOST_WORKERS: Final = 1_000_000
 _LARGEST: Final = 1e15
 """Sums of smaller numbers are exact, or do not overflow."""
 
-_NANOSECONDS: Final = {"per_second": 10**9}
-_MICROSECONDS: Final = {"per_second": 10**6}
+_UNITS: Final = (1, 1, 1, 1, 10**9, 10**6, 1, 1)
+"""Integers for 1 in each field of a `PushLine`: nanoseconds and microseconds for seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +151,8 @@ class PushLine:
     worker: int
     iteration: int
     samples: int
-    busy_seconds: float = field(metadata=_NANOSECONDS)
-    seconds: float = field(metadata=_MICROSECONDS)
+    busy_seconds: float
+    seconds: float
     staleness: int
     lead: int
 
@@ -173,10 +171,7 @@ class PushLine:
             >>> PushLine.from_integers(line.to_integers()) == line
             True
         """
-        return [
-            round(getattr(self, each.name) * each.metadata.get("per_second", 1))
-            for each in fields(self)
-        ]
+        return [round(value * units) for value, units in zip(astuple(self), _UNITS, strict=True)]
 
     @classmethod
     def from_integers(cls, values: Sequence[int]) -> PushLine:
@@ -187,131 +182,19 @@ class PushLine:
         """
         if len(values) != PUSH_INTEGERS:
             raise ValueError(f"a push consists of {PUSH_INTEGERS} integers, got {len(values)}")
-        decoded: dict[str, Any] = {}
-        for each, value in zip(fields(cls), values, strict=True):
-            scale = each.metadata.get("per_second")
-            decoded[each.name] = int(value) if scale is None else value / scale
-        return cls(**decoded)
+        pairs = zip(values, _UNITS, strict=True)
+        return cls.from_floats([value / units for value, units in pairs])
 
     @classmethod
     def from_floats(cls, values: Sequence[float]) -> PushLine:
         """Decodes the fields in their order from floats that hold integers exactly."""
-        pairs = zip(fields(cls), values, strict=True)
-        named = {each.name: x if "per_second" in each.metadata else int(x) for each, x in pairs}
+        triples = zip(fields(cls), values, _UNITS, strict=True)
+        named = {each.name: x if units > 1 else int(x) for each, x, units in triples}
         return cls(**named)  # type: ignore[arg-type]
 
 
-PUSH_INTEGERS: Final = len(fields(PushLine))
+PUSH_INTEGERS: Final = len(_UNITS)
 """Length of `PushLine.to_integers`."""
-
-
-class RunRecord:
-    """Appends lines to ``run.jsonl``; the file is complete after every line.
-
-    An existing record is continued with a new header. A record that cannot be written is reported
-    once, in a warning, and never stops the training.
-
-    Args:
-        path: File to append to. Its folder is created.
-        header: Facts of the run.
-    """
-
-    def __init__(self, path: str | Path, header: RunHeader) -> None:
-        self.path = Path(path)
-        self._descriptor: int | None = None
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self._descriptor = os.open(self.path, flags, 0o666)
-            self._end_unfinished_line()
-        except OSError as error:
-            self._give_up(error)
-        self._write(header)
-
-    def write(self, line: StepLine | PushLine) -> None:
-        """Appends one step or push.
-
-        Raises:
-            ValueError: A number is not finite.
-        """
-        self._write(line)
-
-    def close(self) -> None:
-        """Closes the file."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            try:
-                os.close(descriptor)
-            except OSError as error:  # a network file system reports some failures only here
-                self._warn(error)
-
-    def _write(self, line: RunHeader | StepLine | PushLine) -> None:
-        text = json.dumps(_to_json(line), allow_nan=False) + "\n"
-        self._append(text.encode())
-
-    def _append(self, data: bytes) -> None:
-        try:
-            while data and self._descriptor is not None:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            self._give_up(error)
-
-    def _end_unfinished_line(self) -> None:
-        """Ends the line that an earlier run was still writing when it was stopped."""
-        assert self._descriptor is not None
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            self._append(b"\n")
-
-    def _give_up(self, error: OSError) -> None:
-        self._warn(error)
-        self.close()
-
-    def _warn(self, error: OSError) -> None:
-        logger.warning(
-            "the run record %s cannot be written (%s): the training continues without it",
-            self.path,
-            error.strerror or error,
-        )
-
-
-class PushLog:
-    """Writes pushes to a record in the order of their numbers, in whatever order they arrive.
-
-    Without a record they are discarded.
-    """
-
-    @classmethod
-    def open(cls, path: str | Path | None, header: RunHeader) -> PushLog:
-        """Opens the record at `path` for pushes; None discards them."""
-        return cls(None if path is None else open_record(path, header))
-
-    def __init__(self, record: RunRecord | None) -> None:
-        self._record = record
-        self._pending: dict[int, PushLine] = {}
-        self._next = 0
-
-    def add(self, line: PushLine) -> None:
-        """Adds a push, and writes those that are no longer preceded by a missing number."""
-        self._pending[line.push] = line
-        while self._next in self._pending:
-            self._write(self._pending.pop(self._next))
-
-    def close(self) -> None:
-        """Writes the pushes after a gap as well, and closes the record.
-
-        A number stays missing if a worker failed between its push and its report.
-        """
-        for _, line in sorted(self._pending.items()):
-            self._write(line)
-        self._pending.clear()
-        if self._record is not None:
-            self._record.close()
-
-    def _write(self, line: PushLine) -> None:
-        self._next = line.push + 1
-        if self._record is not None:
-            self._record.write(line)
 
 
 class Stop(NamedTuple):
@@ -350,12 +233,9 @@ class Run:
 
     def with_same_workers(self) -> list[StepLine]:
         """Returns the steps since the number of workers last changed, in an elastic restart."""
-        kept = []
-        for line in reversed(self.steps):
-            if len(line.sizes) != len(self.steps[-1].sizes):
-                break
-            kept.append(line)
-        return kept[::-1]
+        last = len(self.steps[-1].sizes) if self.steps else 0
+        same = takewhile(lambda line: len(line.sizes) == last, reversed(self.steps))
+        return list(same)[::-1]
 
     def last_half(self) -> list[StepLine]:
         """Returns the regular steps of the last half, on which the steady state is measured."""
@@ -370,28 +250,15 @@ def run_header(framework: str, *, versions: Mapping[str, str], **facts: Any) -> 
     Versions of lbbsp and Python are added. Policy, predictor, cost and synchroniser are recorded as
     their repr, a string as it is.
     """
-    texts = {name: _text(facts.get(name)) for name in ("policy", "predictor", "cost", "sync")}
+    texts = {
+        name: value if isinstance(value, str) else repr(value)
+        for name in ("policy", "predictor", "cost", "sync")
+        if (value := facts.get(name)) is not None
+    }
     names = {name: tuple(facts.get(name, ())) for name in ("drivers", "hosts", "devices")}
-    own = {"started": time.time(), "versions": all_versions(versions)}
-    return RunHeader(framework=framework, **{**facts, **texts, **names, **own})
-
-
-def lbbsp_version() -> str:
-    """Returns the version of this package."""
-    from lbbsp_core import __version__  # defined once all of the core is imported
-
-    return __version__
-
-
-def all_versions(framework: Mapping[str, str]) -> dict[str, str]:
-    """Returns the versions of lbbsp, of a framework's packages and of Python, by name."""
-    return {"lbbsp": lbbsp_version(), **framework, "python": platform.python_version()}
-
-
-def open_record(path: str | Path, header: RunHeader) -> RunRecord:
-    """Opens the record at `path`: a ``.jsonl`` file, or the folder that will hold ``run.jsonl``."""
-    path = Path(path)
-    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", header)
+    known = {"lbbsp": __version__, **versions, "python": platform.python_version()}
+    own = {"framework": framework, "started": time.time(), "versions": known}
+    return RunHeader(**{**facts, **texts, **names, **own})
 
 
 def read_run(path: str | Path) -> Run:
@@ -406,17 +273,31 @@ def read_run(path: str | Path) -> Run:
             the line and the key.
     """
     path = Path(path)
-    path = path / "run.jsonl" if path.is_dir() else path
+    attempts = _attempts(path / "run.jsonl" if path.is_dir() else path)
+    lines = [line for _, own in attempts for line in own]
+    by_attempt = [[line for line in own if isinstance(line, StepLine)] for _, own in attempts]
+    return Run(
+        header=attempts[-1][0],
+        steps=_last_of_each([line for line in lines if isinstance(line, StepLine)], "step"),
+        pushes=_last_of_each([line for line in lines if isinstance(line, PushLine)], "push"),
+        starts=len(attempts),
+        restarts=tuple(own[0].step for own in by_attempt[1:] if own),
+        stops=tuple(
+            Stop(own[-1].step, own[-1].stop)
+            for number, own in enumerate(by_attempt, start=1)
+            if own and (own[-1].stop or number < len(attempts))
+        ),
+    )
+
+
+def _attempts(path: Path) -> list[tuple[RunHeader, list[StepLine | PushLine]]]:
+    """Returns the header and the lines of each start."""
     texts = path.read_bytes().split(b"\n")
     if not texts[-1]:
         texts.pop()
     if not texts:
         raise ValueError(f"{path} is empty: the run has not started, or was not recorded")
-    headers: list[RunHeader] = []
-    steps: list[StepLine] = []
-    pushes: list[PushLine] = []
-    restarts: dict[int, int] = {}  # step of the first line after a later header, by its number
-    ends: dict[int, Stop] = {}  # of the last line after a header, by its number
+    attempts: list[tuple[RunHeader, list[StepLine | PushLine]]] = []
     unfinished: ValueError | None = None
     for number, text in enumerate(texts, start=1):
         where = f"{path} line {number}"
@@ -432,26 +313,25 @@ def read_run(path: str | Path) -> Run:
             unfinished = None
         if unfinished is not None:
             raise unfinished
-        if not headers or is_header(values):
-            headers.append(parse_header(values, where))
-            continue
-        line = parse_line(values, where, headers[-1].workers)
-        if isinstance(line, StepLine):
-            if len(headers) > 1:
-                restarts.setdefault(len(headers), line.step)
-            ends[len(headers)] = Stop(line.step, line.stop)
-            while steps and steps[-1].step >= line.step:
-                steps.pop()
-            steps.append(line)
+        if not attempts or is_header(values):
+            attempts.append((parse_header(values, where), []))
         else:
-            while pushes and pushes[-1].push >= line.push:
-                pushes.pop()
-            pushes.append(line)
-    if not headers:
+            header, lines = attempts[-1]
+            lines.append(parse_line(values, where, header.workers))
+    if not attempts:
         assert unfinished is not None
         raise unfinished
-    stops = (end for start, end in ends.items() if end.reason or start < len(headers))
-    return Run(headers[-1], steps, pushes, len(headers), tuple(restarts.values()), tuple(stops))
+    return attempts
+
+
+def _last_of_each(lines: list[_Line], number: str) -> list[_Line]:
+    """Returns the lines in the order of their numbers: of a repeated number, the last line."""
+    kept: list[_Line] = []
+    for line in lines:
+        while kept and getattr(kept[-1], number) >= getattr(line, number):
+            kept.pop()
+        kept.append(line)
+    return kept
 
 
 def is_header(values: object) -> bool:
@@ -469,7 +349,7 @@ def parse_header(values: object, where: str) -> RunHeader:
         )
     if not isinstance(values, dict) or schema != SCHEMA or type(schema) is not int:
         raise ValueError(f"{where}: schema must be {SCHEMA}, got {shortened(schema)}")
-    header = _from_json(RunHeader, values, where)
+    header = from_json(RunHeader, values, where)
     if not 1 <= header.workers <= _MOST_WORKERS:
         raise ValueError(
             f"{where}: workers must be between 1 and {_MOST_WORKERS}, got {header.workers}"
@@ -482,112 +362,30 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
 
     A step must have a value for each of `workers`, if their number is given.
     """
-    if isinstance(values, dict) and "step" in values:
-        line = _from_json(StepLine, values, where)
-        names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))
-        by_worker = {
-            **{name: getattr(line, name) for name in names},
-            **{f"drivers {name!r}": given for name, given in line.drivers.items()},
-        }
-        for name, given in by_worker.items():
-            if len(given) != (len(line.sizes) if workers is None else workers):
+    if not isinstance(values, dict) or not {"step", "push"} & values.keys():
+        raise ValueError(
+            f"{where} must be an object with the key step or push, got {shortened(values)}"
+        )
+    if "step" not in values:
+        return from_json(PushLine, values, where)
+    line = from_json(StepLine, values, where)
+    names = ("sizes", "busy_seconds", "predicted_seconds", *["work"] * bool(line.work))
+    numbers: dict[str, Sequence[float | None]] = {
+        **{name: getattr(line, name) for name in names},
+        **{f"drivers {name!r}": given for name, given in line.drivers.items()},
+    }
+    for name, given in numbers.items():
+        if len(given) != (len(line.sizes) if workers is None else workers):
+            raise ValueError(
+                f"{where}: {name} must have a value for each worker, got {len(given)} values: "
+                "remove the line, or record the run again"
+            )
+    for name in ("step", "wall_seconds", "even_seconds", "time"):
+        numbers[name] = (getattr(line, name),)
+    for name, given in numbers.items():
+        for value in given:
+            if value is not None and not 0 <= value <= _LARGEST:
                 raise ValueError(
-                    f"{where}: {name} must have a value for each worker, got {len(given)} values: "
-                    "remove the line, or record the run again"
+                    f"{where}: {name} must be between 0 and {_LARGEST:g}, got {value!r}"
                 )
-            _check_range(where, name, given)
-        _check_range(where, "step", [line.step])
-        _check_range(where, "wall_seconds", [line.wall_seconds])
-        _check_range(where, "even_seconds", [line.even_seconds])
-        _check_range(where, "time", [line.time])
-        return line
-    if isinstance(values, dict) and "push" in values:
-        return _from_json(PushLine, values, where)
-    raise ValueError(
-        f"{where} must be an object with the key step or push, got {shortened(values)}"
-    )
-
-
-_Line = TypeVar("_Line", RunHeader, StepLine, PushLine)
-
-_HINTS: Final = {kind: get_type_hints(kind) for kind in (RunHeader, StepLine, PushLine)}
-
-
-def _to_json(line: RunHeader | StepLine | PushLine) -> dict[str, object]:
-    values = ((each, getattr(line, each.name)) for each in fields(line))
-    return {each.name: value for each, value in values if value or value != _default(each)}
-
-
-def _default(declared: Field[Any]) -> object:
-    """Returns the default of a field; MISSING if it has none."""
-    factory = declared.default_factory
-    return declared.default if factory is MISSING else factory()
-
-
-def _from_json(kind: type[_Line], values: Mapping[str, object], where: str) -> _Line:
-    known = {each.name: each for each in fields(kind)}
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{where}: key {key!r} is unknown, there are {', '.join(known)}")
-    for key, each in known.items():
-        if key not in values and _default(each) is MISSING:
-            raise ValueError(f"{where}: key {key!r} is missing")
-    hints = _HINTS[kind]
-    return kind(**{key: _field(known[key], hints[key], values[key], where) for key in values})
-
-
-def _field(declared: Field[Any], hint: Any, value: object, where: str) -> Any:
-    try:
-        return _convert(hint, value)
-    except TypeError:
-        name, expected = declared.name, declared.type
-        raise ValueError(
-            f"{where}: {name} must be of type {expected}, got {shortened(value)}"
-        ) from None
-    except OverflowError:
-        raise ValueError(
-            f"{where}: {declared.name} must be between -2^63 and 2^63 - 1, and finite, got "
-            f"{shortened(value)}"
-        ) from None
-
-
-def _convert(hint: Any, value: object) -> object:
-    """Returns a JSON value as the type of a field."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:
-        return None if value is None else _convert(arguments[0], value)
-    if origin is tuple and isinstance(value, list):
-        if _are_floats(arguments[0], value):
-            return tuple(value)
-        return tuple(_convert(arguments[0], each) for each in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {key: _convert(arguments[1], each) for key, each in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        raise TypeError
-    if (hint is int and not -(2**63) <= value < 2**63) or (  # type: ignore[operator]
-        hint is float and not math.isfinite(value)  # type: ignore[arg-type]
-    ):
-        raise OverflowError
-    return value
-
-
-def _are_floats(hint: Any, values: list[object]) -> bool:
-    """Returns whether no value of a list needs a conversion: most lists, in a long record."""
-    if hint is not float and float not in get_args(hint):
-        return False
-    kinds = set(map(type, values))
-    if kinds == {float}:
-        return all(map(math.isfinite, values))  # type: ignore[arg-type]
-    return hint is not float and kinds == {NoneType}
-
-
-def _check_range(where: str, name: str, values: Sequence[float | None]) -> None:
-    for value in values:
-        if value is not None and not 0 <= value <= _LARGEST:
-            raise ValueError(f"{where}: {name} must be between 0 and {_LARGEST:g}, got {value!r}")
-
-
-def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else repr(value)
+    return line

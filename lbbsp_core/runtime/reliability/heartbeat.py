@@ -18,6 +18,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, describe
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
 from lbbsp_core.runtime.reliability.liveness import (
@@ -31,9 +32,6 @@ logger = logging.getLogger("lbbsp.liveness")
 
 BEAT_SECONDS: Final = 0.5
 """Time between two beats."""
-
-SILENCE_SECONDS: Final = 10.0
-"""Time without a beat after which a worker is lost."""
 
 REPORT_SECONDS: Final = 60.0
 """Time for which others wait for a worker before it is reported."""

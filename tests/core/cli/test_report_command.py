@@ -47,5 +47,5 @@ def test_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     done = run("report", save(tmp_path / "run", steady([300, 100])))
     assert done.exit_code == 2
-    assert "lbbsp report: a report needs plotly" in done.output
+    assert "lbbsp report: a report or plot needs plotly" in done.output
     assert "pip install 'lbbsp[report]'" in done.output

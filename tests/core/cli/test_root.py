@@ -1,6 +1,7 @@
 """Options of the command itself: versions, completion, and how it is started."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from typer.main import get_command
+
 import lbbsp_core
 import lbbsp_core.cli
-from lbbsp_core.cli.app import application
+from lbbsp_core.cli.app import COMMANDS, application
 from lbbsp_core.cli.completion import one_of, some_of
 from lbbsp_core.cli.version import versions
 
@@ -72,6 +75,35 @@ def test_errors_of_our_own_keep_pythons_traceback():
     assert application().pretty_exceptions_enable is False
 
 
+def python(code, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
+def test_commands_are_loaded_when_they_are_chosen():
+    run = "import sys; from typer.testing import CliRunner; import lbbsp_core.cli.app as app;"
+    run += "print(CliRunner().invoke(app.application(), {}).output);"
+    run += "print(*(each for each in sys.modules if each.startswith('lbbsp_core')))"
+    shown = python(run.format(["--help"]))
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert len(shown.splitlines()[-1].split()) <= 8, "no command, and nothing that one needs"
+    shown = python(run.format(["report", "--help"]))
+    assert set(COMMANDS) & set(re.findall(r"lbbsp_core\.cli\.(\w+)", shown)) == {"report"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_shows_the_first_line_of_their_help(name):
+    lazy = get_command(application()).commands[name]
+    assert lazy.help == lazy.loaded.help.split("\n\n")[0].replace("\n", " ")
+
+
 def test_names_are_completed():
     assert one_of(["tensorflow", "mxnet"])("m") == ["mxnet"]
     assert one_of(["tensorflow", "mxnet"])("") == ["tensorflow", "mxnet"]
@@ -84,18 +116,11 @@ def test_names_are_completed():
 
 @pytest.mark.slow
 def test_the_shell_is_answered():
-    words = "lbbsp simulate --policies bsp,lb"
-    done = subprocess.run(
-        [sys.executable, "-m", "lbbsp_core"],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[3]),
-            "_LBBSP_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": "3",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.split() == ["bsp,lbbsp", "bsp,lbbsp-every"], done.stderr
+    main = "import runpy; runpy.run_module('lbbsp_core', run_name='__main__')"
+
+    def complete(words, position):
+        shell = {"COMP_WORDS": words, "COMP_CWORD": position, "_LBBSP_COMPLETE": "complete_bash"}
+        return python(main, **shell).split()
+
+    assert complete("lbbsp simulate --policies bsp,lb", "3") == ["bsp,lbbsp", "bsp,lbbsp-every"]
+    assert complete("lbbsp re", "1") == ["report"]

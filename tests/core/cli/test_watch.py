@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from lbbsp_core.cli.app import application
 from lbbsp_core.cli.watch import follow, render
 from lbbsp_core.report.live import LiveRun
-from lbbsp_core.runtime.record.record import PushLine, RunRecord, StepLine, run_header
+from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord
 
 EVIL = "[red]a[/red] \x1b[2J\x07b"
 

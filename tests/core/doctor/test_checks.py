@@ -41,7 +41,7 @@ REQUIRES = [
     'tensorflow[and-cuda]; extra == "tf"',
     'mxnet==1.9.1; extra == "mx"',
     'numpy<2; extra == "mx"',
-    'matplotlib>=3.8; extra == "report"',
+    'jinja2>=3.1; extra == "report"',
     'plotly>=5; extra == "report"',
 ]
 
@@ -93,12 +93,12 @@ def test_a_development_version_is_compared_by_its_number():
 
 def test_optional_packages_may_be_missing_but_not_old():
     remedy = "pip install 'lbbsp[report]'"
-    pictures = "is not installed, but needed for pictures (`lbbsp demo`, --plot)"
+    missing = "is not installed, but needed for `lbbsp report`, `lbbsp demo` and --plot"
     assert list(check_optional(REQUIRES, lambda _: None)) == [
-        note("matplotlib", pictures, remedy),
-        note("plotly", "is not installed, but needed for `lbbsp report`", remedy),
+        note("jinja2", missing, remedy),
+        note("plotly", missing, remedy),
     ]
-    assert statuses(check_optional(REQUIRES, lambda _: "3.1")) == ["problem", "problem"]
+    assert statuses(check_optional(REQUIRES, lambda _: "3.0")) == ["problem", "problem"]
 
 
 def test_python_must_be_supported():

@@ -396,14 +396,6 @@ def test_its_file_is_a_profile(tmp_path: Path) -> None:
     assert Profile.load(path).limits().maximum == 19
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from lbbsp_core.report.curve import plot_curve
-
-    plot_curve(result(), tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_child_needs_nothing_but_python() -> None:
     """Checks that the program, which is started by its path, has no dependencies."""
     names = {line.split()[1].split(".")[0] for line in Path(_step.__file__).read_text().splitlines()

@@ -1,10 +1,54 @@
 """Records whose figures are known, for the tests of the report."""
 
+from html.parser import HTMLParser
+
 import numpy as np
 
-from lbbsp_core.runtime.record.record import Run, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import Run, StepLine, run_header
+from lbbsp_core.runtime.record.writer import open_record
 
 HOSTILE = "<script>alert(1)</script>"
+VOID = {"meta", "br", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements of a page with their attributes, texts, scripts and cells; checks their nesting."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self.scripts, self.open = [], [], [], []
+        self.rows, self.tiles = [], {}  # cells of tables, and values and notes of tiles
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif self.open and self.open[-1] != "style":
+            self.texts.append(data)
+        if self.open[-1:] in (["td"], ["th"]):
+            self.rows[-1][-1] += data
+        if self.open[-1:] == ["dt"]:
+            self.tiles[data] = []
+        if self.open[-1:] == ["dd"]:
+            [*self.tiles.values()][-1].append(data)
+
+    def tags(self, name):
+        return [attributes for tag, attributes in self.elements if tag == name]
 
 
 def header(workers, total, **facts):

@@ -5,19 +5,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report_runs import header, line, run_of, save, steady
+from report_runs import Page, header, line, run_of, save, steady
 
 from lbbsp_core.cost import Affine, Profile, Proportional, Saturating
+from lbbsp_core.report.charts import kept_points
 from lbbsp_core.report.html.advice import advise
 from lbbsp_core.report.html.changes import levels
 from lbbsp_core.report.html.figures import run_report
 from lbbsp_core.report.html.plain import prior_cost
 from lbbsp_core.report.html.pushes import advise_pushes, push_report
-from lbbsp_core.report.html.reduce import kept_points
 from lbbsp_core.report.html.table import step_table
-from lbbsp_core.report.html.texts import push_tiles, step_tables, step_tiles
+from lbbsp_core.report.html.write import describe
 from lbbsp_core.report.live import LiveRun
+from lbbsp_core.report.page import page
 from lbbsp_core.runtime.record.record import PREEMPTED, PushLine, Run, Stop, read_run
+
+
+def shown(run):
+    return Page(page(describe(run, "a")[0], ""))
 
 
 def rules(run):
@@ -146,7 +151,7 @@ def test_events_are_counted():
     run = Run(header(2, 12), [*three, *lines[1:]], starts=2, restarts=(1,), stops=stops)
     events = run_report(run).events
     assert (events.steps, events.plan_changes, events.excluded_steps) == (10, 2, 1)
-    assert ["stops", "2", "1, 8 (preempted)"] in step_tables(run_report(run))["Events"]
+    assert ["stops", "2", "1, 8 (preempted)"] in shown(run).rows
     assert run_report(run).figures()["events"]["stops"] == ((1, None), (8, "preempted"))
     assert (events.short_steps, events.restarts, events.worker_changes) == (1, (1,), ((1, 2),))
     assert run_report(run).table.steps[0] == 1  # figures since the number of workers changed
@@ -175,10 +180,9 @@ def test_changes_of_the_plan_are_unknown_where_work_cuts_the_steps():
     lines = [line(k, [6 + k % 2, 6 - k % 2], [0.1, 0.1], work=(6.0, 6.0)) for k in range(8)]
     run = Run(header(2, 12), lines)
     assert run_report(run).events.plan_changes is None
-    assert "changes of the plan" not in {row[0] for row in step_tables(run_report(run))["Events"]}
+    assert "changes of the plan" not in {row[0] for row in shown(run).rows}
     without = replace(run, steps=[replace(each, work=()) for each in lines])
-    rows = step_tables(run_report(without))["Events"]
-    assert ["changes of the plan", "7", ""] in rows
+    assert ["changes of the plan", "7", ""] in shown(without).rows
 
 
 def test_starts_without_a_step_count_as_restarts_as_in_watch(tmp_path):
@@ -189,7 +193,7 @@ def test_starts_without_a_step_count_as_restarts_as_in_watch(tmp_path):
     assert live.read()
     assert (report.events.starts, report.events.restarts) == (4, (1,))
     assert live.view().restarts == 3
-    assert ["restarts", "3", "1"] in step_tables(report)["Events"]
+    assert ["restarts", "3", "1"] in shown(read_run(tmp_path)).rows
 
 
 @pytest.mark.parametrize(
@@ -222,30 +226,24 @@ def test_one_worker_has_nothing_to_balance():
     assert run_report(steady([100], [1])).verdict.startswith("One worker: there is nothing to")
 
 
-def tile(run, name):
-    return {tile.name: tile for tile in step_tiles(run_report(run))}[name]
-
-
 def test_the_steps_and_their_time_are_those_with_the_same_workers():
     lines = [line(k, [4] * 3, [0.1] * 3, wall=0.1) for k in range(1000)]
     lines += [line(k, [8, 4], [0.1] * 2, wall=0.12) for k in range(1000, 1010)]
-    shown = tile(Run(header(2, 12), lines), "Steps")
-    assert (shown.value, shown.note) == ("10", "in 1.2 s with 2 workers")
-    shown = tile(Run(header(2, 12), lines[:1000]), "Steps")
-    assert (shown.value, shown.note) == ("1,000", "in 100 s")
+    assert shown(Run(header(2, 12), lines)).tiles["Steps"] == ["10", "in 1.2 s with 2 workers"]
+    assert shown(Run(header(2, 12), lines[:1000])).tiles["Steps"] == ["1,000", "in 100 s"]
 
 
 @pytest.mark.parametrize(
-    ("samples", "seconds", "shown"), [(1, 8, "0.125"), (25, 1, "25"), (40_000, 1, "40,000")]
+    ("samples", "seconds", "rate"), [(1, 8, "0.125"), (25, 1, "25"), (40_000, 1, "40,000")]
 )
-def test_the_throughput_of_any_run_is_a_plain_number(samples, seconds, shown):
+def test_the_throughput_of_any_run_is_a_plain_number(samples, seconds, rate):
     run = Run(header(1, samples), [line(0, [samples], [seconds], wall=seconds)])
-    assert tile(run, "Throughput").value == shown
+    assert shown(run).tiles["Throughput"][0] == rate
     push = PushLine(push=0, worker=0, iteration=0, samples=samples, busy_seconds=seconds,
                     seconds=float(seconds), staleness=0, lead=0)  # fmt: skip
-    report = push_report(Run(header(1, samples, sync="ASP()"), [], [push]))
-    assert push_tiles(report)[0].value == shown
-    assert report.verdict.startswith(f"Asynchronous run: {shown} samples per second; ")
+    run = Run(header(1, samples, sync="ASP()"), [], [push])
+    assert shown(run).tiles["Throughput"][0] == rate
+    assert push_report(run).verdict.startswith(f"Asynchronous run: {rate} samples per second; ")
 
 
 # Change points
@@ -482,9 +480,9 @@ def test_figures_of_pushes_are_of_the_last_start(tmp_path):
     assert (len(report.push), report.starts) == (30, 2)
     assert report.total_seconds == pytest.approx(3.0)
     assert report.samples_per_second == pytest.approx(100)
-    shown = {tile.name: tile for tile in push_tiles(report)}
-    assert shown["Starts"].note == "of the run; figures are of the last one"
-    assert shown["Pushes"].value == "30"
+    tiles = shown(read_run(tmp_path)).tiles
+    assert tiles["Starts"][1] == "of the run; figures are of the last one"
+    assert tiles["Pushes"][0] == "30"
 
 
 def test_advice_on_asynchronous_runs():

@@ -7,47 +7,19 @@ import subprocess
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from report_runs import HOSTILE, header, line, run_of, save, steady
 
-from lbbsp_core.report.html.page import inert_json, page
+pytest.importorskip("jinja2")
+
+from report_runs import HOSTILE, Page, header, line, run_of, save, steady
+
 from lbbsp_core.report.html.write import describe, write_report
+from lbbsp_core.report.page import page
 from lbbsp_core.runtime.record.record import PushLine, Run, StepLine
 
-VOID = {"meta", "br", "img", "link", "input"}
 BREAKS_OUT = "</script><img src=x onerror=alert(1)>'\"&%{x}"
-
-
-class Page(HTMLParser):
-    """Elements of a page with their attributes, ids, texts and scripts; checks their nesting."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.texts, self.scripts, self.open = [], [], [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
-        elif self.open and self.open[-1] != "style":
-            self.texts.append(data)
-
-    def tags(self, name):
-        return [attributes for tag, attributes in self.elements if tag == name]
 
 
 def asynchronous(workers=3, **facts):
@@ -143,13 +115,6 @@ def test_the_policy_admits_the_two_scripts_of_the_page_only():
     assert policy.startswith("default-src 'none';")
 
 
-def test_json_in_a_page_keeps_its_values():
-    values = {"a": HOSTILE, "b": [BREAKS_OUT, "\u2028", 1.5, None]}
-    text = inert_json(values)
-    assert json.loads(text) == values
-    assert not set("<>&") & set(text)
-
-
 def test_long_runs_have_few_points():
     run = run_of(np.tile(np.linspace(100, 400, 8), (20_000, 1)), np.ones((20_000, 8)), noise=0.2)
     text = page_of(run)
@@ -161,11 +126,10 @@ def test_long_runs_have_few_points():
 def test_the_events_and_hosts_are_on_the_page():
     run = steady([300, 100, 100], hosts=("a", "b", "b"))
     lines = [line(0, [60, 60], [0.1, 0.1]), *run.steps[1:]]
-    text = "".join(Page(page_of(replace(run, steps=lines, restarts=(1,), starts=2))).texts)
-    assert "figures and charts are of the steps since" in text
-    assert "1 (to 3 workers)" in text
-    tables = describe(run, "a")[0].tables
-    assert [row[:2] for row in tables["Hosts"]] == [["host", "workers"], ["a", "1"], ["b", "2"]]
+    rows = Page(page_of(replace(run, steps=lines, restarts=(1,), starts=2))).rows
+    assert ["figures and charts are of the steps since", "", "1"] in rows
+    assert ["changes of the number of workers", "1", "1 (to 3 workers)"] in rows
+    assert {("host", "workers"), ("a", "1"), ("b", "2")} <= {tuple(row[:2]) for row in rows}
 
 
 def test_errors_name_the_run(tmp_path):

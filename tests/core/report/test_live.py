@@ -9,7 +9,8 @@ import pytest
 from lbbsp_core.report.live import LiveRun
 from lbbsp_core.report.tail import Tail
 from lbbsp_core.runtime.record.figures import RECENT, figures_of
-from lbbsp_core.runtime.record.record import PushLine, RunRecord, StepLine, run_header
+from lbbsp_core.runtime.record.record import PushLine, StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord
 
 BUSY = (0.1, 0.4)
 

@@ -1,19 +1,25 @@
-"""Pictures of simulations and profiles: one scale, labels beside lines, plain ticks."""
+"""Pictures of comparisons, profiles and simulations: properties that Plotly knows, one scale."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("plotly")
+
+from plotly import graph_objects
+from report_runs import Page
+from test_report import balanced, bsp, run, step
 
 from lbbsp_core.cost.fitting import fit_costs
 from lbbsp_core.profiler import Point, ProfileResult
-from lbbsp_core.report import curve, timelines
-from lbbsp_core.report.figure import new_figure
-from lbbsp_core.report.labels import label_lines, plain_ticks
+from lbbsp_core.report import draw_comparison, pictures, simulations
+from lbbsp_core.report.page import write_page
 from lbbsp_core.sim import load_scenario
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 
 @pytest.fixture(scope="module")
@@ -24,73 +30,81 @@ def results():
     return list(run_experiments([experiment_of(scenario)], runs))
 
 
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Returns a function that draws to a file, and returns the charts on its page."""
+    pages = []
+
+    def write(content, path):
+        pages.append(content)
+        write_page(content, path)
+
+    for module in (pictures, simulations):
+        monkeypatch.setattr(module, "write_page", write)
+
+    def draw(function, *args, **options):
+        function(*args, tmp_path / "new" / "picture.html", **options)
+        charts = {chart.name: chart for chart in pages.pop().charts}
+        Page((tmp_path / "new" / "picture.html").read_text())  # well-formed
+        for chart in charts.values():
+            graph_objects.Figure(data=chart.data, layout=chart.layout)  # checks each property
+        return charts, (tmp_path / "new" / "picture.html").read_text()
+
+    return draw
+
+
 def test_timelines_have_one_scale_and_no_gap_at_its_end(results):
-    panels = timelines._timelines(results).axes
-    assert len(panels) == len(results) == 6
-    [(low, high)] = {axes.get_xlim() for axes in panels}
+    charts = list(simulations.timelines(results))
+    assert len(charts) == len(results) == 6
+    [(low, high)] = {tuple(chart.layout["xaxis"]["range"]) for chart in charts}
     assert low == 0
-    for axes in panels:
-        for rank in range(4):
-            ends = [bar.get_x() + bar.get_width() for bar in axes.patches
-                    if round(bar.get_y() + 0.4) == rank]  # fmt: skip
-            assert max(ends) >= high * (1 - 1e-9)
+    for chart in charts:
+        ends = {f"worker {rank}": 0.0 for rank in range(4)}
+        for trace in chart.data:
+            for name, base, length in zip(trace["y"], trace["base"], trace["x"], strict=True):
+                ends[name] = max(ends[name], base + length)
+        assert min(ends.values()) >= high * (1 - 1e-4)
 
 
-def test_updates_are_labelled_beside_their_lines(results):
-    figure = timelines._updates(results)
-    [axes] = figure.axes
-    assert axes.get_legend() is None
-    labels = {text.get_text(): text for text in axes.texts}
-    assert set(labels) == {result.row.title for result in results}
-    heights = sorted(text.xyann[1] for text in labels.values())
-    gap = 11 / (axes.bbox.height * 72 / figure.dpi)
-    assert np.diff(heights).min() >= 0.99 * gap
-    assert len({text.get_color() for text in labels.values()}) == 6
-
-
-def test_ticks_are_plain_numbers():
-    axes = new_figure(4, 3).subplots()
-    (line,) = axes.plot([0.0012, 0.0013], [123_456.001, 123_456.002], label="a")
-    for axis in (axes.xaxis, axes.yaxis):
-        plain_ticks(axis)
-    label_lines(axes, [line, *axes.plot([], [], label="empty")])
-    assert [text.get_text() for text in axes.texts] == ["a"]
-    texts = [label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in
-             axis.get_ticklabels()]  # fmt: skip
-    assert all("e" not in text and text[:2] != "10" for text in texts)
-    assert axes.yaxis.get_offset_text().get_text() == ""
-
-
-@pytest.mark.parametrize("limits", [(16, 64), (25, 39), (14, 19), (0.3, 900), (1, 10_000)])
-def test_a_logarithmic_axis_has_plain_numbers_at_several_ticks(limits):
-    axes = new_figure(8, 6).subplots()
-    axes.plot(limits, limits)
-    axes.set(xscale="log", yscale="log")
-    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        plain_ticks(axis)
-        axes.figure.draw_without_rendering()
-        known = {tick.get_loc(): tick.label1.get_text() for tick in axis.get_major_ticks()}
-        seen = [text for at, text in known.items() if low <= at <= high]
-        assert 2 <= len(seen) <= 15
-        ticks = [at for at in known if low <= at <= high]
-        assert [float(text) for text in seen] == pytest.approx(ticks, rel=1e-12, abs=0)
-
-
-def test_the_profile_shows_every_fit_and_names_the_best(tmp_path, monkeypatch):
-    points = tuple(Point(x, 0.01 + 0.001 * x, 5) for x in (1, 2, 4, 8, 16))
-    result = ProfileResult("an abacus", points, None, fit_costs(points))
-    drawn = []
-    monkeypatch.setattr(
-        curve, "new_figure", lambda *size: drawn.append(new_figure(*size)) or drawn[0]
+def test_a_page_of_simulations(results, drawn):
+    charts, text = drawn(simulations.draw_simulation, results)
+    assert [name for name in charts if "timeline" not in name] == ["updates-0"]
+    names = [trace["name"] for trace in charts["updates-0"].data]
+    assert names == [result.row.title for result in results]
+    assert len({str(trace["line"]) for trace in charts["updates-0"].data}) == 6
+    assert "<h2>Updates: constant, 4 workers</h2>" in text
+    charts, _ = drawn(simulations.draw_efficiencies, [result.row for result in results])
+    assert charts["trace-0"].data[0]["x"] == pytest.approx(
+        [result.row.efficiency for result in results], rel=1e-4
     )
-    curve.plot_curve(result, tmp_path / "curve.png")
-    above, below = drawn[0].axes
-    texts = above.get_legend().get_texts()
-    names = [text.get_text().split(",")[0].removesuffix(" (best)") for text in texts]
-    assert names == ["measured", *result.fits]
-    [best] = [text for text in texts if text.get_text().endswith("(best)")]
-    assert best.get_text().startswith(result.best)
-    assert best.get_fontweight() == "bold"
-    for axes in (above, below):  # no fit hides another one
-        styles = [(line.get_linewidth(), line.get_linestyle()) for line in axes.lines]
-        assert len(set(styles)) >= len(result.fits)
+
+
+def test_the_profile_shows_every_fit_and_names_the_best(drawn):
+    points = tuple(Point(x, 0.01 + 0.001 * x, 5) for x in (1, 2, 4, 8, 16))
+    result = ProfileResult("an <b>abacus", points, 19, fit_costs(points))
+    charts, text = drawn(pictures.draw_profile, result)
+    assert "an &lt;b&gt;abacus" in text
+    above, below = charts["curve"], charts["errors"]
+    names = [trace["name"] for trace in above.data]
+    [best] = [name for name in names if name.startswith("<b>")]
+    assert best.startswith(f"<b>{result.best},")
+    assert len(names) == len(result.fits) + 1
+    assert "Out of memory at 19" in above.caption
+    for chart in (above, below):  # no fit hides another one
+        assert len({str(trace["line"]) for trace in chart.data}) >= len(result.fits)
+
+
+@pytest.mark.parametrize("speeds", [None, (1.0, 0.33)])
+def test_the_comparison_shows_waits_and_batch_sizes(drawn, speeds):
+    history = run(
+        *bsp(3).steps, *balanced().steps, step(13, [3, 1], [0.03, 0.03], 0.05, short=True)
+    )
+    charts, text = drawn(draw_comparison, bsp(), history, speeds=speeds, note="$x^2$ <b> & 100 %")
+    assert "LB-BSP trains 1.82× as fast as plain BSP" in text
+    assert "$x^2$ &lt;b&gt; &amp; 100 %" in text
+    busy, waiting = charts["plain"].data
+    assert (busy["x"], waiting["x"]) == ([60, 180], [140, 20])
+    assert busy["y"][1] == ("worker 1" if speeds is None else "worker 1, 0.33 × speed")
+    assert charts["balanced"].data[0]["text"] == ["9 samples", "3 samples"]
+    assert charts["plain"].layout["xaxis"] == charts["balanced"].layout["xaxis"]
+    assert np.shape(charts["batches"].data[0]["y"]) == (13,)  # without the short step

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from lbbsp_core.report import Comparison, Outcome, draw_comparison, summarise
-from lbbsp_core.report.picture import spread_labels
+from lbbsp_core.report import Comparison, Outcome, summarise
 from lbbsp_core.report.summary import ideal_busy_seconds, weight_difference
-from lbbsp_core.runtime.record.record import Run, RunRecord, StepLine, read_run, run_header
+from lbbsp_core.runtime.record.record import Run, StepLine, read_run, run_header
+from lbbsp_core.runtime.record.writer import RunRecord
 
 
 def step(number, sizes, busy, wall, excluded=(), short=False):
@@ -152,20 +152,3 @@ def test_a_record_on_disk_gives_the_same_figures(tmp_path):
         record.write(line)
     record.close()
     assert summarise(read_run(tmp_path)) == summarise(bsp())
-
-
-@pytest.mark.parametrize("speeds", [None, (1.0, 0.33)])
-def test_the_picture_is_a_png(tmp_path, speeds):
-    pytest.importorskip("matplotlib")
-    history = run(
-        *bsp(3).steps, *balanced().steps, step(13, [3, 1], [0.03, 0.03], 0.05, short=True)
-    )
-    path = tmp_path / "demo.png"
-    draw_comparison(bsp(), history, path, speeds=speeds, note="$x^2$ <b> & 100 %")
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    assert len(content) > 10_000
-
-
-def test_labels_do_not_overlap():
-    assert spread_labels([10.0, 10.0, 40.0, 9.0], 5.0) == [14.0, 19.0, 40.0, 9.0]

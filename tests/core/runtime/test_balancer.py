@@ -37,7 +37,8 @@ from lbbsp_core import (
 )
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.record.observers import Observers
-from lbbsp_core.runtime.record.record import StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e308]

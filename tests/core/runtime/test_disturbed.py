@@ -30,7 +30,8 @@ from lbbsp_core import (
 from lbbsp_core.cost import slowest
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
-from lbbsp_core.runtime.loop.short_steps import SHORT_STEP_SECONDS, ShortSteps
+from lbbsp_core.runtime.loop.short_steps import ShortSteps
+from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS
 from lbbsp_core.testing import check_plan, exchange_in_process
 
 INVALID = (0.0, -0.01, math.nan, math.inf, -math.inf)

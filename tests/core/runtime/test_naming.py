@@ -27,6 +27,7 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
+from lbbsp_core.registry import SYNCHRONISERS
 from lbbsp_core.runtime.checkpoint.session_state import _described
 from lbbsp_core.runtime.exchange.handshake import agree
 from lbbsp_core.runtime.options.naming import (
@@ -36,13 +37,12 @@ from lbbsp_core.runtime.options.naming import (
     read_limits,
     read_policy,
     read_predictor,
-    read_synchroniser,
 )
 
 READERS = {
     "policy": read_policy,
     "predictor": read_predictor,
-    "sync": read_synchroniser,
+    "sync": SYNCHRONISERS.resolve,
     "cost": read_cost,
     "limits": read_limits,
 }
@@ -129,11 +129,7 @@ def test_a_file_in_the_current_directory_may_have_any_name(
         ("policy", "lbbsp:foo=0", r"no option of lbbsp 'foo'\. Known names: min_gain, interval"),
         ("policy", "fixed", "fixed needs shares: write fixed:SHARES"),
         ("policy", "nowhere_to_be_found:Mine", "no policy 'nowhere_to_be_found', and no module"),
-        # names of another kind
-        ("policy", "ssp:3", "ssp is a synchroniser and no policy: write sync='ssp:3', or choose"),
-        ("predictor", "lbbsp", "lbbsp is a policy and no predictor: write policy='lbbsp', or"),
-        ("policy", "narx", "narx is a predictor and no policy: write predictor='narx'"),
-        ("sync", "lbbsp", "lbbsp is a policy and no synchroniser: write policy='lbbsp'"),
+        ("policy", "ssp:3", r"there is no policy 'ssp': did you mean 'bsp'\? Known names: bsp"),
         # files
         ("cost", "nowhere.json", r"cost='nowhere.json' names no profile .*No such file.* Measure"),
         ("cost", "nowhere.json", "with lbbsp profile SCRIPT.py -o nowhere.json, or choose from pr"),
@@ -161,22 +157,17 @@ def test_a_wrong_value_is_named_with_its_remedy(kind: str, value: object, proble
     ("kind", "value", "problem"),
     [
         ("policy", LoadBalanced, r"got the class LoadBalanced: create an object, as in policy=Loa"),
-        ("policy", LoadBalanced, r"policy=LoadBalanced\(\), or policy='lbbsp'"),
-        ("policy", Ema, r"the class Ema: create an object, as in predictor=Ema\(\)"),
-        ("policy", Ema(0.5), r"got Ema\(alpha=0.5\), which is a predictor: write predictor="),
+        ("policy", Ema, r"got <class .*Ema'>, which lacks is_static, .*: choose from bsp, fixed"),
+        ("policy", Ema(0.5), r"got Ema\(alpha=0.5\), which lacks is_static, .*: choose from bsp"),
         ("policy", 3, r"policy must be a policy or its name, got 3: choose from bsp, .*-every, or"),
         ("policy", ["lbbsp"], r"got \['lbbsp'\]: choose from"),
-        ("predictor", Even(), r"got Even\(\), which is a policy: write policy="),
+        ("predictor", Even(), r"got Even\(\), which lacks predict: choose from last, "),
         ("predictor", int, "predictor must be a predictor or its name, got <class 'int'>: choose"),
         ("predictor", b"last", "predictor must be a predictor or its name, got b'last'"),
-        ("sync", LoadBalanced(), "which is a policy: write policy="),
+        ("sync", LoadBalanced(), r"got LoadBalanced\(.*\), which lacks .*: choose from bsp, ssp"),
         ("sync", 3, "sync must be a synchroniser or its name, got 3: choose from bsp, ssp"),
         ("cost", 0.1, "cost must be a cost or its name, got 0.1: choose from proportional"),
-        (
-            "cost",
-            Affine,
-            r"got the class Affine: create an object, as in cost=Affine\(\.\.\.\), or cost=",
-        ),
+        ("cost", Affine, r"got the class Affine: create an object, as in cost=Affine\(\.\.\.\)"),
         ("limits", "64", "a whole number of samples, .* got '64': write limits=64 or limits=L"),
         ("limits", 64.0, "a whole number of samples, .* got 64.0"),
         ("limits", True, "a whole number of samples, .* got True"),

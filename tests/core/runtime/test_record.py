@@ -22,13 +22,12 @@ from lbbsp_core.runtime.record.record import (
     PUSH_INTEGERS,
     REQUESTED,
     PushLine,
-    PushLog,
     Run,
     RunHeader,
     StepLine,
-    open_record,
     run_header,
 )
+from lbbsp_core.runtime.record.writer import PushLog, open_record
 from lbbsp_core.sim.from_run import cluster_from_run
 
 HEADER = RunHeader(framework="none", workers=2, global_batch_size=12, versions={"none": "1.2"})

@@ -37,7 +37,6 @@ from lbbsp_core.sim import (
     cores,
     run_async,
     run_bsp,
-    run_vectorised,
     schedule,
     synthetic_cluster,
 )
@@ -70,7 +69,7 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 80, noise=NOISE)
     config = SimConfig(97, communication_seconds=0.25)
     events = run_async(cluster, config, BSP(), policy, Ema(0.5))
-    in_step = run_vectorised(cluster, config, policy, Ema(0.5))
+    in_step = run_bsp(cluster, config, policy, Ema(0.5))
     assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
     assert events.sizes.reshape(4, 80).T.tolist() == in_step.sizes.tolist()
     assert events.schedule.updates == 80

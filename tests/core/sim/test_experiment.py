@@ -47,13 +47,8 @@ from lbbsp_core.sim import (
     run_bsp,
     run_oracle,
 )
-from lbbsp_core.sim.experiment import (
-    build_policy,
-    chosen_runs,
-    figures,
-    profiled_shares,
-    simulate,
-)
+from lbbsp_core.sim.experiment import figures, simulate
+from lbbsp_core.sim.runs import build_policy, chosen_runs, profiled_shares
 from lbbsp_core.testing import exchange_in_process
 
 SPEEDS = ([4, 4, 4, 2, 2], [2, 2, 2, 4, 4])
@@ -404,7 +399,7 @@ def test_objects_give_the_rows_of_their_names() -> None:
     [
         ("lbbsp", r"give a list of policy names, got 'lbbsp': write \['lbbsp'\]"),
         ([LoadBalanced], r"got the class LoadBalanced: create an object, as in policy=LoadB"),
-        ([LastValue()], "which is a predictor: write predictor="),
+        ([LastValue()], r"got LastValue\(\), which lacks is_static, .*: choose from bsp, fixed"),
     ],
 )
 def test_wrong_policies_are_answered_with_what_to_write(policies: Any, problem: str) -> None:
@@ -458,7 +453,7 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path) -> None
     files = [write(tmp_path / name, *SPEEDS) for name in ("a[b].csv", "c.csv")]
     result = run(
         "--trace", *files, "--policies", "bsp, lbbsp", "--predictors", "last,ema0.5",
-        "--json", tmp_path / "out.json", "--plot", tmp_path / "out.png",
+        "--json", tmp_path / "out.json", "--plot", tmp_path / "out.html",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     for text in ("a[b].csv: 2 workers", "c.csv", "lbbsp", "ema0.5", "13.00 s", "17.3%", "0.7692"):
@@ -471,7 +466,7 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path) -> None
         "time_to_accuracy_seconds": None,
     }  # fmt: skip
     assert len(written["rows"]) == 6
-    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<h2>a[b].csv, 2 workers</h2>" in (tmp_path / "out.html").read_text()
 
 
 def test_command_runs_every_policy_by_default(tmp_path: Path) -> None:

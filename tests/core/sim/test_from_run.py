@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from lbbsp_core import Measurement, Narx
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import StepLine, open_record, read_run, run_header
+from lbbsp_core.runtime.record.record import StepLine, read_run, run_header
+from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sim import Series, Trace, read_trace, trace_from_run, write_trace
 from lbbsp_core.sim.backtest import evaluate
 from lbbsp_core.sim.from_run import cluster_from_run

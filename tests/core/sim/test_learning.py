@@ -21,7 +21,7 @@ from lbbsp_core.sim import (
     learn_schedule,
     learned_in_step,
     run_async,
-    run_vectorised,
+    run_bsp,
     schedule,
     synthetic_cluster,
 )
@@ -105,7 +105,7 @@ def test_uneven_weighted_gradients_are_those_of_the_whole_batch(policy: Any, mod
     run = run_async(cluster, SimConfig(31), BSP(), policy, LastValue())
     assert len(set(run.sizes.tolist())) > 1
     pieces = learn(task, run, 31)
-    whole = learn(task, run_vectorised(cluster, SimConfig(31), policy, LastValue()), 31)
+    whole = learn(task, run_bsp(cluster, SimConfig(31), policy, LastValue()), 31)
     assert pieces.accuracy.tolist() == whole.accuracy.tolist()
     assert pieces.seconds == pytest.approx(whole.seconds)
     assert whole.accuracy[-1] > 0.9

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, Ema, Even, LoadBalanced, Synchroniser
-from lbbsp_core.report.timelines import spans
+from lbbsp_core.report.simulations import worker_spans
 from lbbsp_core.sim import (
     Change,
     FixedTime,
@@ -26,11 +26,11 @@ from lbbsp_core.sim import (
     run_async,
     run_bsp,
     run_oracle,
-    run_vectorised,
     schedule,
     synthetic_cluster,
 )
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 SYNCS = (BSP(), SSP(2), ASP(), DSSP(1, 4), ElasticBSP(4))
 UNEQUAL = cores([1, 1, 2, 4], 8.0)
@@ -83,10 +83,10 @@ def test_sixteen_workers_share_one_link() -> None:
 def test_one_worker_is_charged_the_closed_form() -> None:
     server = ParameterServer(8e6, 1e6, 0.25, servers=2)
     cluster = synthetic_cluster(cores([2], 1.0), 10, noise=NOISE)
-    busy = run_vectorised(cluster, SimConfig(8), Even()).total_seconds
+    busy = run_bsp(cluster, SimConfig(8), Even()).total_seconds
     expected = busy + 10 * server.seconds_alone()
     config = SimConfig(8, links=server.links())
-    assert run_vectorised(cluster, config, Even()).total_seconds == pytest.approx(expected)
+    assert run_bsp(cluster, config, Even()).total_seconds == pytest.approx(expected)
     for sync in SYNCS:
         assert run_async(cluster, config, sync).total_seconds == pytest.approx(expected)
 
@@ -123,13 +123,10 @@ def test_bsp_on_events_is_bsp_in_step(policy: Any) -> None:
     cluster = synthetic_cluster(UNEQUAL, 60, noise=NOISE)
     config = SimConfig(97, links=ParameterServer(2.0, 4.0, 0.01, servers=2).links())
     events = run_async(cluster, config, BSP(), policy, Ema(0.5))
-    for in_step in (
-        run_vectorised(cluster, config, policy, Ema(0.5)),
-        run_bsp(cluster, config, policy, Ema(0.5)),
-    ):
-        assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
-        assert events.waiting_share == pytest.approx(in_step.waiting_share)
-        assert events.sizes.reshape(4, 60).T.tolist() == in_step.sizes.tolist()
+    in_step = run_bsp(cluster, config, policy, Ema(0.5))
+    assert events.total_seconds == pytest.approx(in_step.total_seconds, rel=1e-9)
+    assert events.waiting_share == pytest.approx(in_step.waiting_share)
+    assert events.sizes.reshape(4, 60).T.tolist() == in_step.sizes.tolist()
     assert run_oracle(cluster, config).links == config.links
 
 
@@ -141,8 +138,8 @@ def test_infinitely_fast_links_change_nothing(sync: Synchroniser) -> None:
     for ours, theirs in zip(fast.schedule, plain.schedule, strict=True):
         assert ours.tolist() == theirs.tolist()
     in_step = SimConfig(64, links=ServerLinks(0.0, 0.0))
-    walls = run_vectorised(cluster, in_step, Even()).wall_seconds
-    assert walls.tolist() == run_vectorised(cluster, SimConfig(64), Even()).wall_seconds.tolist()
+    walls = run_bsp(cluster, in_step, Even()).wall_seconds
+    assert walls.tolist() == run_bsp(cluster, SimConfig(64), Even()).wall_seconds.tolist()
 
 
 def test_a_queue_by_hand() -> None:
@@ -155,7 +152,7 @@ def test_a_queue_by_hand() -> None:
 def test_a_picture_shows_pushes_where_they_arrive() -> None:
     links = ServerLinks(1.0, 1.0)
     run = Timeline(np.ones((2, 2), np.int64), np.array([[3.0, 1.0]] * 2), links=links)
-    pushes = {rank: push.tolist() for rank, _, push, _ in spans(run)}
+    pushes = {rank: push.tolist() for rank, _, push, _ in worker_spans(run)}
     assert pushes == {0: [5.0, 10.0], 1: [4.0, 9.0]}
     assert run.waiting_share == 2.0 / (2 * 10.0)
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from lbbsp_core import Affine, Limits, Profile
 from lbbsp_core.cli.app import application
-from lbbsp_core.runtime.record.record import RunRecord, StepLine, open_record, run_header
+from lbbsp_core.runtime.record.record import StepLine, run_header
+from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.sim import (
     PRESETS,
     Lognormal,
@@ -29,7 +30,8 @@ from lbbsp_core.sim import (
     load_scenario,
     read_scenario,
 )
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 
 FILE = """
 steps = 30
@@ -243,14 +245,14 @@ def test_records_that_tell_too_little(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_command_with_everything(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     (tmp_path / "mine.toml").write_text(FILE)
     result = run(
         "--scenario", tmp_path / "mine.toml", "--workers", "4,8",
         "--sync", "bsp,ssp:2,elasticbsp:4",
         "--policies", "bsp,lbbsp", "--target-accuracy", "0.8", "--learning-rate", "1",
         "--json", tmp_path / "out.json", "--plots", tmp_path / "plots",
-        "--plot", tmp_path / "e.png",
+        "--plot", tmp_path / "e.html",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     for text in ("mine: 4 workers", "mine: 8 workers", "ssp:2", "ema0.5", "accurate"):
@@ -263,9 +265,9 @@ def test_command_with_everything(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {row["workers"] for row in rows} == {4, 8}
     assert all(0 < row["time_to_accuracy_seconds"] < row["total_seconds"] for row in rows)
-    drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert drawn == ["accuracy.png", "scaling.png", "timeline.png", "updates.png"]
-    assert all((tmp_path / "plots" / n).read_bytes()[:4] == b"\x89PNG" for n in drawn)
+    drawn = (tmp_path / "plots" / "simulation.html").read_text()
+    for title in ("Accuracy: mine, 8 workers", "Scaling", "Timeline: ssp:2", "Updates: mine"):
+        assert f"<h2>{title}" in drawn
 
 
 def test_command_takes_options_over_the_scenarios_own(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lbbsp_core.sim import Scenario, load_scenario, read_scenario
-from lbbsp_core.sim.experiment import chosen_runs, experiment_of, run_experiments
+from lbbsp_core.sim.experiment import experiment_of, run_experiments
+from lbbsp_core.sim.runs import chosen_runs
 from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
 
 RUNS = chosen_runs(["bsp", "lbbsp"], ["ema0.5"])
@@ -52,7 +53,7 @@ def test_work_is_that_of_the_samples_which_a_worker_draws() -> None:
     mean = values.mean()
     for step in (0, 7):
         order = samples.order.indices(step)
-        found = samples.amounts(step, (10, 6))
+        found = samples.amounts(step, np.array([10, 6])).tolist()
         expected = [values[order[:10]].sum() / mean, values[order[10:]].sum() / mean]
         np.testing.assert_allclose(found, expected, atol=16 / 1024)
         assert samples.mean_amount(step) == pytest.approx(sum(found) / 16)

@@ -1,4 +1,4 @@
-"""Vectorised loop: plans and times equal those of real balancers bit for bit."""
+"""Workers in arrays: plans and times equal those of real balancers bit for bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from lbbsp_core.sim import (
     Markov,
     Pareto,
     SimConfig,
+    Timeline,
     cores,
-    fits_vectorised,
+    engine,
     run_bsp,
     run_oracle,
-    run_vectorised,
     synthetic_cluster,
 )
+from lbbsp_core.sim.arrays import fits_arrays
 
 CONFIGS: list[dict[str, Any]] = [
     {},
@@ -68,12 +69,20 @@ def test_plans_and_times_are_those_of_real_balancers(noise: str, config: dict[st
 @pytest.mark.parametrize("noise", ["pareto", "dbs"])
 def test_policies_that_measure_only(noise: str, policy: Any) -> None:
     cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 80, noise=NOISES[noise], seed=1)
-    _check_same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, None)
+    _check_same(cluster, SimConfig(120, lag=2, steps_per_epoch=9), policy, LastValue())
+
+
+def run_balancers(*args: Any) -> Timeline:
+    """Runs real balancers, also where arrays would do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "fits_arrays", lambda *_: False)
+        return run_bsp(*args)
 
 
 def _check_same(cluster: Any, config: SimConfig, policy: Any, predictor: Any) -> None:
-    fast = run_vectorised(cluster, config, policy, predictor)
-    real = run_bsp(cluster, config, policy, predictor)
+    assert fits_arrays(config, policy, predictor)
+    fast = run_bsp(cluster, config, policy, predictor)
+    real = run_balancers(cluster, config, policy, predictor)
     assert fast.sizes.tolist() == real.sizes.tolist()
     assert fast.busy_seconds.tolist() == real.busy_seconds.tolist()
     assert fast.total_seconds == real.total_seconds
@@ -101,7 +110,7 @@ class Slower:
 def test_any_predictor_that_declares_itself_elementwise_runs_in_arrays() -> None:
     cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 40, noise=NOISES["markov"], seed=1)
     config = SimConfig(120)
-    assert fits_vectorised(config, LoadBalanced(), Slower())
+    assert fits_arrays(config, LoadBalanced(), Slower())
     _check_same(cluster, config, LoadBalanced(), Slower())
 
 
@@ -120,7 +129,7 @@ OBSERVATIONS: list[Any] = []
 def test_the_policy_is_given_the_same_integers() -> None:
     cluster = synthetic_cluster(cores([2, 5, 1, 1], 7.0, 0.8), 30, noise=NOISES["markov"], seed=1)
     observed = []
-    for run in (run_vectorised, run_bsp):
+    for run in (run_bsp, run_balancers):
         OBSERVATIONS.clear()
         run(cluster, SimConfig(120, lag=2, steps_per_epoch=9), Spy(), Ema(0.3))
         observed.append([o for k, o in enumerate(OBSERVATIONS) if o not in OBSERVATIONS[:k]])
@@ -128,18 +137,15 @@ def test_the_policy_is_given_the_same_integers() -> None:
     assert len(observed[0]) == 30
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    cluster = synthetic_cluster(cores([1, 2]), 5)
+def test_what_fits_into_arrays() -> None:
     several = SimConfig(12, cost=[Affine(0.1, 0.1)] * 2)
-    assert fits_vectorised(SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
+    assert fits_arrays(SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), Even(), Narx())
     for config, predictor in (
         (SimConfig(12), Narx()),
         (SimConfig(12, cost=Saturating(1.0, 0.0, 1.0)), LastValue()),
         (several, LastValue()),
     ):
-        assert not fits_vectorised(config, LoadBalanced(), predictor)
-        with pytest.raises(ValueError, match="cannot be run in arrays: use LastValue or Ema"):
-            run_vectorised(cluster, config, LoadBalanced(), predictor)
+        assert not fits_arrays(config, LoadBalanced(), predictor)
 
 
 def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
@@ -154,7 +160,7 @@ def test_each_balancer_may_assume_a_curve_of_its_own() -> None:
 def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
     cluster = synthetic_cluster(cores([1, 2, 3, 6] * 250, 10.0), 6)
     config = SimConfig(64_000)
-    line = run_vectorised(cluster, config, LoadBalanced(), LastValue())
+    line = run_bsp(cluster, config, LoadBalanced(), LastValue())
     best = run_oracle(cluster, config)
     assert line.wall_seconds[1:].tolist() == best.wall_seconds[1:].tolist()
     assert (line.sizes.sum(axis=1) == 64_000).all()
@@ -162,14 +168,14 @@ def test_a_thousand_workers_reach_the_balance_of_a_steady_cluster() -> None:
 
 def test_progress_is_called_after_every_step() -> None:
     cluster, steps = synthetic_cluster(cores([1, 2]), 5), []
-    run_vectorised(cluster, SimConfig(12), Even(), progress=steps.append)
+    run_bsp(cluster, SimConfig(12), Even(), progress=steps.append)
     assert steps == [1] * 5
 
 
 @pytest.mark.parametrize("limits", [Limits(0, 9), [Limits()] * 3])
 def test_options_that_balancers_refuse_are_refused(limits: Any) -> None:
     with pytest.raises(ValueError, match=r"minimum must be >= 1|limits must be one for each"):
-        run_vectorised(synthetic_cluster(cores([1, 2]), 5), SimConfig(12, limits=limits), Even())
+        run_bsp(synthetic_cluster(cores([1, 2]), 5), SimConfig(12, limits=limits), Even())
 
 
 def test_the_closed_form_of_bsp_and_the_bound() -> None:
@@ -179,7 +185,7 @@ def test_the_closed_form_of_bsp_and_the_bound() -> None:
         curves = cores(random.uniform(1, 4, 5).tolist(), 10.0)
         cluster = synthetic_cluster(curves, 10, noise=Lognormal(0.5), seed=seed)
         speeds = np.array([1 / cluster.seconds(k, np.ones(5, np.int64)) for k in range(10)])
-        bsp = run_vectorised(cluster, SimConfig(50_000), Even())
+        bsp = run_bsp(cluster, SimConfig(50_000), Even())
         assert bsp.total_seconds == pytest.approx((10_000 / speeds.min(axis=1)).sum())
         best = run_oracle(cluster, SimConfig(50_000))
         bound = 50_000 / speeds.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Vectorised form of the training loop: all workers at once in arrays, for large clusters.
+"""Balancers of all workers at once in arrays, for large clusters.
 
 N balancers in one process compute everything N times. Here the parts that belong to one worker
 (outlier filter, cost shape, predictor, rounding to integers) are elementwise arithmetic on arrays
@@ -19,10 +19,9 @@ import numpy.typing as npt
 from lbbsp_core.cost import AffineArray
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.measure import OutlierFilter
-from lbbsp_core.policy import Observation, Policy
-from lbbsp_core.predict import LastValue, Predictor
-from lbbsp_core.sim.cluster import SimulatedCluster
-from lbbsp_core.sim.engine import SimConfig, Timeline, batch_constraints
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
+from lbbsp_core.predict import Predictor
+from lbbsp_core.sim.config import SimConfig
 from lbbsp_core.types import Measurement
 
 Flags = npt.NDArray[np.bool_]
@@ -32,8 +31,8 @@ Ints = npt.NDArray[np.int64]
 State = TypeVar("State", bound=tuple[Floats, ...])
 
 
-def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | None) -> bool:
-    """Returns whether `run_vectorised` supports this combination.
+def fits_arrays(config: SimConfig, policy: Policy, predictor: Predictor) -> bool:
+    """Returns whether `ArrayPlanner` supports this combination.
 
     Samples must be equal, and first uses of batch sizes free. It does if the policy uses no costs.
     Otherwise the predictor must be elementwise (class attribute ``elementwise = True``: its
@@ -47,67 +46,45 @@ def fits_vectorised(config: SimConfig, policy: Policy, predictor: Predictor | No
     one_line = (
         not isinstance(config.cost, Sequence) and len(config.shape(0, 1).prior.segments()) == 1
     )
-    return one_line and bool(getattr(predictor or LastValue(), "elementwise", False))
+    return one_line and bool(getattr(predictor, "elementwise", False))
 
 
-def run_vectorised(
-    cluster: SimulatedCluster,
-    config: SimConfig,
-    policy: Policy,
-    predictor: Predictor | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Timeline:
-    """Returns the same timeline as `lbbsp_core.sim.run_bsp`, in less time.
+class ArrayPlanner:
+    """Plans of all workers, with what belongs to one worker in arrays."""
 
-    Args:
-        cluster: As in `run_bsp`.
-        config: As in `run_bsp`.
-        policy: As in `run_bsp`.
-        predictor: An elementwise predictor, if `policy` uses costs; see `fits_vectorised`.
-        progress: As in `run_bsp`.
+    def __init__(
+        self,
+        constraints: BatchConstraints,
+        config: SimConfig,
+        policy: Policy,
+        predictor: Predictor,
+    ) -> None:
+        self._constraints, self._policy = constraints, policy
+        self._steps_per_epoch = config.steps_per_epoch
+        shape = config.shape(0, constraints.workers)
+        self._estimators = _SpeedEstimators(shape, constraints.workers, predictor)
+        self._state = policy.init(constraints)
+        self._plans = deque([self._state.sizes] * config.lag)
 
-    Raises:
-        ValueError: `fits_vectorised` returns False, or as in `run_bsp`.
-    """
-    if not fits_vectorised(config, policy, predictor):
-        raise ValueError(
-            f"{predictor!r} and the shape of {config.cost!r} cannot be run in arrays: use "
-            "LastValue or Ema and a straight cost, or run_bsp"
+    def sizes(self, step: int) -> Sizes:
+        """Returns the samples of each worker in a step, by rank."""
+        plan: Sizes = self._plans[0]
+        return plan
+
+    def finish(self, step: int, seconds: Floats) -> None:
+        """Learns from the busy seconds of a step, and plans."""
+        plan = self._plans.popleft()
+        costs, excluded = self._estimators.learn(np.array(plan), seconds, self._policy.uses_costs)
+        observation = Observation(
+            step,
+            plan,
+            tuple((np.rint(seconds * 1e9) / 1e9).tolist()),
+            tuple(np.flatnonzero(excluded).tolist()),
+            (None,) * len(plan) if costs is None else costs,
+            (step + 1) % self._steps_per_epoch == 0,
         )
-    constraints = batch_constraints(cluster, config)
-    estimators = _SpeedEstimators(config, cluster.workers, predictor or LastValue())
-    state = policy.init(constraints)
-    plans = deque([np.array(state.sizes)] * config.lag)
-    sizes = np.zeros((cluster.steps, cluster.workers), np.int64)
-    busy = np.zeros(sizes.shape)
-    for step in range(cluster.steps):
-        sizes[step] = plan = plans.popleft()
-        busy[step] = seconds = cluster.seconds(step, plan)
-        costs, excluded = estimators.learn(plan, seconds, policy.uses_costs)
-        observation = _observation(config, step, plan, seconds, excluded, costs)
-        state = policy.update(state, constraints, observation)
-        plans.append(np.array(state.sizes))
-        if progress is not None:
-            progress(1)
-    return Timeline(sizes, busy, config.communication_seconds, config.links)
-
-
-def _observation(
-    config: SimConfig,
-    step: int,
-    plan: Ints,
-    seconds: Floats,
-    excluded: Flags,
-    costs: AffineArray | None,
-) -> Observation:
-    return Observation(
-        step,
-        tuple(plan.tolist()),
-        tuple((np.rint(seconds * 1e9) / 1e9).tolist()),
-        tuple(np.flatnonzero(excluded).tolist()),
-        (None,) * len(plan) if costs is None else costs,
-        (step + 1) % config.steps_per_epoch == 0,
-    )
+        self._state = self._policy.update(self._state, self._constraints, observation)
+        self._plans.append(self._state.sizes)
 
 
 class _ShapeStates(NamedTuple):
@@ -127,8 +104,8 @@ class _ShapeStates(NamedTuple):
 class _SpeedEstimators:
     """Outlier filter, cost shape and predictor of every worker."""
 
-    def __init__(self, config: SimConfig, workers: int, predictor: Predictor) -> None:
-        self._shape = config.shape(0, workers)
+    def __init__(self, shape: CostShape, workers: int, predictor: Predictor) -> None:
+        self._shape = shape
         initial = self._shape.init()
         self._work_of_empty_batch = float(self._shape.prior.effective_samples(0))
         nan, zero, one = np.full(workers, np.nan), np.zeros(workers), np.ones(workers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 
 def percent(share: float, digits: int = 0) -> str:
     """Returns a share as a percentage.
@@ -45,3 +47,16 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def moment(seconds: float) -> str:
+    """Returns a time in seconds since 1970 as a date.
+
+    Example:
+        >>> moment(1.7e9), moment(1e300)
+        ('2023-11-14 22:13:20 UTC', '1e+300 s since 1970')
+    """
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # a clock that is far off
+        return f"{seconds:g} s since 1970"

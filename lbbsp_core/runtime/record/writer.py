@@ -1,0 +1,124 @@
+"""Writers of run records, on rank 0."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from lbbsp_core.runtime.record.json_lines import to_json
+from lbbsp_core.runtime.record.record import PushLine, RunHeader, StepLine
+
+logger = logging.getLogger("lbbsp.record")
+
+
+class RunRecord:
+    """Appends lines to ``run.jsonl``; the file is complete after every line.
+
+    An existing record is continued with a new header. A record that cannot be written is reported
+    once, in a warning, and never stops the training.
+
+    Args:
+        path: File to append to. Its folder is created.
+        header: Facts of the run.
+    """
+
+    def __init__(self, path: str | Path, header: RunHeader) -> None:
+        self.path = Path(path)
+        self._descriptor: int | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            self._descriptor = os.open(self.path, flags, 0o666)
+            self._end_unfinished_line()
+        except OSError as error:
+            self._give_up(error)
+        self.write(header)
+
+    def write(self, line: RunHeader | StepLine | PushLine) -> None:
+        """Appends one step or push.
+
+        Raises:
+            ValueError: A number is not finite.
+        """
+        self._append((json.dumps(to_json(line), allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            try:
+                os.close(descriptor)
+            except OSError as error:  # a network file system reports some failures only here
+                self._warn(error)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data and self._descriptor is not None:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self._give_up(error)
+
+    def _end_unfinished_line(self) -> None:
+        """Ends the line that an earlier run was still writing when it was stopped."""
+        assert self._descriptor is not None
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._append(b"\n")
+
+    def _give_up(self, error: OSError) -> None:
+        self._warn(error)
+        self.close()
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning(
+            "the run record %s cannot be written (%s): the training continues without it",
+            self.path,
+            error.strerror or error,
+        )
+
+
+def open_record(path: str | Path, header: RunHeader) -> RunRecord:
+    """Opens the record at `path`: a ``.jsonl`` file, or the folder that will hold ``run.jsonl``."""
+    path = Path(path)
+    return RunRecord(path if path.suffix == ".jsonl" else path / "run.jsonl", header)
+
+
+class PushLog:
+    """Writes pushes to a record in the order of their numbers, in whatever order they arrive.
+
+    Without a record they are discarded.
+    """
+
+    @classmethod
+    def open(cls, path: str | Path | None, header: RunHeader) -> PushLog:
+        """Opens the record at `path` for pushes; None discards them."""
+        return cls(None if path is None else open_record(path, header))
+
+    def __init__(self, record: RunRecord | None) -> None:
+        self._record = record
+        self._pending: dict[int, PushLine] = {}
+        self._next = 0
+
+    def add(self, line: PushLine) -> None:
+        """Adds a push, and writes those that are no longer preceded by a missing number."""
+        self._pending[line.push] = line
+        while self._next in self._pending:
+            self._write(self._pending.pop(self._next))
+
+    def close(self) -> None:
+        """Writes the pushes after a gap as well, and closes the record.
+
+        A number stays missing if a worker failed between its push and its report.
+        """
+        for _, line in sorted(self._pending.items()):
+            self._write(line)
+        self._pending.clear()
+        if self._record is not None:
+            self._record.close()
+
+    def _write(self, line: PushLine) -> None:
+        self._next = line.push + 1
+        if self._record is not None:
+            self._record.write(line)

@@ -1,0 +1,80 @@
+"""Options of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lbbsp_core.cost import Cost, Proportional
+from lbbsp_core.cost.online import CostShape
+from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
+from lbbsp_core.sim.links import ServerLinks
+from lbbsp_core.sim.work import LognormalWork, SimulatedSamples
+from lbbsp_core.validate import require_nonnegative
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Options shared by all runs on one cluster.
+
+    Args:
+        global_batch_size: X, in samples, >= 1.
+        lag: Steps between a plan's decision and its use, >= 1: a plan decided after step k
+            applies to step ``k + lag``.
+        steps_per_epoch: Steps in an epoch, >= 1, for policies that plan once per epoch.
+        communication_seconds: Seconds of communication per step, after the last worker has
+            arrived, >= 0.
+        limits: Bounds of a batch: the same for all workers, or one entry per worker; as in
+            `lbbsp_core.SessionOptions`, and `cost` likewise.
+        granularity: Batch sizes are multiples of it, in samples.
+        cost: Cost that the balancers assume before they have learned: the same for all workers,
+            or one entry per worker. Default: as in training.
+        links: Links of parameter servers, at which pushes and pulls queue. Default: none, each
+            step or iteration takes `communication_seconds`.
+        work: Work of the samples, where they differ; None: all are equal.
+        first_use_seconds: Further seconds of a worker's step with a batch size that it has not run
+            before, >= 0, as on GPUs. The oracle does not spend them.
+
+    Raises:
+        ValueError: An option is out of range, or both `communication_seconds` and `links` are
+            given; the message names the value.
+    """
+
+    global_batch_size: int
+    lag: int = 1
+    steps_per_epoch: int = 50
+    communication_seconds: float = 0.0
+    limits: LimitsOrMaximum | Sequence[LimitsOrMaximum] | None = None
+    granularity: int = 1
+    cost: AnyCost | Sequence[AnyCost] | None = None
+    links: ServerLinks | None = None
+    work: LognormalWork | None = None
+    first_use_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "lag", "steps_per_epoch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)!r}")
+        for name in ("communication_seconds", "first_use_seconds"):
+            require_nonnegative(name, getattr(self, name))
+        if self.links is not None and self.communication_seconds:
+            raise ValueError(
+                f"communication_seconds must be 0 with links, got {self.communication_seconds!r}: "
+                "the time of every transfer follows from the links; leave out one of them"
+            )
+
+    def samples(self) -> SimulatedSamples:
+        """Draws the samples of all steps."""
+        return SimulatedSamples(self.global_batch_size, self.steps_per_epoch, self.work)
+
+    def prior(self, rank: int) -> Cost | CostShape:
+        """Returns the cost that worker `rank` assumes before it has learned."""
+        if self.cost is None:
+            return Proportional()
+        if isinstance(self.cost, Sequence) and not isinstance(self.cost, str):
+            return read_cost(self.cost[rank])
+        return read_cost(self.cost)
+
+    def shape(self, rank: int, workers: int) -> CostShape:
+        """Returns that cost as a `CostShape`, made as `lbbsp_core.Balancer` makes it."""
+        return CostShape.from_cost(self.prior(rank), self.global_batch_size, workers)
