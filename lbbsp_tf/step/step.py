@@ -205,22 +205,9 @@ class ReplicaStep:
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, self._slots(row)])
-        again = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
-        if session.uses_fresh_drivers:
-            self._exchange_again(again)
-        with tf.control_dependencies([again]):
+        passed = _call(session.after_allreduce, rows, after=[*grads, rows])
+        with tf.control_dependencies([passed]):
             return [_identity(g) for g in grads]
-
-    def _exchange_again(self, wanted: tf.Tensor) -> None:
-        """Exchanges revised messages if `wanted`; in a graph beside the optimizer's update."""
-
-        def exchange() -> None:
-            row = _call(self._session.revise, after=[wanted], returns=tf.float32)
-            (rows,) = _all_reduce([self._slots(row)])
-            _call(self._session.end_exchange, rows, after=[rows])
-
-        wanted.set_shape(())
-        compat.cond_of_replicas(wanted, exchange, lambda: None)
 
     def _slots(self, row: tf.Tensor) -> tf.Tensor:
         """Returns zeros with this worker's message in its row, shape ``(workers, WIDTH)``."""

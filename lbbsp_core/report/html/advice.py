@@ -145,8 +145,7 @@ def wrong_forecasts(report: RunReport) -> Iterator[Advice]:
     else:
         text += (
             ": speeds change faster than they can be forecast. Find out what else runs on these "
-            "hosts; larger global batches average over more of it, and fresh_drivers=True helps "
-            "where the load of the machine explains the speed."
+            "hosts; larger global batches average over more of it."
         )
     yield Advice("wrong-forecasts", text, tuple(worker.rank for worker in wrong))
 

@@ -471,17 +471,6 @@ class Balancer:
             preempted=preempted,
         )
 
-    def revise(self, message: StepMessage, drivers: tuple[float, ...]) -> StepMessage:
-        """Returns the message of the running step with a forecast from newer driving factors.
-
-        Args:
-            message: From `report`.
-            drivers: Driving factors known now, before the *next* step starts.
-        """
-        self._drivers = drivers
-        slope, overhead = self._forecast()
-        return replace(message, picoseconds_per_sample=slope, overhead_nanoseconds=overhead)
-
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.
 

@@ -37,7 +37,7 @@ from lbbsp_core.runtime.reliability.background import background_thread
 Rows = npt.NDArray[np.float32]
 _NO_MESSAGE = np.zeros(WIDTH, np.float32)
 _URGENT = 1 << 20  # messages are sent before all gradients
-_FIRST, _REVISED = 1, 2  # slots of the gathers
+_SLOT = 1  # of the gathers
 
 
 class PipelinedCollectives(Collectives, Protocol):
@@ -208,9 +208,7 @@ class PipelinedSession(WorkerSession):
         flags = self._take_flags()
         if self._begin(computed):
             self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
-        # The position contains the lag, on which it depends whether messages are exchanged again.
-        tail, again = _tail(self._position(), weight), self._may_exchange_again()
-        barrier = partial(self._pass, computed, summed, flags, tail, again)
+        barrier = partial(self._pass, computed, summed, flags, _tail(self._position(), weight))
         self._barrier = background_thread().start(barrier)
 
     def pass_inner(
@@ -244,13 +242,12 @@ class PipelinedSession(WorkerSession):
         computed()
         with self.excluded_wait():
             self.start(self._facts)
-            # The first gathers create their keys, here in the same order on all workers.
+            # The first gather creates its keys, here in the same order on all workers.
             self._gather(np.concatenate([_NO_MESSAGE, _tail(0, None)]))()
-            self._gather(_NO_MESSAGE, _REVISED)()
         return True
 
-    def _gather(self, row: Row, slot: int = _FIRST) -> Callable[[], Rows]:
-        return self.collectives.begin_gather(row, slot=slot, priority=_URGENT)
+    def _gather(self, row: Row) -> Callable[[], Rows]:
+        return self.collectives.begin_gather(row, slot=_SLOT, priority=_URGENT)
 
     def _pass(
         self,
@@ -258,7 +255,6 @@ class PipelinedSession(WorkerSession):
         summed: Callable[[], None],
         flags: StepFlags,
         tail: Row,
-        again: bool,
     ) -> tuple[list[StepMessage], float]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
@@ -268,16 +264,7 @@ class PipelinedSession(WorkerSession):
             self._take_tails(received)  # sums of other arrays would never be complete
             summed()
         wall_seconds = self._leave_barrier()
-        messages = [decode(row[:WIDTH]) for row in received]
-        if self._exchanges_again(messages, again):
-            row = encode(self._revised(messages[self.rank]))
-            self._begin_exchange()
-            try:
-                with self.collectives.waiting("for messages of the other workers"):
-                    messages = [decode(row) for row in self._gather(row, _REVISED)()]
-            finally:
-                self._end_exchange()
-        return messages, wall_seconds
+        return [decode(row[:WIDTH]) for row in received], wall_seconds
 
     def _take_tails(self, received: Rows) -> None:
         """Checks the positions of the workers, and takes their weights."""

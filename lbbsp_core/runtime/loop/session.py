@@ -14,14 +14,6 @@ and the place in its training step where the gradients are summed over workers::
         if session.stopping:
             break
     session.close()
-
-Forecasts may be better with what is known when the barrier is left. A plugin that can exchange
-messages once more replaces `after_allreduce`::
-
-        if session.leave_barrier(rows):
-            row = session.revise()                     # predict again
-            ...                                        # all-gather the rows
-            session.end_exchange(rows)
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 
@@ -75,11 +67,6 @@ from lbbsp_core.runtime.record.record import RunHeader, RunRecord, open_record, 
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 
 logger = logging.getLogger("lbbsp.session")
-
-LONG_STEP_SECONDS: Final = 0.1
-"""Busy seconds of the slowest worker from which messages are exchanged twice. In shorter steps the
-last speed is about as new as the driving factors.
-"""
 
 
 class StepFlags(NamedTuple):
@@ -174,9 +161,6 @@ class WorkerSession:
         self._digest = self._offers = 0
         self._divergence: str | None = None
         self._settings = SharedSettings()
-        self._fresh_drivers = False  # set by the handshake
-        # Message and wall seconds of a step, between leave_barrier and end_exchange.
-        self._unfinished: tuple[StepMessage, float] | None = None
 
     @property
     def rank(self) -> int:
@@ -208,14 +192,6 @@ class WorkerSession:
     def busy_seconds(self) -> float:
         """Busy seconds of this worker since `start`, without those of excluded steps."""
         return self._busy_seconds
-
-    @property
-    def uses_fresh_drivers(self) -> bool:
-        """Whether messages may be exchanged once more after long steps, see `leave_barrier`.
-
-        Known from the first `start` on, the same on all workers, and for good.
-        """
-        return self._fresh_drivers
 
     # Data
 
@@ -305,9 +281,6 @@ class WorkerSession:
             names,
             are_drawn=self._draws_before_start,
         )
-        predictor = self._balancer.predictor
-        wants = self.options.wants_fresh_drivers(self._policy, predictor)
-        self._fresh_drivers = self.workers > 1 and self.any_worker(wants)
         self._open_meter()
         self._busy_seconds = 0.0
         if self.rank == 0:
@@ -434,48 +407,6 @@ class WorkerSession:
             DisagreementError: A worker has computed a different plan.
         """
         wall_seconds = self._leave_barrier()
-        self._receive([decode(row) for row in rows], wall_seconds)
-
-    def leave_barrier(self, rows: Iterable[Iterable[float]]) -> bool:
-        """Decides the plan as `after_allreduce`, unless the messages are exchanged once more.
-
-        That is done with the option `fresh_drivers` after steps of `LONG_STEP_SECONDS`, if
-        forecasts depend on driving factors, and plans apply to the next step: what slows a worker
-        down when it leaves the barrier says more about that step than what did when it reached it.
-
-        Returns:
-            Whether `revise` and `end_exchange` are to follow; the same on all workers.
-        """
-        wall_seconds = self._leave_barrier()
-        messages = [decode(row) for row in rows]
-        if self._exchanges_again(messages, self._may_exchange_again()):
-            self._unfinished = messages[self.rank], wall_seconds
-            return True
-        self._receive(messages, wall_seconds)
-        return False
-
-    def revise(self) -> Row:
-        """Samples the driving factors again and predicts, after `leave_barrier`.
-
-        Returns:
-            This worker's message for another exchange, shape ``(WIDTH,)``. Until `end_exchange`,
-            no time is busy time.
-        """
-        assert self._unfinished is not None, "leave_barrier has asked for no further exchange"
-        message, _ = self._unfinished
-        row = encode(self._revised(message))
-        self._begin_exchange()
-        return row
-
-    def end_exchange(self, rows: Iterable[Iterable[float]]) -> None:
-        """Decides the plan of step + lag from the revised messages of all workers.
-
-        Args:
-            rows: Messages by rank, as for `after_allreduce`.
-        """
-        assert self._unfinished is not None, "leave_barrier has asked for no further exchange"
-        (_, wall_seconds), self._unfinished = self._unfinished, None
-        self._end_exchange()
         self._receive([decode(row) for row in rows], wall_seconds)
 
     @contextmanager
@@ -684,29 +615,6 @@ class WorkerSession:
             settings=flags.settings,
             drivers=self._named(drivers),
         )
-
-    def _may_exchange_again(self) -> bool:
-        """Returns whether messages are exchanged once more if the running step is long."""
-        return self.uses_fresh_drivers and self._balancer.lag == 1
-
-    def _exchanges_again(self, messages: Sequence[StepMessage], may: bool) -> bool:
-        """Returns whether messages are exchanged once more; the same on all workers."""
-        return may and max(each.busy_nanoseconds for each in messages) >= LONG_STEP_SECONDS * 1e9
-
-    def _begin_exchange(self) -> None:
-        """Notes that this worker waits for revised messages; the barrier is left already."""
-        self._meter.begin_wait()
-        self.activity.enter(Activity.WAITING, self._balancer.step)
-
-    def _end_exchange(self) -> None:
-        self.activity.enter(Activity.COMPUTING, self._balancer.step + 1)
-        self._meter.end_wait()
-
-    def _revised(self, message: StepMessage) -> StepMessage:
-        """Returns the message with a forecast from the driving factors known now."""
-        drivers = self._meter.sample()
-        message = self._balancer.revise(message, drivers)
-        return replace(message, drivers=self._named(drivers))
 
     def _named(self, drivers: Sequence[float]) -> dict[str, float]:
         return dict(zip(self._meter.names, drivers, strict=True))
