@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.settings import Settings
+from lbbsp_core.runtime.extensions.settings import Settings
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.data.feed import TrainingInput
 from lbbsp_tf.step.preparation import StepPreparation

@@ -52,16 +52,16 @@ from lbbsp_core.runtime.exchange.protocol import (
     pack_float,
     unpack_float,
 )
-from lbbsp_core.runtime.exchange.settings import Settings, SharedSettings
+from lbbsp_core.runtime.extensions.bounds_notice import BoundsNotice
+from lbbsp_core.runtime.extensions.metrics_file import MetricsFile
+from lbbsp_core.runtime.extensions.settings import Settings, SharedSettings
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.bounds_notice import BoundsNotice
 from lbbsp_core.runtime.loop.default_cap import default_cap
 from lbbsp_core.runtime.loop.granularity import default_granularity
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.metrics_file import MetricsFile
 from lbbsp_core.runtime.record.observers import Observer, Observers
 from lbbsp_core.runtime.record.record import RunHeader, RunRecord, open_record, run_header
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
+from lbbsp_core.runtime.extensions.metrics_file import SECONDS, MetricsFile, metrics_text
 from lbbsp_core.runtime.record.figures import Figures, figures_of
-from lbbsp_core.runtime.record.metrics_file import SECONDS, MetricsFile, metrics_text
 from lbbsp_core.runtime.record.record import StepLine, run_header
 
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
@@ -145,7 +145,7 @@ def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
     released, started = threading.Event(), []
     metrics = MetricsFile(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
     monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))
-    monkeypatch.setattr("lbbsp_core.runtime.record.metrics_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.extensions.metrics_file._PATIENCE_SECONDS", 0.01)
     metrics.add(LINE)
     until(lambda: started)
     for _ in range(2):

@@ -8,7 +8,7 @@ import pytest
 from lbbsp_core import DisagreementError, SingleWorker
 from lbbsp_core.runtime.exchange import collectives as collective
 from lbbsp_core.runtime.exchange.collectives import weighted_mean
-from lbbsp_core.runtime.exchange.settings import SharedSettings, differences, fingerprint
+from lbbsp_core.runtime.extensions.settings import SharedSettings, differences, fingerprint
 
 RATE = {"learning rate": 0.1, "number of updates": 3, "clip_gradient": None, "mults": "1: 2"}
 
@@ -50,7 +50,7 @@ def meet(monkeypatch, rows):
         gathered.append(data)
         return rows(data)
 
-    monkeypatch.setattr("lbbsp_core.runtime.exchange.settings.gather_bytes", gather)
+    monkeypatch.setattr("lbbsp_core.runtime.extensions.settings.gather_bytes", gather)
     monkeypatch.setattr(collective, "gather_bytes", gather)
     return gathered
 
