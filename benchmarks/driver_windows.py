@@ -82,8 +82,8 @@ def record_worker(options: argparse.Namespace) -> None:
     def noted(name: str) -> None:
         original = getattr(StepMeter, name)
 
-        def method(meter: StepMeter) -> object:
-            result = original(meter)
+        def method(*arguments: object) -> object:
+            result = original(*arguments)
             times[name].append(read())
             return result
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import gather_state
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.identity import Devices
 from lbbsp_core.runtime.loop.session import WorkerSession
@@ -113,11 +112,11 @@ class ReplicaSessions(Sequence[WorkerSession]):
     def skip_step(self) -> None:
         """Advances by a step without an exchange."""
         for session in self:
-            session.skip_step()
+            session.balancer.skip_to(session.step + 1)
 
     def save_state(self) -> tuple[Json, Arrays]:
         """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
-        return gather_state([session.balancer for session in self], self.leader.collectives)
+        return self.leader.save_state(self._sessions[1:])
 
     def load_state(self, state: Json, arrays: Arrays) -> None:
         """Continues from a saved state; see `WorkerSession.load_state`."""

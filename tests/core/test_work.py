@@ -35,6 +35,7 @@ from lbbsp_core import (
 from lbbsp_core.runtime.checkpoint.session_state import own_state, restored_state
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.record.record import open_record, run_header
 from lbbsp_core.sampled_order import SampledOrder
 from lbbsp_core.testing import exchange_in_process
@@ -418,12 +419,12 @@ class Told:
 def test_other_work_on_a_worker_is_noticed_in_the_handshake(monkeypatch):
     seen = {}
     monkeypatch.setattr(handshake, "compare", lambda collectives, facts: seen.update(facts))
-    monkeypatch.setattr(handshake, "_gather_rows", lambda *_: [[0, 1, 0, 0, 1]] * 2)
+    monkeypatch.setattr(handshake, "gather_rows", lambda *_: [[0, 1, 0, 0, 1]] * 2)
     facts = []
     for values in (LENGTHS, LENGTHS[::-1], None):
         one = Balancer(rank=0, workers=2, global_batch_size=64)
         order = one.make_order(len(LENGTHS), seed=0, work=values)
-        handshake.agree(one, order, Told(0), {})
+        agree(one, order, Told(0), {})
         facts.append(seen["work of each sample (work=)"])
     assert len(set(facts)) == 3
     monkeypatch.undo()

@@ -242,7 +242,7 @@ class AsyncSession:
 
     def end_read(self) -> None:
         """Starts the next iteration; call it when the model has been read."""
-        wall_seconds = self._meter.leave()
+        wall_seconds, _ = self._meter.leave()
         logger.debug("iteration %d took %.4f s, waits included", self._iterations, wall_seconds)
         self._drain()
 

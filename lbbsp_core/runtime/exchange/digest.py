@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
+
 Array = npt.NDArray[Any]
 
 TOLERANCE: Final = 1e-3
@@ -92,6 +95,31 @@ def different_row(rows: Sequence[Sequence[Digest]]) -> tuple[int, int] | None:
             if not first.is_close(own, SAMPLE_TOLERANCE):
                 return rank, place
     return None
+
+
+def check_samples(
+    collectives: Collectives, digests: Sequence[Digest], what: str = "the data"
+) -> None:
+    """Checks that all workers have the same samples, of which they give as many digests.
+
+    Every worker must call it at the same time. The error names `what`.
+
+    Raises:
+        DisagreementError: Samples differ; names the rank, and the remedy.
+    """
+    halves = [half for each in digests for number in each for half in pack_float(number)]
+    rows = [
+        [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
+         for i in range(0, len(halves), 4)]
+        for row in collectives.all_gather(halves)
+    ]  # fmt: skip
+    if (found := different_row(rows)) is not None:
+        rank, _ = found
+        raise DisagreementError(
+            f"workers disagree on {what}: samples of worker {rank} differ from those of worker 0 "
+            "with the same numbers; pass the whole data set in the same order to all workers (give "
+            "every shuffle a seed, sort lists of files)"
+        )
 
 
 def _project(array: Array) -> tuple[float, float]:

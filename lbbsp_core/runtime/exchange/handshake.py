@@ -1,16 +1,11 @@
-"""Handshake before the first step: all workers compare their static facts."""
+"""Comparison of facts that must be the same on all workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lbbsp_core.order import Order
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, compare_facts, fingerprint
-from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.options.naming import described
-from lbbsp_core.runtime.record.record import lbbsp_version
-from lbbsp_core.work import require_work
 
 Facts = Mapping[str, "int | str"]
 """Facts by name: integers in [0, 2^48), or texts of any length."""
@@ -18,54 +13,6 @@ Facts = Mapping[str, "int | str"]
 _LONGEST = 40_000
 _BEFORE, _AFTER = 60, 150
 """Bytes of a text that are shown before and after the place where it differs from another one."""
-
-
-def agree(
-    balancer: Balancer,
-    order: Order | None,
-    collectives: Collectives,
-    facts: Facts,
-    names: Sequence[int] = (),
-    *,
-    are_drawn: bool = False,
-) -> list[list[int]]:
-    """Checks that all workers agree on the static facts, and exchanges their cost shapes.
-
-    Every worker must call this at the same time, before the first step. `names` are those of
-    `Identity.pack`, on all workers or on none; for `are_drawn`, see `Balancer.set_peers`. Returns
-    `Balancer.static_info` of each worker, by rank, for another balancer of the same cost; then its
-    names.
-    """
-    policy = balancer.policy
-    constraints = balancer.constraints
-    work = order.work if order else None
-    require_work(work, constraints.limits, constraints.global_batch_size)
-    texts = {
-        **{name: value for name, value in facts.items() if isinstance(value, str)},
-        "lbbsp version": lbbsp_version(),
-        "limits, granularity and policy": (
-            f"{constraints} {described(policy)}, "
-            f"default maximum {balancer.default_maximum}, short steps below "
-            f"{balancer.short_steps.threshold_seconds!r} s"
-        ),
-        "sample order": order.description if order else "none",
-        "work of each sample (work=)": order.work_description if order else "none",
-    }
-    compared: dict[str, int | str] = {
-        "workers": balancer.workers,
-        "global_batch_size": constraints.global_batch_size,
-        "lag (1 + batches drawn ahead, or without a step)": balancer.lag,
-        "number of samples": order.num_samples if order else 0,
-        "seed": order.seed if order else 0,
-        "steps_per_epoch": order.steps_per_epoch if order else 0,
-        **{name: value for name, value in facts.items() if not isinstance(value, str)},
-        "number of completed steps": balancer.step,
-        **texts,
-    }
-    compare(collectives, compared)
-    peers = _gather_rows(collectives, [*balancer.static_info(), *names])
-    balancer.set_peers(peers, are_drawn=are_drawn)
-    return peers
 
 
 def compare(collectives: Collectives, facts: Facts) -> None:
@@ -103,7 +50,7 @@ def _excerpts(texts: Sequence[bytes], rank: int) -> list[str]:
     ]
 
 
-def _gather_rows(collectives: Collectives, mine: Sequence[int]) -> list[list[int]]:
+def gather_rows(collectives: Collectives, mine: Sequence[int]) -> list[list[int]]:
     """Gathers rows of different lengths, padded to the longest."""
     longest = max(row[0] for row in collectives.all_gather([len(mine)]))
     return collectives.all_gather([*mine, *[0] * (longest - len(mine))])

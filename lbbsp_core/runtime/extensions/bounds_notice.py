@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import BatchConstraints, Sizes
-from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.extensions.base import Session, StepExtension
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -32,13 +32,14 @@ _NOTABLE_COARSENESS = 0.02
 """Predicted loss of steps, because of the granularity, from which on it is reported."""
 
 
-class BoundsNotice:
+class BoundsNotice(StepExtension):
     """Warns once each that the default maximum or the granularity costs speed, and of short steps.
 
-    Worker 0 calls `check` after each step.
+    Worker 0 does so, after each step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
         self._plans_at_maximum: dict[int, int] = {}  # consecutive ones, by rank
         self._short_plans = 0  # consecutive plans with bounds of short steps
         self._slower_looks = 0  # consecutive looks at plans that cost notably more for them
@@ -47,8 +48,13 @@ class BoundsNotice:
         self._maximum_reported = False
         self._short_reported = False
 
-    def check(self, balancer: Balancer) -> None:
+    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
         """Gives the notices that are due after a step."""
+        if self.session.rank == 0 and self.session.workers > 1:
+            self.check(self.session.balancer)
+
+    def check(self, balancer: Any) -> None:
+        """Gives the notices that are due about the latest plan of a `Balancer`."""
         if not self._maximum_reported and balancer.default_maximum is not None:
             self._check_maximum(balancer, balancer.default_maximum)
         if not self._short_reported:
@@ -57,7 +63,7 @@ class BoundsNotice:
         if not self._granularity_reported and is_default:
             self._check_granularity(balancer)
 
-    def _check_maximum(self, balancer: Balancer, maximum: int) -> None:
+    def _check_maximum(self, balancer: Any, maximum: int) -> None:
         sizes, _ = balancer.latest_plan
         self._plans_at_maximum = {
             rank: self._plans_at_maximum.get(rank, 0) + 1
@@ -77,9 +83,7 @@ class BoundsNotice:
             self._maximum_reported = True
             self._report_maximum(balancer, ranks, maximum, loss)
 
-    def _report_maximum(
-        self, balancer: Balancer, ranks: Sequence[int], maximum: int, loss: str
-    ) -> None:
+    def _report_maximum(self, balancer: Any, ranks: Sequence[int], maximum: int, loss: str) -> None:
         why = (
             "what other workers' memory leaves"
             if balancer.is_maximum_raised
@@ -98,7 +102,7 @@ class BoundsNotice:
             *(balancer.constraints.global_batch_size,) * 2,
         )
 
-    def _check_short_steps(self, balancer: Balancer) -> None:
+    def _check_short_steps(self, balancer: Any) -> None:
         short = balancer.short_steps
         if short.seconds is None or short.fraction == 1:
             self._short_plans = self._slower_looks = 0
@@ -125,7 +129,7 @@ class BoundsNotice:
             longer if loss >= _NOTABLE_LOSS else "",
         )
 
-    def _check_granularity(self, balancer: Balancer) -> None:
+    def _check_granularity(self, balancer: Any) -> None:
         if balancer.step % _LOOK_EVERY:
             return
         coarse, loss = balancer.constraints, 0.0
@@ -143,14 +147,14 @@ class BoundsNotice:
             )
 
 
-def _loss_of_short_steps(balancer: Balancer) -> float:
+def _loss_of_short_steps(balancer: Any) -> float:
     """Returns how much longer steps are predicted to take than without bounds of short steps."""
     known = _known_costs(balancer)
     sizes, _ = balancer.latest_plan
     return _loss(known, sizes, balancer.constraints.plan(known)) if known else 0.0
 
 
-def _known_costs(balancer: Balancer) -> list[Cost]:
+def _known_costs(balancer: Any) -> list[Cost]:
     """Returns the predicted costs of all workers; nothing while any of them is missing."""
     _, costs = balancer.latest_plan
     known = [cost for cost in costs if cost is not None]
@@ -167,7 +171,7 @@ def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 1 else f"{value:.1g}"
 
 
-def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
+def _free_plan(balancer: Any, costs: Sequence[Cost]) -> Sizes:
     """Returns the plan for predicted costs without the default maximum."""
     old = balancer.constraints
     limits = balancer.known_limits

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 from lbbsp_core.runtime.reliability.background import BackgroundThread
@@ -47,6 +48,26 @@ _HELP: Final = {
 
 _newest: WeakValueDictionary[Path, MetricsFile] = WeakValueDictionary()
 """By file, what had the last step: a process may train several models, one after the other."""
+
+
+class Metrics(StepExtension):
+    """Opens the file of metrics on worker 0 in the first training, if one is wanted."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._path = session.options.metrics_path()  # a wrong name is an error here
+        self._file: MetricsFile | None = None
+
+    def started(self, header: Callable[[], RunHeader]) -> None:
+        """Opens the file."""
+        if self._path is not None and self.session.rank == 0 and self._file is None:
+            self._file = MetricsFile(self._path, header())
+            self.session.observers.add(self._file.add)
+
+    def flush(self) -> None:
+        """Writes the last step."""
+        if self._file is not None:
+            self._file.flush()
 
 
 class MetricsFile:

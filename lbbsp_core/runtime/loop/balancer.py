@@ -52,7 +52,7 @@ from lbbsp_core.runtime.options.naming import (
 )
 from lbbsp_core.runtime.record.figures import even_seconds
 from lbbsp_core.runtime.record.observers import Observers
-from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, RunRecord, StepLine
+from lbbsp_core.runtime.record.record import RunRecord, StepLine
 from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import Limits, is_plausible
 from lbbsp_core.work import StepShares, Work, require_work
@@ -189,8 +189,6 @@ class Balancer:
         self.given_constraints = self.constraints
         """Constraints that follow from the options alone, before memory limits are known."""
         self.step = 0
-        self.stopping = False
-        self.preempted = False
         prior = Proportional() if cost is None else read_cost(cost)
         self.cost_shape = CostShape.from_cost(prior, global_batch_size, workers)
         used = self.predictor if self.policy.uses_costs else None
@@ -423,8 +421,6 @@ class Balancer:
         busy_seconds: float,
         *,
         excluded: bool = False,
-        stop: bool = False,
-        preempted: bool = False,
         drivers: tuple[float, ...] = (),
     ) -> StepMessage:
         """Learns from the running step, predicts, and returns this worker's message.
@@ -432,8 +428,6 @@ class Balancer:
         Args:
             busy_seconds: Busy time of this step; an invalid value is sent as 0 (rule 7).
             excluded: Whether the step is excluded from learning (the first of an epoch, a retrace).
-            stop: Whether to ask all workers to stop after this step.
-            preempted: Whether this worker must leave, so that all save a checkpoint.
             drivers: Driving factors known now, before the *next* step starts.
 
         Raises:
@@ -465,10 +459,8 @@ class Balancer:
             overhead,
             busy_ns,
             plan,
-            stop=stop,
             # Whether a first use counts, all workers decide alike.
             excluded=excluded if self._is_new(self.rank, shares) else not accepted,
-            preempted=preempted,
         )
 
     def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
@@ -498,8 +490,6 @@ class Balancer:
             if message.excluded or measured[rank] != busy[rank]
         )
         self._see_first_uses(plan, shares, busy, messages)
-        self.stopping = any(message.stop for message in messages)
-        self.preempted = any(message.preempted for message in messages)
         self._write(shares, busy, no_speeds, wall_seconds, costs)
         self._known = _by_name([message.drivers for message in messages])
         busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
@@ -695,7 +685,7 @@ class Balancer:
         wall_seconds: float,
         forecasts: Sequence[Cost | None],
     ) -> None:
-        if self._record is None:
+        if not self._record:
             return
         line = StepLine(
             step=self.step,
@@ -708,7 +698,6 @@ class Balancer:
             short=self._is_short(self.step),
             drivers=self._known,
             work=() if shares.work is shares.sizes else shares.work,
-            stop=PREEMPTED if self.preempted else REQUESTED if self.stopping else None,
         )
         self._record.write(line)
 

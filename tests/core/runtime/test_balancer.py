@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,6 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import StepLine, open_record, run_header
 from lbbsp_core.testing import check_plan, exchange_in_process
 
@@ -420,24 +420,7 @@ def test_lag_must_be_at_least_one() -> None:
         team(2, 60, lag=0)
 
 
-# Stopping and disagreeing
-
-
-@pytest.mark.parametrize("who", [0, 2])
-def test_one_wish_to_stop_reaches_all_at_the_same_step(who: int) -> None:
-    balancers = team(3, 60)
-    lines: list[StepLine] = []
-    observers = Observers()
-    observers.add(lines.append)
-    balancers[0].record_to(observers)
-    run(balancers, speeds(1, 2, 3), steps=2)
-    assert not any(balancer.stopping for balancer in balancers)
-    exchange_in_process(balancers, [0.1] * 3, stop=[who])
-    assert all(balancer.stopping for balancer in balancers)
-    assert {balancer.step for balancer in balancers} == {3}
-    exchange_in_process(balancers, [0.1] * 3)
-    assert not any(balancer.stopping for balancer in balancers)
-    assert [line.stop for line in lines] == [None, None, "requested", None]
+# Disagreeing
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
@@ -713,8 +696,6 @@ def test_the_record_estimates_even_batches_from_the_costs() -> None:
 def record_of(balancers: Sequence[Balancer], costs: Sequence[Cost]) -> list[StepLine]:
     """The record of twelve steps."""
     lines: list[StepLine] = []
-    observers = Observers()
-    observers.add(lines.append)
-    balancers[0].record_to(observers)
+    balancers[0].record_to(SimpleNamespace(write=lines.append))
     run(balancers, costs, steps=12)
     return lines

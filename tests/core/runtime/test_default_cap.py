@@ -69,7 +69,7 @@ def train(workers, seconds, steps, monkeypatch):
         sizes = workers[0].sizes
         for each, cost, size in zip(workers, seconds, sizes, strict=True):
             busy = float(cost(size))
-            monkeypatch.setattr(each._meter, "reach", lambda busy=busy: Reading(busy, ()))
+            monkeypatch.setattr(each.meter, "reach", lambda busy=busy: Reading(busy, ()))
         rows = [each.before_allreduce() for each in workers]
         for each in workers:
             each.after_allreduce(rows)
@@ -274,7 +274,7 @@ def test_small_memories_raise_the_cap_of_the_others():
 
 
 def test_the_notice_says_why_the_maximum_was_raised(said):
-    made, notice = with_memory(4, None, 4, 4, None, 4, 4, 4), BoundsNotice()
+    made, notice = with_memory(4, None, 4, 4, None, 4, 4, 4), BoundsNotice(None)
     for _ in range(PATIENCE):
         busy = [size / (400.0 if rank == 1 else 40.0)
                 for rank, size in enumerate(made[0].sizes(made[0].step))]  # fmt: skip
@@ -291,13 +291,13 @@ def test_a_state_is_restored_by_another_number_of_workers_with_its_own_cap(monke
     assert workers[0].sizes == (48, 16, 16, 16)
     resumed = sessions(3)
     for each in resumed:
-        each.restore(workers[each.rank].state())
+        each.restore(workers[each.rank].balancer.state())
         assert each.sizes == (32, 32, 32)
         assert [limits.maximum for limits in each.balancer.constraints.limits] == [64] * 3
     assert train(resumed, [FAST, SLOW, SLOW], 5, monkeypatch) == (64, 16, 16)
     same = sessions(3)
     for each in same:
-        each.restore(resumed[each.rank].state())
+        each.restore(resumed[each.rank].balancer.state())
         each.start({})
         assert each.sizes == (64, 16, 16), "the handshake keeps a restored plan"
 
@@ -423,7 +423,7 @@ def notices(plans, limits):
         constraints=BatchConstraints(96, limits), short_steps=ShortSteps(0.0),
         given_constraints=BatchConstraints(96, limits),
     )  # fmt: skip
-    notice = BoundsNotice()
+    notice = BoundsNotice(None)
     for plan in plans:
         balancer.latest_plan = plan, (None,) * len(plan)
         notice.check(balancer)

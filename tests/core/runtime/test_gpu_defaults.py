@@ -87,10 +87,10 @@ def train(
             size = each.sizes[rank]
             read = tuple(
                 memory(rank, size) if memory and name == MEMORY_OF_GPU else 0.0
-                for name in each._meter.names
+                for name in each.meter.names
             )
             reading = Reading(size / speeds[rank], read)
-            monkeypatch.setattr(each._meter, "reach", lambda reading=reading: reading)
+            monkeypatch.setattr(each.meter, "reach", lambda reading=reading: reading)
         rows = [each.before_allreduce() for each in workers]
         for each in workers:
             each.after_allreduce(rows)

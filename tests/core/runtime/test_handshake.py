@@ -6,8 +6,9 @@ import pytest
 
 from lbbsp_core import Balancer, DisagreementError, Limits
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.exchange.handshake import agree, compare, gather_texts
+from lbbsp_core.runtime.exchange.handshake import compare, gather_texts
 from lbbsp_core.runtime.exchange.protocol import checksum, fingerprint
+from lbbsp_core.runtime.loop.start import agree
 
 X = 12
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from lbbsp_core import Affine, Balancer
-from lbbsp_core.runtime.exchange.handshake import agree
 from lbbsp_core.runtime.exchange.identity import Identity, cpu, gpu, hosts_and_devices
+from lbbsp_core.runtime.loop.start import agree
 
 
 class Rows:

@@ -28,7 +28,7 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.runtime.checkpoint.session_state import _described
-from lbbsp_core.runtime.exchange.handshake import agree
+from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.options.naming import (
     described,
     limits_by_rank,

@@ -2,12 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, count
 
 import numpy as np
 import pytest
+from worker_threads import PATIENCE_SECONDS, Meeting, Threads, X, run, step
 
 from lbbsp_core import (
     Collectives,
@@ -20,77 +20,15 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime.exchange.digest import Digest
-from lbbsp_core.runtime.exchange.protocol import WIDTH
+from lbbsp_core.runtime.checkpoint.session_state import check_states
+from lbbsp_core.runtime.exchange.digest import Digest, check_samples
+from lbbsp_core.runtime.extensions.settings import SettingsComparison
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop import pipelined, step_meter
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.background import BackgroundThread
-
-X = 12
-PATIENCE_SECONDS = 30.0
-
-
-class Meeting:
-    """A place where all workers leave what they have and take what all have left."""
-
-    def __init__(self, workers):
-        self.slots = [None] * workers
-        self.barrier = threading.Barrier(workers, timeout=PATIENCE_SECONDS)
-
-    def gather(self, rank, value):
-        self.slots[rank] = value
-        self.barrier.wait()
-        everything = list(self.slots)
-        self.barrier.wait()
-        return everything
-
-
-class Threads:
-    """Collectives of workers that are threads; `slots` of a pipelined gather never mix."""
-
-    def __init__(self, rank, workers, meeting):
-        self.rank, self.workers, self._meeting = rank, workers, meeting
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        return [list(row) for row in self._meeting.gather(self.rank, list(values))]
-
-    def begin_gather(self, row, *, slot, priority=0) -> Callable[[], np.ndarray]:
-        return lambda: np.array(self._meeting.gather(self.rank, np.array(row)), np.float32)
-
-    def waiting(self, what):
-        return threading.Lock()  # any context manager
-
-
-def run(worker, *, workers=2, make=WorkerSession, options=None):
-    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
-    meeting, results, errors = Meeting(workers), [None] * workers, []
-
-    def body(rank):
-        try:
-            collectives = Threads(rank, workers, meeting)
-            given = options(rank) if options else SessionOptions()
-            session = make(collectives, X, given, framework="threads")
-            results[rank] = worker(session, collectives)
-        except BaseException as error:
-            errors.append(error)
-            meeting.barrier.abort()
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if first or errors:
-        raise (first or errors)[0]
-    return results
-
-
-def step(session, collectives):
-    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-    session.after_allreduce(rows)
-
 
 own = threading.local()
 
@@ -142,10 +80,10 @@ def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step():
         for number in range(8):
             if session.rank == 1 and number == 2:
                 session.request_stop()
-                assert session.stop_requested
+                assert session.extensions[Stopping].requested
             step(session, collectives)
             if session.stopping:
-                assert not session.stop_requested
+                assert not session.extensions[Stopping].requested
                 return number
         return None
 
@@ -214,7 +152,7 @@ def test_a_fit_that_ended_forgets_its_request_to_stop():
     session = WorkerSession(SingleWorker(), X, SessionOptions(), framework="none")
     session.request_stop()
     session.close()
-    assert not session.stop_requested
+    assert not session.extensions[Stopping].requested
 
 
 def test_a_session_notes_what_its_worker_does():
@@ -275,9 +213,11 @@ def diverging(session, collectives, offers=8, at=3):
     read = []
     for number in range(offers):
         value = 1.0 + (collectives.rank == 1 and number >= at)
-        session.offer_weights(lambda v=value: read.append(session.step) or [np.full(9, v)])
+        session.extensions[WeightComparison].compare(
+            lambda v=value: read.append(session.step) or [np.full(9, v)]
+        )
         step(session, collectives)
-    session.check_weights()
+    session.extensions[WeightComparison].check()
     return read
 
 
@@ -311,7 +251,9 @@ def rates(session, collectives, own=0.1, steps=6, at=3):
     for number in range(steps):
         rate = own if collectives.rank == 1 and number >= at else 0.1
         try:
-            session.offer_settings(lambda r=rate: {"learning rate": r}, "set it on all workers")
+            session.extensions[SettingsComparison].compare(
+                lambda r=rate: {"learning rate": r}, "set it on all workers"
+            )
         except DisagreementError as error:
             return session.step, str(error)
         step(session, collectives)
@@ -336,16 +278,15 @@ def test_samples_that_differ_are_named():
     def worker(session, collectives, changed=0.0):
         rows = np.arange(12.0).reshape(4, 3) + 1
         rows[2] += changed * collectives.rank
-        session.check_samples([Digest.of([row]) for row in rows])
+        check_samples(session.collectives, [Digest.of([row]) for row in rows])
 
     run(lambda *args: worker(*args, changed=1e-6))
     with pytest.raises(DisagreementError, match="on the data: samples of worker 1 differ from"):
         run(lambda *args: worker(*args, changed=0.5))
 
 
-def test_a_value_is_compared_and_a_flag_is_shared():
+def test_a_flag_is_shared():
     def worker(session, collectives):
-        session.check_same("first epoch", 4)
         return [session.any_worker(session.rank == 1), session.any_worker(False)]
 
     assert run(worker) == [[True, False]] * 2
@@ -456,7 +397,7 @@ def test_waits_inside_a_step_are_not_busy_time():
         else:
             released.set()
         row = session.before_allreduce()
-        assert row.shape == (WIDTH,)
+        assert row.shape == (session.width,)
         session.after_allreduce(collectives.all_gather([int(limb) for limb in row]))
         return session.step
 
@@ -470,9 +411,9 @@ def test_a_preempted_worker_is_known_to_all_after_the_same_step():
         seen = []
         for number in range(3):
             if number == session.rank == 1:
-                session.request_preemption()
+                session.extensions[Stopping].request_preemption()
             step(session, collectives)
-            seen.append((session.preempted, session.stopping))
+            seen.append((session.extensions[Stopping].preempted, session.stopping))
         return seen
 
     assert run(worker) == [[(False, False), (True, False), (True, False)]] * 2
@@ -482,7 +423,7 @@ def test_a_session_continues_from_what_all_workers_have_saved():
     def worker(session, collectives):
         session.use_order(session.make_order(6 * X, seed=2))
         session.start({})
-        session.check_state()
+        check_states(session.balancer)
         for _ in range(3):
             step(session, collectives)
         state, arrays = session.save_state()
@@ -514,7 +455,7 @@ def test_a_session_continues_where_another_has_stopped():
         for number in range(3):
             drawn += session.local_indices(number).tolist()
             step(session, collectives)
-        state = session.state()
+        state = session.balancer.state()
         second = WorkerSession(collectives, X, session.options, framework="threads")
         second.restore(state)
         second.start({})
@@ -640,7 +581,7 @@ def test_batches_drawn_before_a_restore_belong_to_no_step():
     session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
     numbers = session.epoch_steps(session.make_order(4 * X))
     next(numbers)
-    session.restore(session.state())
+    session.restore(session.balancer.state())
     with pytest.raises(RuntimeError, match="iterate the loader again"):
         next(numbers)
 

@@ -1,0 +1,62 @@
+"""Handshake of a session: all workers compare their static facts before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lbbsp_core.order import Order
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.protocol import FORMAT
+from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.options.naming import described
+from lbbsp_core.runtime.record.record import lbbsp_version
+from lbbsp_core.work import require_work
+
+
+def agree(
+    balancer: Balancer,
+    order: Order | None,
+    collectives: Collectives,
+    facts: Facts,
+    names: Sequence[int] = (),
+    *,
+    are_drawn: bool = False,
+    layout: str = "",
+) -> list[list[int]]:
+    """Checks that all workers agree on the static facts, and exchanges their cost shapes.
+
+    Every worker must call this at the same time, before the first step. `names` are those of
+    `Identity.pack`, on all workers or on none; `layout` is that of `Extensions`; for `are_drawn`,
+    see `Balancer.set_peers`. Returns `Balancer.static_info` of each worker, by rank, for another
+    balancer of the same cost; then its names.
+    """
+    constraints = balancer.constraints
+    work = order.work if order else None
+    require_work(work, constraints.limits, constraints.global_batch_size)
+    # In one fact, so that workers of older versions have as many facts, and are named.
+    version = f"{lbbsp_version()}, format {FORMAT} of messages"
+    compared: dict[str, int | str] = {
+        "workers": balancer.workers,
+        "global_batch_size": constraints.global_batch_size,
+        "lag (1 + batches drawn ahead, or without a step)": balancer.lag,
+        "number of samples": order.num_samples if order else 0,
+        "seed": order.seed if order else 0,
+        "steps_per_epoch": order.steps_per_epoch if order else 0,
+        **{name: value for name, value in facts.items() if not isinstance(value, str)},
+        "number of completed steps": balancer.step,
+        **{name: value for name, value in facts.items() if isinstance(value, str)},
+        "lbbsp version": f"{version} ({layout})" if layout else version,
+        "limits, granularity and policy": (
+            f"{constraints} {described(balancer.policy)}, "
+            f"default maximum {balancer.default_maximum}, short steps below "
+            f"{balancer.short_steps.threshold_seconds!r} s"
+        ),
+        "sample order": order.description if order else "none",
+        "work of each sample (work=)": order.work_description if order else "none",
+    }
+    handshake.compare(collectives, compared)
+    peers = handshake.gather_rows(collectives, [*balancer.static_info(), *names])
+    balancer.set_peers(peers, are_drawn=are_drawn)
+    return peers
