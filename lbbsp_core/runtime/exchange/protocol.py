@@ -4,7 +4,8 @@ A message is a row of float32 values that each represent an integer below 2^24, 
 gradient all-reduce of every framework transports these without rounding. Each worker puts its row
 into a ``(workers, WIDTH)`` array of zeros; the *sum* over workers is then an exact all-gather,
 with the same bits on every worker (adding zeros is exact). It is piggybacked on the gradient
-all-reduce. Before the first step, `compare_facts` checks that all workers agree on static facts.
+all-reduce. What stays the same
+is compared before the first step, see `lbbsp_core.runtime.exchange.handshake`.
 """
 
 from __future__ import annotations
@@ -156,25 +157,19 @@ class PeerInfo:
     shows_memory: bool = False
 
     def pack(self) -> list[int]:
-        """Packs the facts into integers, to which padding may be appended."""
+        """Packs the facts into integers."""
         # Slopes are rounded down: no segment may end above where the next one starts.
         numbers = [
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
         ]
         body = [number for piece in numbers for number in piece]
         facts = [self.max_batch or 0, self.granularity, int(self.shows_memory)]
-        return [*facts, len(self.segments), *body]
-
-    @staticmethod
-    def length(row: Sequence[int]) -> int:
-        """Returns the number of integers at the start of a row that `unpack` reads."""
-        return 4 + 3 * row[3]
+        return [*facts, *body]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
-        max_batch, granularity, shows_memory, count, *body = row
-        body = body[: 3 * count]
+        max_batch, granularity, shows_memory, *body = row
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
         return PeerInfo(segments, max_batch or None, granularity, bool(shows_memory))
@@ -212,21 +207,3 @@ def checksum(sizes: Sequence[int]) -> int:
 def fingerprint(text: str) -> int:
     """Returns a 31-bit hash of a text, by which texts are compared as integer facts."""
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
-
-
-_REMEDIES = {
-    "number of samples": "pass the whole data set to all workers, without shard(...) or x[rank::n]"
-}
-
-
-def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Raises if the workers do not agree on a static fact."""
-    for column, name in enumerate(names):
-        values = [int(row[column]) for row in rows]
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                remedy = _REMEDIES.get(name, f"start all workers with the same {name}")
-                raise DisagreementError(
-                    f"workers disagree on {name}: worker 0 has {values[0]}, worker {rank} has "
-                    f"{value}; {remedy}"
-                )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from lbbsp_core.runtime.exchange.digest import Array, Digest
+from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError
 from lbbsp_core.runtime.extensions.base import StepExtension
 
@@ -47,6 +48,10 @@ class WeightComparison(StepExtension):
         """
         if self._divergence:
             raise DisagreementError(self._divergence)
+
+    def facts(self) -> Facts:
+        """Returns how often weights are compared."""
+        return {"compare_weights": self.session.options.compare_weights or 0}
 
     def offer(self) -> Sequence[int]:
         """Returns the digest with which the step began, if weights are compared in it."""

@@ -344,8 +344,7 @@ class Balancer:
         """Sets what all workers have told each other; call it before the first step.
 
         Args:
-            peer_info: Result of `static_info` of each worker, by rank. Rows may be padded at the
-                end to the same length.
+            peer_info: Result of `static_info` of each worker, by rank.
             are_drawn: Whether batches are drawn by the plans in force, which then stay: memory
                 limits bound later plans only.
 

@@ -39,7 +39,7 @@ from lbbsp_core.runtime.checkpoint.session_state import (
 )
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.identity import Devices, Identity, hosts_and_devices
+from lbbsp_core.runtime.exchange.identity import Devices, Identity
 from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, StepMessage, decode, encode
 from lbbsp_core.runtime.extensions.base import Extensions, StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
@@ -48,7 +48,7 @@ from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.loop.default_cap import default_cap
 from lbbsp_core.runtime.loop.granularity import default_granularity
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.loop.start import agree
+from lbbsp_core.runtime.loop.start import Peer, agree
 from lbbsp_core.runtime.loop.step_meter import Left, StepMeter
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -162,7 +162,7 @@ class WorkerSession:
             short_steps=ShortSteps(options.short_step_seconds),
         )
         self._balancer = self._make_balancer(lag=1, first_uses=(FirstUses(),) * self.workers)
-        self._peers: list[list[int]] | None = None
+        self._peers: list[Peer] | None = None
 
     @property
     def balancer(self) -> Balancer:
@@ -239,7 +239,7 @@ class WorkerSession:
             self.order,
             self.collectives,
             {**self.extensions.facts(), **facts},
-            self._identity.pack(),
+            self._identity,
             are_drawn=self._draws_before_start,
             layout=self.extensions.layout,
         )
@@ -375,7 +375,7 @@ class WorkerSession:
         """Continues from `state`; another lag needs a predictor of that horizon."""
         self._balancer = self._make_balancer(lag=lag, first_uses=self._balancer.first_uses)
         if self._peers is not None:
-            self._balancer.set_peers(self._peers)
+            self._balancer.set_peers([peer.static_info for peer in self._peers])
         self._balancer.restore(state, are_drawn=are_drawn)
         if self.order is not None:
             self._balancer.use_order(self.order)
@@ -429,9 +429,8 @@ def _make_balancer(
     return balancer
 
 
-def _header(session: WorkerSession, peers: Sequence[Sequence[int]]) -> RunHeader:
+def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
     balancer, order = session._balancer, session.order
-    hosts, devices = hosts_and_devices(peers)
     return run_header(
         session._framework,
         workers=session.workers,
@@ -444,8 +443,8 @@ def _header(session: WorkerSession, peers: Sequence[Sequence[int]]) -> RunHeader
         predictor=balancer.predictor,
         cost=balancer.cost_shape.prior,
         drivers=session.meter.names,
-        hosts=hosts,
-        devices=devices,
+        hosts=[peer.identity.host for peer in peers],
+        devices=[peer.identity.device(rank) for rank, peer in enumerate(peers)],
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from typing import NamedTuple
 
 from lbbsp_core.order import Order
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.identity import Identity
 from lbbsp_core.runtime.exchange.protocol import FORMAT
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import described
@@ -15,27 +17,31 @@ from lbbsp_core.runtime.record.record import lbbsp_version
 from lbbsp_core.work import require_work
 
 
+class Peer(NamedTuple):
+    """What a worker has told in the handshake: `Balancer.static_info`, and its names."""
+
+    static_info: list[int]
+    identity: Identity
+
+
 def agree(
     balancer: Balancer,
     order: Order | None,
     collectives: Collectives,
     facts: Facts,
-    names: Sequence[int] = (),
+    identity: Identity | None = None,
     *,
     are_drawn: bool = False,
     layout: str = "",
-) -> list[list[int]]:
+) -> list[Peer]:
     """Checks that all workers agree on the static facts, and exchanges their cost shapes.
 
-    Every worker must call this at the same time, before the first step. `names` are those of
-    `Identity.pack`, on all workers or on none; `layout` is that of `Extensions`; for `are_drawn`,
-    see `Balancer.set_peers`. Returns `Balancer.static_info` of each worker, by rank, for another
-    balancer of the same cost; then its names.
+    Every worker must call this at the same time, before the first step. `layout` is that of
+    `Extensions`; for `are_drawn`, see `Balancer.set_peers`. Returns the workers by rank.
     """
     constraints = balancer.constraints
     work = order.work if order else None
     require_work(work, constraints.limits, constraints.global_batch_size)
-    # In one fact, so that workers of older versions have as many facts, and are named.
     version = f"{lbbsp_version()}, format {FORMAT} of messages"
     compared: dict[str, int | str] = {
         "workers": balancer.workers,
@@ -57,6 +63,9 @@ def agree(
         "work of each sample (work=)": order.work_description if order else "none",
     }
     handshake.compare(collectives, compared)
-    peers = handshake.gather_rows(collectives, [*balancer.static_info(), *names])
-    balancer.set_peers(peers, are_drawn=are_drawn)
+    names = identity or Identity()
+    mine = json.dumps([balancer.static_info(), names.host, names.devices])
+    told = [json.loads(each) for each in gather_bytes(collectives, mine.encode())]
+    peers = [Peer(info, Identity(host, tuple(devices))) for info, host, devices in told]
+    balancer.set_peers([peer.static_info for peer in peers], are_drawn=are_drawn)
     return peers

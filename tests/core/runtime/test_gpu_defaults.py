@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_threads import Threads, run
 
 from lbbsp_core import (
     Balancer,
@@ -43,33 +44,20 @@ POLICIES: list[Policy] = [
 ]
 
 
-class Peers:
-    """Collectives of workers that have the same facts, but each its own static facts."""
-
-    def __init__(self, rank: int, peers: list[WorkerSession]) -> None:
-        self.rank, self.workers, self._peers = rank, 2, peers
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        infos = [each.balancer.static_info() for each in self._peers]
-        own = infos[self.rank]
-        if list(values[: len(own)]) != own:
-            infos = [[]] * self.workers
-        return [[*info, *values[len(info) :]] for info in infos]
-
-
 def sessions(
     devices: Sequence[Devices], total: int = 256, **options: object
 ) -> list[WorkerSession]:
     """Started sessions of two workers."""
     chosen = SessionOptions.of({"predictor": LastValue(), **options})
-    made: list[WorkerSession] = []
-    for rank, each in enumerate(devices):
-        made.append(
-            WorkerSession(Peers(rank, made), total, chosen, framework="none", devices=each)  # type: ignore[arg-type]
-        )
-    for session in made:
+
+    def make(collectives: Threads, _: int, *args: Any, **given: Any) -> WorkerSession:
+        return WorkerSession(collectives, total, *args, devices=devices[collectives.rank], **given)
+
+    def worker(session: WorkerSession, _: Threads) -> WorkerSession:
         session.start({})
-    return made
+        return session
+
+    return run(worker, make=make, options=lambda _: chosen)
 
 
 def train(
