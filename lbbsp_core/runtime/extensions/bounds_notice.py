@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lbbsp_core.cost import Cost, slowest
-from lbbsp_core.policy import BatchConstraints, Sizes
+from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 
 logger = logging.getLogger("lbbsp.session")
@@ -40,13 +40,8 @@ class BoundsNotice(StepExtension):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._plans_at_maximum: dict[int, int] = {}  # consecutive ones, by rank
-        self._short_plans = 0  # consecutive plans with bounds of short steps
-        self._slower_looks = 0  # consecutive looks at plans that cost notably more for them
-        self._coarse_looks = 0  # the same of the granularity
-        self._granularity_reported = False
-        self._maximum_reported = False
-        self._short_reported = False
+        self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
+        self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
 
     def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
         """Gives the notices that are due after a step."""
@@ -55,96 +50,89 @@ class BoundsNotice(StepExtension):
 
     def check(self, balancer: Any) -> None:
         """Gives the notices that are due about the latest plan of a `Balancer`."""
-        if not self._maximum_reported and balancer.default_maximum is not None:
-            self._check_maximum(balancer, balancer.default_maximum)
-        if not self._short_reported:
-            self._check_short_steps(balancer)
-        is_default = balancer.constraints.granularity != balancer.given_constraints.granularity
-        if not self._granularity_reported and is_default:
-            self._check_granularity(balancer)
+        for check in tuple(self._checks):
+            if text := check(balancer):
+                self._checks.remove(check)
+                logger.warning("%s", text)
 
-    def _check_maximum(self, balancer: Any, maximum: int) -> None:
-        sizes, _ = balancer.latest_plan
-        self._plans_at_maximum = {
-            rank: self._plans_at_maximum.get(rank, 0) + 1
+    def _streak(self, what: int | str, *, holds: bool) -> int:
+        """Returns how often in a row something has held, with this time."""
+        self._streaks[what] = self._streaks.get(what, 0) + 1 if holds else 0
+        return self._streaks[what]
+
+    def _check_maximum(self, balancer: Any) -> str:
+        maximum, (sizes, _) = balancer.default_maximum, balancer.latest_plan
+        ranks = [
+            rank
             for rank, limits in enumerate(balancer.known_limits)
-            if limits.maximum is None and sizes[rank] == maximum
-        }
-        ranks = [rank for rank, plans in self._plans_at_maximum.items() if plans >= PATIENCE]
+            if self._streak(rank, holds=limits.maximum is None and sizes[rank] == maximum)
+            >= PATIENCE
+        ]
         if not ranks:
-            return
-        self._plans_at_maximum = {}
-        loss = ""
+            return ""
+        self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
+        loss, constraints = "", balancer.constraints
         if known := _known_costs(balancer):
-            free = _free_plan(balancer, known)
+            free = replace(constraints, limits=balancer.known_limits).plan(known)
             ranks = [rank for rank in ranks if free[rank] > maximum]
-            loss = _describe_loss(known, sizes, free, ranks)
-        if ranks:
-            self._maximum_reported = True
-            self._report_maximum(balancer, ranks, maximum, loss)
-
-    def _report_maximum(self, balancer: Any, ranks: Sequence[int], maximum: int, loss: str) -> None:
-        why = (
-            "what other workers' memory leaves"
-            if balancer.is_maximum_raised
-            else "twice an even share"
-        )
-        logger.warning(
-            "worker %s has had %d samples in each of %d steps, the largest batch by default (%s), "
-            "because its memory is not known%s: if larger batches fit into the "
-            "memory of the workers, pass limits=lbbsp_core.Limits(1, %d), or the largest batch "
-            "that fits instead of %d",
-            ", ".join(map(str, ranks)),
-            maximum,
-            PATIENCE,
-            why,
-            loss,
-            *(balancer.constraints.global_batch_size,) * 2,
+            wanted = ", ".join(str(free[rank]) for rank in ranks)
+            loss = (
+                f"; its speed is that of {wanted} samples, and steps take "
+                f"{_loss(known, sizes, free):.0%} longer"
+            )
+        if not ranks:
+            return ""
+        is_raised = balancer.is_maximum_raised
+        why = "what other workers' memory leaves" if is_raised else "twice an even share"
+        total = constraints.global_batch_size
+        return (
+            f"worker {', '.join(map(str, ranks))} has had {maximum} samples in each of {PATIENCE} "
+            f"steps, the largest batch by default ({why}), because its memory is not known{loss}: "
+            "if larger batches fit into the memory of the workers, pass "
+            f"limits=lbbsp_core.Limits(1, {total}), or the largest batch that fits instead of "
+            f"{total}"
         )
 
-    def _check_short_steps(self, balancer: Any) -> None:
+    def _check_short_steps(self, balancer: Any) -> str:
         short = balancer.short_steps
-        if short.seconds is None or short.fraction == 1:
-            self._short_plans = self._slower_looks = 0
-            return
-        self._short_plans += 1
-        if short.steps < SHORT_STEPS:
-            return
+        is_bounded = short.seconds is not None and short.fraction < 1
+        plans = self._streak("bounded", holds=is_bounded)
+        if not is_bounded:
+            self._streaks["slower"] = 0
+        if not is_bounded or short.steps < SHORT_STEPS:
+            return ""
         are_very_short = short.fraction <= _NOTABLE
-        if not are_very_short and self._short_plans % _LOOK_EVERY:
-            return
+        if not are_very_short and plans % _LOOK_EVERY:
+            return ""
         loss = _loss_of_short_steps(balancer)
-        self._slower_looks = self._slower_looks + 1 if loss >= _NOTABLE_LOSS else 0
-        if not are_very_short and self._slower_looks * _LOOK_EVERY < PATIENCE:
-            return
-        self._short_reported = True
+        looks = self._streak("slower", holds=loss >= _NOTABLE_LOSS)
+        if not are_very_short and looks * _LOOK_EVERY < PATIENCE:
+            return ""
         longer = f", so that by the forecasts steps take {loss:.0%} longer"
-        logger.warning(
-            "steps take %s ms, too short to measure the speeds of workers by: batches stay "
-            "within %s %% of even shares until steps take %s ms%s; a larger global_batch_size "
-            "makes them longer, and short_step_seconds=0 lets batches follow any measurement",
-            _rounded(short.seconds * 1e3),
-            _rounded(short.fraction * 100),
-            _rounded(short.threshold_seconds * 1e3),
-            longer if loss >= _NOTABLE_LOSS else "",
+        return (
+            f"steps take {_rounded(short.seconds * 1e3)} ms, too short to measure the speeds of "
+            f"workers by: batches stay within {_rounded(short.fraction * 100)} % of even shares "
+            f"until steps take {_rounded(short.threshold_seconds * 1e3)} ms"
+            f"{longer if looks else ''}; a larger global_batch_size makes them longer, and "
+            "short_step_seconds=0 lets batches follow any measurement"
         )
 
-    def _check_granularity(self, balancer: Any) -> None:
-        if balancer.step % _LOOK_EVERY:
-            return
-        coarse, loss = balancer.constraints, 0.0
+    def _check_granularity(self, balancer: Any) -> str:
+        coarse = balancer.constraints
+        is_given = coarse.granularity == balancer.given_constraints.granularity
+        if is_given or balancer.step % _LOOK_EVERY:
+            return ""
+        loss = 0.0
         if known := _known_costs(balancer):
             loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1).plan(known))
-        self._coarse_looks = self._coarse_looks + 1 if loss >= _NOTABLE_COARSENESS else 0
-        if self._coarse_looks * _LOOK_EVERY >= PATIENCE:
-            self._granularity_reported = True
-            logger.warning(
-                "batches are multiples of %d samples, with which by the forecasts steps take "
-                "%.1f %% longer: a larger global_batch_size makes that less, and granularity=1 "
-                "lets batches follow speeds exactly",
-                coarse.granularity,
-                loss * 100,
-            )
+        looks = self._streak("coarse", holds=loss >= _NOTABLE_COARSENESS)
+        if looks * _LOOK_EVERY < PATIENCE:
+            return ""
+        return (
+            f"batches are multiples of {coarse.granularity} samples, with which by the forecasts "
+            f"steps take {loss * 100:.1f} % longer: a larger global_batch_size makes that less, "
+            "and granularity=1 lets batches follow speeds exactly"
+        )
 
 
 def _loss_of_short_steps(balancer: Any) -> float:
@@ -169,17 +157,3 @@ def _loss(costs: Sequence[Cost], sizes: Sizes, better: Sizes) -> float:
 def _rounded(value: float) -> str:
     """Returns a number with digits that do not say 0 for a small one."""
     return f"{value:.0f}" if value >= 1 else f"{value:.1g}"
-
-
-def _free_plan(balancer: Any, costs: Sequence[Cost]) -> Sizes:
-    """Returns the plan for predicted costs without the default maximum."""
-    old = balancer.constraints
-    limits = balancer.known_limits
-    return BatchConstraints(old.global_batch_size, limits, old.granularity).plan(costs)
-
-
-def _describe_loss(costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]) -> str:
-    """Returns a phrase that says how much longer steps take than without the maximum."""
-    wanted = ", ".join(str(free[rank]) for rank in ranks)
-    longer = _loss(costs, sizes, free)
-    return f"; its speed is that of {wanted} samples, and steps take {longer:.0%} longer"
