@@ -11,13 +11,14 @@ import functools
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_floats
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 
 Array = npt.NDArray[Any]
 
@@ -107,12 +108,8 @@ def check_samples(
     Raises:
         DisagreementError: Samples differ; names the rank, and the remedy.
     """
-    halves = [half for each in digests for number in each for half in pack_float(number)]
-    rows = [
-        [Digest(unpack_float(row[i : i + 2]), unpack_float(row[i + 2 : i + 4]))
-         for i in range(0, len(halves), 4)]
-        for row in collectives.all_gather(halves)
-    ]  # fmt: skip
+    told = gather_floats(collectives, [number for each in digests for number in each])
+    rows = [list(starmap(Digest, zip(row[::2], row[1::2], strict=True))) for row in told]
     if (found := different_row(rows)) is not None:
         rank, _ = found
         raise DisagreementError(

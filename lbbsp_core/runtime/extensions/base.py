@@ -117,8 +117,6 @@ class Extensions:
         self._rank = session.rank
         self.width = sum(kind.width for kind in kinds)
         """Integers of all extensions in the message of a step."""
-        self.layout = ", ".join(f"{kind.__name__} {kind.width}" for kind in kinds if kind.width)
-        """Names and widths, which are the same on all workers."""
         places = [sum(each.width for each in kinds[:number]) for number in range(len(kinds))]
         self._receivers = [
             (extension, slice(place, place + extension.width))
@@ -138,13 +136,15 @@ class Extensions:
         return self._known[kind]  # type: ignore[return-value]
 
     def facts(self) -> Facts:
-        """Returns the facts of all."""
-        return {name: fact for each in self for name, fact in each.facts().items()}
+        """Returns the facts of all, and which ones there are."""
+        own = ", ".join(f"{type(each).__name__} {each.width}" for each in self if each.width)
+        facts = {name: fact for each in self for name, fact in each.facts().items()}
+        return {"extensions of messages": own, **facts}
 
     def offer(self) -> tuple[int, ...]:
         """Returns the integers of all for the message of a step."""
         offered = tuple(integer for each in self for integer in each.offer())
-        assert len(offered) == self.width, f"{len(offered)} integers for {self.layout}"
+        assert len(offered) == self.width, f"{len(offered)} integers instead of {self.width}"
         return offered
 
     def received(self, step: int, messages: Sequence[StepMessage]) -> None:

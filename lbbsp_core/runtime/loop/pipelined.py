@@ -231,7 +231,7 @@ class PipelinedSession(WorkerSession):
 
     def _begin(self, computed: Callable[[], None]) -> bool:
         """Starts the session at its first barrier; returns whether this is the first one."""
-        if self._peers is not None:
+        if self.peers is not None:
             return False
         computed()
         with self.excluded_wait():

@@ -28,8 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order
-from lbbsp_core.policy import FirstUses, Policy, Sizes
-from lbbsp_core.resources.sampler import MEMORY_OF_GPU
+from lbbsp_core.policy import FirstUses, Sizes
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_core.runtime.checkpoint.session_state import (
     gather_state,
@@ -45,10 +44,8 @@ from lbbsp_core.runtime.extensions.base import Extensions, StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.default_cap import default_cap
-from lbbsp_core.runtime.loop.granularity import default_granularity
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.loop.start import Peer, agree
+from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of, make_balancer
 from lbbsp_core.runtime.loop.step_meter import Left, StepMeter
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -60,13 +57,7 @@ logger = logging.getLogger("lbbsp.session")
 
 
 class Marks(NamedTuple):
-    """What belongs to the running step and not to the next one, in its message.
-
-    Args:
-        excluded: Whether the step is excluded from learning.
-        retraced: Whether it was traced or compiled anew.
-        extra: Integers of the extensions.
-    """
+    """What the message of the running step says of it, and not of the next one."""
 
     excluded: bool
     retraced: bool
@@ -106,6 +97,7 @@ class WorkerSession:
         extensions: Extensions by class, such as ``session.extensions[Stopping]``.
         observers: Takes functions that each step is passed to, with the values of all workers.
         meter: Timer of the steps.
+        peers: All workers by rank; None before the first `start`.
 
     Raises:
         ValueError: No plan can satisfy the options; names the value and the remedy.
@@ -151,9 +143,9 @@ class WorkerSession:
         policy = options.choose_policy()
         self._framework, self._versions = framework, dict(versions or {})
         self._identity = Identity.here(devices.names)
-        self._drivers = _drivers(options, policy, devices) if self.workers > 1 else ()
+        self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()
         self._make_balancer = partial(
-            _make_balancer,
+            make_balancer,
             self,
             policy,
             global_batch_size=global_batch_size,
@@ -162,7 +154,7 @@ class WorkerSession:
             short_steps=ShortSteps(options.short_step_seconds),
         )
         self._balancer = self._make_balancer(lag=1, first_uses=(FirstUses(),) * self.workers)
-        self._peers: list[Peer] | None = None
+        self.peers: Sequence[Peer] | None = None
 
     @property
     def balancer(self) -> Balancer:
@@ -177,13 +169,12 @@ class WorkerSession:
     @property
     def sizes(self) -> Sizes:
         """Plan of the running step: samples by rank."""
-        balancer = self.balancer
-        return balancer.sizes(balancer.step)
+        return self.balancer.sizes(self._balancer.step)
 
     def make_order(self, num_samples: int, seed: int | None = None, **options: Any) -> GlobalOrder:
-        """Creates the order of `num_samples` samples; the seed defaults to that of the options.
+        """Creates the order of `num_samples` samples, see `Balancer.make_order`.
 
-        The other arguments are those of `Balancer.make_order`.
+        The seed defaults to that of the options.
 
         Raises:
             ValueError: The data set is smaller than one global batch, or `work` is wrong.
@@ -222,7 +213,7 @@ class WorkerSession:
         if self.workers > 1 and lag != self._balancer.lag:
             self._replace_balancer(self._balancer.state(), lag, are_drawn=True)
 
-    def start(self, facts: Facts) -> None:
+    def start(self, facts: Facts, peers: Sequence[Peer] | None = None) -> None:
         """Starts the training with the handshake: compares static facts, exchanges cost shapes.
 
         Every worker must call it at the same time, before the first step of a fit.
@@ -230,25 +221,22 @@ class WorkerSession:
         Args:
             facts: Further facts of the plugin, integers or texts by name, that must be the same
                 on all workers.
+            peers: Workers that another session of this process has agreed with, if there is one.
 
         Raises:
             DisagreementError: A fact differs; names the fact, the ranks and their values.
         """
-        peers = agree(
-            self._balancer,
-            self.order,
-            self.collectives,
-            {**self.extensions.facts(), **facts},
-            self._identity,
-            are_drawn=self._draws_before_start,
-            layout=self.extensions.layout,
-        )
+        if peers is None:
+            facts = {**self.extensions.facts(), **facts}
+            peers = agree(self._balancer, self.order, self.collectives, facts, self._identity)
+        infos = [peer.static_info for peer in peers]
+        self._balancer.set_peers(infos, are_drawn=self._draws_before_start)
         self.meter.open(self._drivers)
         self.busy_seconds = 0.0
         self.extensions.started(partial(_header, self, peers))
         self.exclude_step()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
-        self._peers = peers  # set last, so that a failed start leaves the session unstarted
+        self.peers = peers  # set last, so that a failed start leaves the session unstarted
 
     def any_worker(self, flag: bool) -> bool:
         """Returns whether `flag` is true on any worker; a collective."""
@@ -262,8 +250,7 @@ class WorkerSession:
         """Measures and predicts; call it when this worker has computed its gradient.
 
         Args:
-            marks: Marks of the step, where the next one may have begun already. Defaults to those
-                that are set now.
+            marks: Marks of the step, if the next one may have begun. Defaults to those set now.
 
         Returns:
             This worker's message, shape ``(width,)`` float32. It is piggybacked on the gradient
@@ -339,9 +326,6 @@ class WorkerSession:
 
         Returns:
             JSON and arrays for `load_state`, the same on every worker.
-
-        Raises:
-            TypeError: A state of a predictor or policy cannot be written; see `check_states`.
         """
         if alone:
             state, arrays = own_state(self.balancer)
@@ -374,59 +358,11 @@ class WorkerSession:
     def _replace_balancer(self, state: BalancerState, lag: int, *, are_drawn: bool = False) -> None:
         """Continues from `state`; another lag needs a predictor of that horizon."""
         self._balancer = self._make_balancer(lag=lag, first_uses=self._balancer.first_uses)
-        if self._peers is not None:
-            self._balancer.set_peers([peer.static_info for peer in self._peers])
+        if self.peers is not None:
+            self._balancer.set_peers([peer.static_info for peer in self.peers])
         self._balancer.restore(state, are_drawn=are_drawn)
         if self.order is not None:
             self._balancer.use_order(self.order)
-
-
-def _drivers(options: SessionOptions, policy: Policy, devices: Devices) -> Sequence[str] | None:
-    """Returns the driving factors to sample: also the memory in use, if batches depend on it."""
-    if devices.show_memory and not (policy.uses_costs or policy.is_static):
-        return (MEMORY_OF_GPU,)
-    return options.choose_drivers(policy)
-
-
-def _make_balancer(
-    session: WorkerSession,
-    policy: Policy,
-    *,
-    global_batch_size: int,
-    parts: int,
-    devices: Devices,
-    short_steps: ShortSteps,
-    lag: int,
-    first_uses: tuple[FirstUses, ...],
-) -> Balancer:
-    options, workers = session.options, session.workers
-    granularity = options.granularity or 1
-    balancer = Balancer(
-        rank=session.rank,
-        workers=workers,
-        global_batch_size=global_batch_size,
-        policy=policy,
-        predictor=options.predictor,
-        cost=options.cost,
-        limits=options.limits,
-        granularity=granularity,
-        lag=lag,
-        parts=parts,
-        default_maximum=default_cap(
-            options.limits,
-            policy,
-            workers=workers,
-            global_batch_size=global_batch_size,
-            granularity=granularity,
-        ),
-        wanted_granularity=options.granularity
-        or default_granularity(devices.are_gpus, workers, global_batch_size),
-        shows_memory=devices.show_memory,
-        short_steps=short_steps,
-        first_uses=first_uses,
-    )
-    balancer.record_to(session.observers)
-    return balancer
 
 
 def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
@@ -451,17 +387,10 @@ def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
 def _log_waits(step: int, messages: Sequence[StepMessage], wall_seconds: float) -> None:
     """Logs which worker the others waited for in a step, and how long each of them waited."""
     busy = [message.busy_nanoseconds / 1e9 for message in messages]
-    last = max(range(len(busy)), key=busy.__getitem__)
+    longest = max(busy)
+    last = busy.index(longest)
     waits = ", ".join(
-        f"worker {rank} {busy[last] - seconds:.4f} s"
-        for rank, seconds in enumerate(busy)
-        if rank != last
+        f"worker {rank} {longest - x:.4f} s" for rank, x in enumerate(busy) if rank != last
     )
-    logger.debug(
-        "step %d took %.4f s; waited for worker %d (busy %.4f s): %s",
-        step,
-        wall_seconds,
-        last,
-        busy[last],
-        waits or "no other worker",
-    )
+    text = "step %d took %.4f s; waited for worker %d (busy %.4f s): %s"
+    logger.debug(text, step, wall_seconds, last, longest, waits or "no other worker")

@@ -1,18 +1,26 @@
-"""Handshake of a session: all workers compare their static facts before the first step."""
+"""Start of a session: its balancer, and the handshake in which workers compare static facts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lbbsp_core.order import Order
+from lbbsp_core.policy import FirstUses, Policy
+from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.identity import Identity
+from lbbsp_core.runtime.exchange.identity import Devices, Identity
 from lbbsp_core.runtime.exchange.protocol import FORMAT
+from lbbsp_core.runtime.extensions.base import Session
 from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.loop.default_cap import default_cap
+from lbbsp_core.runtime.loop.granularity import default_granularity
+from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.options.naming import described
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import lbbsp_version
 from lbbsp_core.work import require_work
 
@@ -30,19 +38,14 @@ def agree(
     collectives: Collectives,
     facts: Facts,
     identity: Identity | None = None,
-    *,
-    are_drawn: bool = False,
-    layout: str = "",
 ) -> list[Peer]:
-    """Checks that all workers agree on the static facts, and exchanges their cost shapes.
+    """Checks that all workers agree on the static facts, and returns them by rank.
 
-    Every worker must call this at the same time, before the first step. `layout` is that of
-    `Extensions`; for `are_drawn`, see `Balancer.set_peers`. Returns the workers by rank.
+    Every worker must call this at the same time, before the first step.
     """
     constraints = balancer.constraints
     work = order.work if order else None
     require_work(work, constraints.limits, constraints.global_batch_size)
-    version = f"{lbbsp_version()}, format {FORMAT} of messages"
     compared: dict[str, int | str] = {
         "workers": balancer.workers,
         "global_batch_size": constraints.global_batch_size,
@@ -53,7 +56,8 @@ def agree(
         **{name: value for name, value in facts.items() if not isinstance(value, str)},
         "number of completed steps": balancer.step,
         **{name: value for name, value in facts.items() if isinstance(value, str)},
-        "lbbsp version": f"{version} ({layout})" if layout else version,
+        "lbbsp version": lbbsp_version(),
+        "format of messages": FORMAT,
         "limits, granularity and policy": (
             f"{constraints} {described(balancer.policy)}, "
             f"default maximum {balancer.default_maximum}, short steps below "
@@ -66,6 +70,53 @@ def agree(
     names = identity or Identity()
     mine = json.dumps([balancer.static_info(), names.host, names.devices])
     told = [json.loads(each) for each in gather_bytes(collectives, mine.encode())]
-    peers = [Peer(info, Identity(host, tuple(devices))) for info, host, devices in told]
-    balancer.set_peers([peer.static_info for peer in peers], are_drawn=are_drawn)
-    return peers
+    return [Peer(info, Identity(host, tuple(devices))) for info, host, devices in told]
+
+
+def drivers_of(options: SessionOptions, policy: Policy, devices: Devices) -> Sequence[str] | None:
+    """Returns the driving factors to sample: also the memory in use, if batches depend on it."""
+    if devices.show_memory and not (policy.uses_costs or policy.is_static):
+        return (MEMORY_OF_GPU,)
+    return options.choose_drivers(policy)
+
+
+def make_balancer(
+    session: Session,
+    policy: Policy,
+    *,
+    global_batch_size: int,
+    parts: int,
+    devices: Devices,
+    short_steps: ShortSteps,
+    lag: int,
+    first_uses: tuple[FirstUses, ...],
+) -> Balancer:
+    """Returns a new balancer of a session, with the bounds that follow from its options."""
+    options, workers = session.options, session.workers
+    granularity = options.granularity or 1
+    balancer = Balancer(
+        rank=session.rank,
+        workers=workers,
+        global_batch_size=global_batch_size,
+        policy=policy,
+        predictor=options.predictor,
+        cost=options.cost,
+        limits=options.limits,
+        granularity=granularity,
+        lag=lag,
+        parts=parts,
+        default_maximum=default_cap(
+            options.limits,
+            policy,
+            workers=workers,
+            global_batch_size=global_batch_size,
+            granularity=granularity,
+        ),
+        wanted_granularity=options.granularity
+        or default_granularity(devices.are_gpus, workers, global_batch_size),
+        shows_memory=devices.show_memory,
+        short_steps=short_steps,
+        first_uses=first_uses,
+    )
+    balancer.record_to(session.observers)
+    return balancer

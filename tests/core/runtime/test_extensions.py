@@ -91,5 +91,7 @@ def test_workers_with_other_extensions_are_named_before_the_first_step():
         kinds = (LastWorker, Stopping) if collectives.rank else (Stopping,)
         return of(*kinds)(collectives, *args, **options)
 
-    with pytest.raises(DisagreementError, match=r"lbbsp version: .* \(Stopping 1\), .*LastWorker"):
+    with pytest.raises(
+        DisagreementError, match=r"extensions of messages: .* has Stopping 1, .*LastWorker"
+    ):
         run(lambda session, collectives: session.start({}), make=make)

@@ -17,9 +17,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Telling(lbbsp_core.LastValue):
-    """Prints the driving factors that it is told of, which it claims to need."""
-
-    uses_drivers = True
+    """Prints the driving factors that it is told of."""
 
     def update(self, state, measurement):
         print("DRIVERS", *measurement.drivers, flush=True)
