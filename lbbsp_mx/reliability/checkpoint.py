@@ -15,7 +15,7 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     write_file,
 )
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import check_same_job
+from lbbsp_core.runtime.loop.session_state import check_same_job
 from lbbsp_core.runtime.checkpoint.writer import (
     CheckpointWriter,
     Every,

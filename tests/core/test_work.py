@@ -32,7 +32,7 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
-from lbbsp_core.runtime.checkpoint.session_state import own_state, restored_state
+from lbbsp_core.runtime.loop.session_state import own_state, restored_state
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.record.record import open_record, run_header

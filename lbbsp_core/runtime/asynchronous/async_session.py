@@ -40,7 +40,7 @@ from lbbsp_core.runtime.exchange.protocol import (
     fingerprint,
     quantise,
 )
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.bounds import default_cap, with_cap
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options.options import SessionOptions

@@ -39,7 +39,7 @@ from lbbsp_core.runtime.exchange.protocol import (
     curve,
     quantise,
 )
-from lbbsp_core.runtime.loop.default_cap import with_cap
+from lbbsp_core.runtime.loop.bounds import with_cap
 from lbbsp_core.runtime.loop.granularity import coarsen
 from lbbsp_core.runtime.loop.short_steps import ShortSteps, ShortStepsState
 from lbbsp_core.runtime.options.naming import (

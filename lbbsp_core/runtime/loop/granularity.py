@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from lbbsp_core.policy import BatchConstraints
-from lbbsp_core.runtime.loop.default_cap import has_plan
+from lbbsp_core.runtime.loop.bounds import has_plan
 
 GPU_GRANULARITY: Final = 8
 """Tensor cores compute in tiles: matrices of 16-bit numbers are best in multiples of 8 (NVIDIA,

@@ -38,7 +38,7 @@ from lbbsp_core.order import GlobalOrder, Indices, Order
 from lbbsp_core.policy import FirstUses, Sizes
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import (
+from lbbsp_core.runtime.loop.session_state import (
     check_states,
     gather_state,
     order_facts,
@@ -63,7 +63,7 @@ from lbbsp_core.runtime.exchange.protocol import (
 from lbbsp_core.runtime.exchange.settings import Settings, SharedSettings
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
 from lbbsp_core.runtime.loop.bounds_notice import BoundsNotice
-from lbbsp_core.runtime.loop.default_cap import default_cap
+from lbbsp_core.runtime.loop.bounds import default_cap
 from lbbsp_core.runtime.loop.granularity import default_granularity
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.loop.step_meter import StepMeter

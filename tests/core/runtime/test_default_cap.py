@@ -32,7 +32,7 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop import bounds_notice
 from lbbsp_core.runtime.loop.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.bounds import default_cap, with_cap
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.loop.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process

@@ -29,7 +29,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.bounds import default_cap, with_cap
 from lbbsp_core.runtime.loop.short_steps import SHORT_STEP_SECONDS, ShortSteps
 from lbbsp_core.testing import check_plan, exchange_in_process
 

@@ -27,7 +27,7 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
-from lbbsp_core.runtime.checkpoint.session_state import _described
+from lbbsp_core.runtime.loop.session_state import _described
 from lbbsp_core.runtime.exchange.handshake import agree
 from lbbsp_core.runtime.options.naming import (
     described,

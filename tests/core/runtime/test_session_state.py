@@ -15,7 +15,7 @@ from lbbsp_core import Balancer, Ema, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
 from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.runtime.checkpoint.serialization import to_bytes
-from lbbsp_core.runtime.checkpoint.session_state import (
+from lbbsp_core.runtime.loop.session_state import (
     _predictor_text,
     check_same_job,
     check_states,
