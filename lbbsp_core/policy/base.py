@@ -171,6 +171,13 @@ class Policy(Protocol[S]):
     often a worker was the slowest of a step does, and so does one that adds up epochs.
     """
 
+    accepts_narrower_limits: ClassVar[bool]
+    """Whether limits may be narrower in an update than in `init`.
+
+    Such a policy makes a new plan if that in force is not allowed any more. Its batches stay near
+    even shares while steps are short, see `lbbsp_core.runtime.loop.short_steps`.
+    """
+
     def init(self, constraints: BatchConstraints) -> S:
         """Returns the first state, with the plan for the first steps.
 
@@ -192,16 +199,6 @@ class Policy(Protocol[S]):
             observation: Measurements and predictions of the step that has just finished.
         """
         ...
-
-
-def accepts_narrower_limits(policy: Policy) -> bool:
-    """Returns whether limits may be narrower in an update than in `init`: only if it says so.
-
-    Such a policy has a class attribute ``accepts_narrower_limits = True``, and makes a new plan if
-    that in force is not allowed any more. Its batches stay near even shares while steps are short,
-    see `lbbsp_core.runtime.loop.short_steps`.
-    """
-    return bool(getattr(policy, "accepts_narrower_limits", False))
 
 
 def require_asynchronous(

@@ -52,6 +52,7 @@ class EpochBalanced:
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = True
+    accepts_narrower_limits: ClassVar[bool] = False
 
     def init(self, constraints: BatchConstraints) -> EpochBalancedState:
         """Returns the even plan for the first epoch."""

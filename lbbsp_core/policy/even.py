@@ -24,6 +24,7 @@ class Even:
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = True
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = False
 
     def init(self, constraints: BatchConstraints) -> FixedState:
         """Returns the even plan."""

@@ -45,6 +45,7 @@ class FixedShares:
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = True
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = False
 
     shares: tuple[float, ...]
 

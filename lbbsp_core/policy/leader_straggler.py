@@ -75,6 +75,7 @@ class LeaderStraggler:
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = True
+    accepts_narrower_limits: ClassVar[bool] = False
 
     delta: int | None = None
     window: int = 4

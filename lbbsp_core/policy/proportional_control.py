@@ -91,6 +91,7 @@ class ProportionalControl:
     uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = False
 
     dead_band: float = 0.05
     smoothing: float = 0.5

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.loop.session_state import gather_state
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.identity import Devices
 from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.loop.session_state import gather_state
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import CurrentActivity
 

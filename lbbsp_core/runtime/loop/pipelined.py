@@ -160,7 +160,7 @@ class PipelinedSession(WorkerSession):
         reads_late = ahead > 0 and self._barrier is None
         lag = 1 + ahead + reads_late
         if lag > self._balancer.lag and self.workers > 1:
-            self._replace_balancer(self._balancer.state(), lag, are_drawn=True)
+            self._balancer.use_lag(lag)
         return self._balancer.local_indices(step)
 
     def local_span(self, step: int) -> tuple[int, int]:

@@ -34,17 +34,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy.typing as npt
 
-from lbbsp_core.order import GlobalOrder, Indices, Order
-from lbbsp_core.policy import FirstUses, Sizes
+from lbbsp_core.order import GlobalOrder, Indices, Order, make_order
+from lbbsp_core.policy import Sizes
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.loop.session_state import (
-    check_states,
-    gather_state,
-    order_facts,
-    own_state,
-    restored_state,
-)
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.digest import Array, Digest, different_row
@@ -62,10 +55,15 @@ from lbbsp_core.runtime.exchange.protocol import (
 )
 from lbbsp_core.runtime.exchange.settings import Settings, SharedSettings
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.bounds import BatchBounds, default_granularity
 from lbbsp_core.runtime.loop.bounds_notice import BoundsNotice
-from lbbsp_core.runtime.loop.bounds import default_cap
-from lbbsp_core.runtime.loop.granularity import default_granularity
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
+from lbbsp_core.runtime.loop.session_state import (
+    check_states,
+    gather_state,
+    order_facts,
+    own_state,
+    restored_state,
+)
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -160,12 +158,29 @@ class WorkerSession:
         self._versions = dict(versions or {})
         self._identity = Identity.here(self._devices.names)
         self._record: RunRecord | None = None
-        self._short_steps = ShortSteps(options.short_step_seconds)
         self._notice = BoundsNotice()
         self._metrics: MetricsFile | None = None
         self._metrics_path = options.metrics_path()
         self._observers = Observers()
-        self._balancer = self._make_balancer(1, (FirstUses(),) * self.workers)
+        self._balancer = Balancer(
+            rank=self.rank,
+            workers=self.workers,
+            global_batch_size=global_batch_size,
+            policy=self._policy,
+            predictor=options.predictor,
+            cost=options.cost,
+            limits=options.limits,
+            granularity=options.granularity or 1,
+            bounds=BatchBounds(
+                parts=parts,
+                granularity=options.granularity
+                or default_granularity(self._devices.are_gpus, self.workers, global_batch_size),
+                shows_memory=self._devices.show_memory,
+                default_maximum=True,
+                short_step_seconds=options.short_step_seconds,
+                first_uses=True,
+            ),
+        )
         self._meter = StepMeter()
         self._peers: list[list[int]] | None = None
         self._stop_requested = False
@@ -232,20 +247,23 @@ class WorkerSession:
     ) -> GlobalOrder:
         """Creates the order of `num_samples` samples; the seed defaults to that of the options.
 
-        The other arguments are those of `GlobalOrder`, and `work` that of `Balancer.make_order`.
+        The other arguments are those of `GlobalOrder`, and `work` that of `make_order`.
 
         Raises:
             ValueError: The data set is smaller than one global batch, or `work` is wrong.
         """
-        return self.balancer.make_order(
+        return make_order(
             num_samples,
-            self.options.seed if seed is None else seed,
+            self._global_batch_size,
+            workers=self.workers,
+            most_workers=env.workers_at_first(self.workers),
+            parts=self._parts,
+            seed=self.options.seed if seed is None else seed,
             shuffle=shuffle,
             drop_last=drop_last,
             steps_per_epoch=steps_per_epoch,
             by_batch=by_batch,
             work=work,
-            most_workers=env.workers_at_first(self.workers),
         )
 
     def use_order(self, order: Order) -> None:
@@ -276,7 +294,7 @@ class WorkerSession:
         A loader that draws n batches ahead needs lag 1 + n, the same on all workers (rule 2).
         """
         if self.workers > 1 and lag != self.balancer.lag:
-            self._replace_balancer(self.balancer.state(), lag, are_drawn=True)
+            self.balancer.use_lag(lag)
 
     def skip_step(self) -> None:
         """Advances by a step without an exchange, for a single worker."""
@@ -545,7 +563,9 @@ class WorkerSession:
 
     def restore(self, state: BalancerState) -> None:
         """Continues from `state`; call it before the first step."""
-        self._replace_balancer(state, self.balancer.lag)
+        self.balancer.restore(state)
+        if self.order is not None:
+            self.balancer.use_order(self.order)
 
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for another job to continue from a state, by name."""
@@ -604,45 +624,6 @@ class WorkerSession:
         self._divergence = None
         self._settings = SharedSettings()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
-
-    def _make_balancer(self, lag: int, first_uses: tuple[FirstUses, ...]) -> Balancer:
-        options = self.options
-        granularity = options.granularity or 1
-        balancer = Balancer(
-            rank=self.rank,
-            workers=self.workers,
-            global_batch_size=self._global_batch_size,
-            policy=self._policy,
-            predictor=options.predictor,
-            cost=options.cost,
-            limits=options.limits,
-            granularity=granularity,
-            lag=lag,
-            parts=self._parts,
-            default_maximum=default_cap(
-                options.limits,
-                self._policy,
-                workers=self.workers,
-                global_batch_size=self._global_batch_size,
-                granularity=granularity,
-            ),
-            wanted_granularity=options.granularity
-            or default_granularity(self._devices.are_gpus, self.workers, self._global_batch_size),
-            shows_memory=self._devices.show_memory,
-            short_steps=self._short_steps,
-            first_uses=first_uses,
-        )
-        balancer.record_to(self._observers or None)
-        return balancer
-
-    def _replace_balancer(self, state: BalancerState, lag: int, *, are_drawn: bool = False) -> None:
-        """Continues from `state`; another lag needs a predictor of that horizon."""
-        self._balancer = self._make_balancer(lag, self._balancer.first_uses)
-        if self._peers is not None:
-            self._balancer.set_peers(self._peers)
-        self._balancer.restore(state, are_drawn=are_drawn)
-        if self.order is not None:
-            self._balancer.use_order(self.order)
 
     def _open_meter(self) -> None:
         """Starts to sample resources, on the cores that are in use now."""

@@ -81,20 +81,10 @@ def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
     return _state(balancer, rows, 1)
 
 
-def _short_steps(state: ShortStepsState | None) -> Json:
-    """Returns the times of steps as JSON values; those of no state are an empty list."""
-    if state is None:
-        return []
-    return [None if state.seconds is None else list(state.seconds), state.steps]
-
-
-def _read_short_steps(values: Any, workers: int) -> ShortStepsState | None:
-    """Returns what `_short_steps` has written; None for the single time of older versions."""
+def _read_short_steps(values: Any, workers: int) -> ShortStepsState:
     times, steps = values[0], int(values[1])
     if times is None:
         return ShortStepsState(None, steps)
-    if not isinstance(times, list):
-        return None
     if len(times) != workers:
         raise ValueError(f"the times of steps must be those of {workers} workers, got {times!r}")
     seconds = tuple(require_positive("the time of a step", each) for each in times)
@@ -126,7 +116,7 @@ def _state(balancer: Balancer, rows: Sequence[bytes], replicas: int) -> tuple[Js
         "plans": [list(plan) for plan in shared.plans],
         "policy": _policy_text(balancer),
         "policy_state": to_json(shared.policy_state, arrays),
-        "short_steps": _short_steps(shared.short_steps),
+        "short_steps": to_json(tuple(shared.short_steps), arrays),
     }
     return state, arrays
 
@@ -158,8 +148,8 @@ def _restored(
     )
     if state["workers"] != balancer.workers:
         return found._replace(plans=found.plans[:1])
-    if short := state.get("short_steps"):  # missing in checkpoints of older versions
-        found = found._replace(short_steps=_read_short_steps(short, balancer.workers))
+    short_steps = _read_short_steps(state["short_steps"], balancer.workers)
+    found = found._replace(short_steps=short_steps)
     if state["policy"] == _policy_text(balancer):
         plans = tuple(tuple(map(int, plan)) for plan in state["plans"])
         with _started_anew_if_unreadable("plans"):
