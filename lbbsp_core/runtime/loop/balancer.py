@@ -40,7 +40,6 @@ from lbbsp_core.runtime.options.naming import (
 )
 from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, RunRecord
-from lbbsp_core.sampled_order import order_of
 from lbbsp_core.types import is_plausible
 
 
@@ -132,9 +131,8 @@ class Balancer(Schedule):
             raise ValueError(f"rank must be in [0, {workers}), got {rank}: count workers from 0")
         self.bounds = bounds = bounds or BatchBounds()
         self.short_steps = ShortSteps(bounds.short_step_seconds)
-        self.first_uses = (
-            (FirstUses(),) * workers if bounds.first_uses else ()
-        )  # () if they are free
+        # What is known of first uses of batch sizes, by rank; empty: they cost nothing.
+        self.first_uses = (FirstUses(),) * workers if bounds.first_uses else ()
         self.policy: Policy = LoadBalanced() if policy is None else read_policy(policy)
         self._predictor, self._filter = predictor, outlier_filter or OutlierFilter()
         by_rank = limits_by_rank(limits, workers)
@@ -150,25 +148,18 @@ class Balancer(Schedule):
             parts=bounds.parts,
             short_steps=self.short_steps,
         )
-        trace = chain.narrow(self._options, self._situation)
-        super().__init__(rank, workers, trace, bounds.parts)
+        super().__init__(rank, lag, bounds.parts, chain.narrow(self._options, self._situation))
         self.given_constraints = self.constraints  # before the facts of the peers are known
         self.stopping = self.preempted = False
         self._drivers: tuple[float, ...] = ()
         self._known_drivers: dict[str, tuple[float | None, ...]] = {}
         self._record: RunRecord | Observers | None = None
         self._continues = False  # whether plans were restored
-        self._choose_predictor(lag)
+        self._choose_predictor()
         self._start_planning()
 
-    def _choose_predictor(self, lag: int) -> None:
-        if lag < 1:
-            raise ValueError(
-                f"lag must be >= 1, got {lag}: a plan cannot apply to the step after which it is "
-                "decided"
-            )
-        given = self._predictor
-        self.lag = lag
+    def _choose_predictor(self) -> None:
+        given, lag = self._predictor, self.lag
         self.predictor: Predictor = (
             Mixture(horizon=lag) if given is None else read_predictor(given, lag)
         )
@@ -178,18 +169,15 @@ class Balancer(Schedule):
 
     def use_lag(self, lag: int) -> None:
         """Changes the lag; plans that are decided stay, a predictor of another horizon does not."""
-        latest = self._plans[self.step + self.lag - 1]
+        self._set_lag(lag)
         before, estimate = self.predictor, self._estimate
-        self._choose_predictor(lag)
+        self._choose_predictor()
         if self.predictor == before:
             self._estimate = estimate
-        steps = range(self.step, self.step + lag)
-        self._plans = {step: self._plans.get(step, latest) for step in steps}
 
     def _start_planning(self) -> None:
         self._policy_state: PolicyState = self.policy.init(self.constraints)
-        first = self._plan(self._policy_state.sizes, (None,) * self.workers)
-        self._plans = dict.fromkeys(range(self.step, self.step + self.lag), first)
+        self._use_plans([self._policy_state.sizes])
 
     def static_info(self) -> list[int]:
         """Returns the static facts of this worker as integers, for `set_peers`."""
@@ -313,10 +301,7 @@ class Balancer(Schedule):
         _check_plans(self.step, self._policy_state.sizes, messages)
         running = self._running()
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
-        peers = self._situation.peers
-        costs = tuple(
-            curve(each, peer.segments) for each, peer in zip(messages, peers, strict=True)
-        )
+        costs = tuple(map(curve, messages, (peer.segments for peer in self._situation.peers)))
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
         if self._record is not None:
@@ -325,8 +310,8 @@ class Balancer(Schedule):
             self._record.write(running.line(busy, messages, costs, wall_seconds, drivers, stop))
         self._known_drivers = _by_name([message.drivers for message in messages])
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
-        seen = running.observation(busy, messages, costs, last_of_epoch=ends)
         self.first_uses = running.first_uses_after(busy, messages)
+        seen = running.observation(busy, messages, costs, self.first_uses, last_of_epoch=ends)
         if self.policy.accepts_narrower_limits:
             self.short_steps.observe(seen.busy_seconds, seen.excluded)
         now = self._situation._replace(
@@ -345,10 +330,7 @@ class Balancer(Schedule):
     def state(self) -> BalancerState:
         """Returns a state for `restore`, which can be pickled."""
         return BalancerState(
-            self.step,
-            self._order.snapshot(self.step_of_order(self.step)) if self._order else None,
-            self._order_start,
-            tuple(self._plans[step].sizes for step in range(self.step, self.step + self.lag)),
+            *self._place(),
             self.rank,
             self.predictor,
             self._policy_state,
@@ -365,17 +347,14 @@ class Balancer(Schedule):
         memory), which `set_peers` checks again; the predictor's state for the same rank and
         predictor; and the time of steps for the same number of workers.
         """
-        self.step = state.step
         self.stopping = self.preempted = False
-        self._order = order_of(state.order) if state.order else None
-        self._order_start = state.order_start
+        self._move_to(state.step, state.order, state.order_start)
         self._start_planning()
-        if self._are_allowed([*state.plans, state.policy_state.sizes]):
+        allowed = self._are_allowed([*state.plans, state.policy_state.sizes])
+        self._continues = allowed and state.step > 0
+        if allowed:
             self._policy_state = state.policy_state
-            self._continues = state.step > 0
-            for i in range(self.lag):
-                sizes = state.plans[min(i, len(state.plans) - 1)]
-                self._plans[self.step + i] = self._plan(sizes, (None,) * self.workers)
+            self._use_plans(state.plans)
         self._estimate, self._drivers = self.estimator.init(), ()
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers

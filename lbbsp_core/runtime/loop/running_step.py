@@ -68,10 +68,11 @@ class RunningStep(NamedTuple):
         busy_seconds: Sequence[float],
         messages: Sequence[StepMessage],
         costs: Sequence[Cost | None],
+        known: tuple[FirstUses, ...],
         *,
         last_of_epoch: bool,
     ) -> Observation:
-        """Returns what the policy learns from the step; `costs` are those of the next plan."""
+        """Returns what the policy learns; costs and what is `known` are those after the step."""
         measured = [self.measured(rank, seconds) for rank, seconds in enumerate(busy_seconds)]
         excluded = tuple(
             rank
@@ -80,7 +81,6 @@ class RunningStep(NamedTuple):
         )
         shares = self.shares
         busy = tuple(t if s is None else s for t, s in zip(busy_seconds, measured, strict=True))
-        known = self.first_uses_after(busy_seconds, messages)
         if shares.are_cut_by_work:  # as if the step had had exactly the planned work
             busy = tuple(t * x / w for t, x, w in zip(busy, shares.plan, shares.work, strict=True))
             known = ()

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.order import Indices, Order
+from lbbsp_core.order import Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, Sizes
 from lbbsp_core.runtime.loop import bounds as chain
+from lbbsp_core.sampled_order import order_of
 from lbbsp_core.work import StepShares, require_work
 
 
@@ -25,23 +26,21 @@ class Schedule:
 
     Args:
         rank: Number of this worker, in [0, workers).
-        workers: Number of workers, N.
-        trace: Constraints after each bound, see `lbbsp_core.runtime.loop.bounds`.
+        lag: Steps between a plan's decision and its use, >= 1.
         parts: Parts into which each worker cuts its batch.
+        trace: Constraints after each bound, see `lbbsp_core.runtime.loop.bounds`.
     """
 
-    lag: int
-    """Steps between a plan's decision and its use."""
-
-    def __init__(self, rank: int, workers: int, trace: chain.Trace, parts: int) -> None:
-        self.rank, self.workers = rank, workers
-        self.trace = trace
-        """Constraints after each bound that is known; it changes with the facts of the peers."""
+    def __init__(self, rank: int, lag: int, parts: int, trace: chain.Trace) -> None:
+        self.rank = rank
+        self.trace = trace  # changes with the facts of the peers
+        self.workers = self.constraints.workers
         self.step = 0
         self._parts = parts
         self._order: Order | None = None
         self._order_start = 0
         self._plans: dict[int, _Plan] = {}
+        self._set_lag(lag)
 
     @property
     def constraints(self) -> BatchConstraints:
@@ -58,6 +57,23 @@ class Schedule:
         """Plan that was decided last, and the predicted costs for which it was."""
         plan = self._plans[self.step + self.lag - 1]
         return plan.sizes, plan.costs
+
+    def _set_lag(self, lag: int) -> None:
+        """Changes the lag; plans that are decided stay, and the last one is repeated."""
+        if lag < 1:
+            raise ValueError(
+                f"lag must be >= 1, got {lag}: a plan cannot apply to the step after which it is "
+                "decided"
+            )
+        latest = self._plans.get(max(self._plans, default=0))
+        steps = range(self.step, self.step + lag)
+        self._plans = {step: self._plans.get(step, latest) for step in steps} if latest else {}
+        self.lag = lag
+
+    def _use_plans(self, plans: Sequence[Sizes]) -> None:
+        """Uses plans from the running step on, and the last one for all later steps."""
+        known = [self._plan(sizes, (None,) * self.workers) for sizes in plans]
+        self._plans = {self.step + i: known[min(i, len(known) - 1)] for i in range(self.lag)}
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
         # The default maximum does not bound the cut: many small samples may have a plan's work.
@@ -149,3 +165,14 @@ class Schedule:
             return StepShares(plan, plan, plan)
         in_order, parts = self.step_of_order(step), self._parts
         return self._order.shares(in_order, plan, given.limits, given.granularity, parts)
+
+    def _place(self) -> tuple[int, Snapshot | None, int, tuple[Sizes, ...]]:
+        """Returns the next step, the order, the step at which it started, and the plans."""
+        order = self._order
+        snapshot = order.snapshot(self.step_of_order(self.step)) if order else None
+        plans = (self._plans[step].sizes for step in range(self.step, self.step + self.lag))
+        return self.step, snapshot, self._order_start, tuple(plans)
+
+    def _move_to(self, step: int, order: Snapshot | None, order_start: int) -> None:
+        self.step, self._order_start = step, order_start
+        self._order = order_of(order) if order else None
