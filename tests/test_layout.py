@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "validate": frozenset(),
     "measure": FOUNDATION,
     "resources": FOUNDATION,
-    "order": FOUNDATION | {"work"},
+    "order": FOUNDATION | {"cost", "allocation", "work"},
     "work": FOUNDATION | {"cost", "allocation"},
     "sampled_order": FOUNDATION | {"order"},
     "cost": FOUNDATION,

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
-from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy
+from lbbsp_core.policy import BatchConstraints, Observation, Policy
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum, read_cost
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.links import ServerLinks
@@ -276,5 +277,5 @@ def _balancer(
         limits=config.limits,
         granularity=config.granularity,
         lag=config.lag,
-        first_uses=(FirstUses(),) * cluster.workers if config.first_use_seconds else None,
+        bounds=BatchBounds(first_uses=config.first_use_seconds > 0),
     )

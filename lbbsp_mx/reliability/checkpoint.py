@@ -15,7 +15,6 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     write_file,
 )
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import check_same_job, check_states
 from lbbsp_core.runtime.checkpoint.writer import (
     CheckpointWriter,
     Every,
@@ -25,6 +24,7 @@ from lbbsp_core.runtime.checkpoint.writer import (
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability.agreement import ends_epoch

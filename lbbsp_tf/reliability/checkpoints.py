@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, to_json
-from lbbsp_core.runtime.checkpoint.session_state import check_same_job, check_states
 from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, Every, claim_folder
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_tf import compat

@@ -40,6 +40,7 @@ class StubSession:
     """A session with a fixed plan for two workers, seen by one of them; None sees whole batches."""
 
     workers = 1  # so that `dataset` returns the batches themselves
+    collectives = None
     balancer = SimpleNamespace(constraints=SimpleNamespace(global_batch_size=X))
 
     def __init__(self, rank=None, step=0):

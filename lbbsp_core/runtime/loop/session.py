@@ -27,26 +27,26 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 
-from lbbsp_core.order import GlobalOrder, Indices, Order
-from lbbsp_core.policy import FirstUses, Sizes
+from lbbsp_core.order import GlobalOrder, Indices, Order, make_order
+from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import (
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.identity import Devices, Identity
+from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, decode, encode
+from lbbsp_core.runtime.extensions.base import Extensions, StepExtension
+from lbbsp_core.runtime.extensions.every import EXTENSIONS
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.bounds import BatchBounds, default_granularity
+from lbbsp_core.runtime.loop.session_state import (
     gather_state,
     order_facts,
     own_state,
     restored_state,
 )
-from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.identity import Devices, Identity
-from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, StepMessage, decode, encode
-from lbbsp_core.runtime.extensions.base import Extensions, StepExtension
-from lbbsp_core.runtime.extensions.every import EXTENSIONS
-from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of, make_balancer
-from lbbsp_core.runtime.loop.step_meter import Left, StepMeter
+from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of
+from lbbsp_core.runtime.loop.step_meter import Left, StepMeter, log_waits
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.observers import Observers
@@ -144,16 +144,29 @@ class WorkerSession:
         self._framework, self._versions = framework, dict(versions or {})
         self._identity = Identity.here(devices.names)
         self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()
-        self._make_balancer = partial(
-            make_balancer,
-            self,
-            policy,
-            global_batch_size=global_batch_size,
-            parts=parts,
-            devices=devices,
-            short_steps=ShortSteps(options.short_step_seconds),
+        self._parts = parts
+        granularity = options.granularity or default_granularity(
+            devices.are_gpus, self.workers, global_batch_size
         )
-        self._balancer = self._make_balancer(lag=1, first_uses=(FirstUses(),) * self.workers)
+        self._balancer = Balancer(
+            rank=self.rank,
+            workers=self.workers,
+            global_batch_size=global_batch_size,
+            policy=policy,
+            predictor=options.predictor,
+            cost=options.cost,
+            limits=options.limits,
+            granularity=options.granularity or 1,
+            bounds=BatchBounds(
+                parts=parts,
+                granularity=granularity,
+                shows_memory=devices.show_memory,
+                default_maximum=True,
+                short_step_seconds=options.short_step_seconds,
+                first_uses=True,
+            ),
+        )
+        self._balancer.record_to(self.observers)
         self.peers: Sequence[Peer] | None = None
 
     @property
@@ -171,17 +184,23 @@ class WorkerSession:
         """Plan of the running step: samples by rank."""
         return self.balancer.sizes(self._balancer.step)
 
-    def make_order(self, num_samples: int, seed: int | None = None, **options: Any) -> GlobalOrder:
-        """Creates the order of `num_samples` samples, see `Balancer.make_order`.
+    def make_order(self, num_samples: int, seed: int | None = None, **order: Any) -> GlobalOrder:
+        """Creates the order of `num_samples` samples, see `lbbsp_core.order.make_order`.
 
         The seed defaults to that of the options.
 
         Raises:
             ValueError: The data set is smaller than one global batch, or `work` is wrong.
         """
-        seed = self.options.seed if seed is None else seed
-        most_workers = env.workers_at_first(self.workers)
-        return self.balancer.make_order(num_samples, seed, most_workers=most_workers, **options)
+        return make_order(
+            num_samples,
+            self._balancer.constraints.global_batch_size,
+            workers=self.workers,
+            most_workers=env.workers_at_first(self.workers),
+            parts=self._parts,
+            seed=self.options.seed if seed is None else seed,
+            **order,
+        )
 
     def use_order(self, order: Order) -> None:
         """Uses the samples of `order` from the running step on."""
@@ -211,7 +230,7 @@ class WorkerSession:
         A loader that draws n batches ahead needs lag 1 + n, the same on all workers (rule 2).
         """
         if self.workers > 1 and lag != self._balancer.lag:
-            self._replace_balancer(self._balancer.state(), lag, are_drawn=True)
+            self._balancer.use_lag(lag)
 
     def start(self, facts: Facts, peers: Sequence[Peer] | None = None) -> None:
         """Starts the training with the handshake: compares static facts, exchanges cost shapes.
@@ -279,7 +298,7 @@ class WorkerSession:
         left = left or self.meter.leave(step + 1)
         messages = [decode(row) for row in rows]
         if logger.isEnabledFor(logging.DEBUG):
-            _log_waits(step, messages, left.wall_seconds)
+            log_waits(step, messages, left.wall_seconds)
         balancer.receive(messages, left.wall_seconds)
         self.extensions.received(step, messages)
         self.observers.end_step(self.extensions.extend, left.time)
@@ -309,7 +328,9 @@ class WorkerSession:
 
     def restore(self, state: BalancerState) -> None:
         """Continues from `Balancer.state`; call it before the first step."""
-        self._replace_balancer(state, self.balancer.lag)
+        self.balancer.restore(state)
+        if self.order is not None:
+            self.balancer.use_order(self.order)
 
     def facts(self) -> dict[str, Json]:
         """Returns what must be the same for another job to continue from a state, by name."""
@@ -355,15 +376,6 @@ class WorkerSession:
         self.extensions.close()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
 
-    def _replace_balancer(self, state: BalancerState, lag: int, *, are_drawn: bool = False) -> None:
-        """Continues from `state`; another lag needs a predictor of that horizon."""
-        self._balancer = self._make_balancer(lag=lag, first_uses=self._balancer.first_uses)
-        if self.peers is not None:
-            self._balancer.set_peers([peer.static_info for peer in self.peers])
-        self._balancer.restore(state, are_drawn=are_drawn)
-        if self.order is not None:
-            self._balancer.use_order(self.order)
-
 
 def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
     balancer, order = session._balancer, session.order
@@ -382,15 +394,3 @@ def _header(session: WorkerSession, peers: Sequence[Peer]) -> RunHeader:
         hosts=[peer.identity.host for peer in peers],
         devices=[peer.identity.device(rank) for rank, peer in enumerate(peers)],
     )
-
-
-def _log_waits(step: int, messages: Sequence[StepMessage], wall_seconds: float) -> None:
-    """Logs which worker the others waited for in a step, and how long each of them waited."""
-    busy = [message.busy_nanoseconds / 1e9 for message in messages]
-    longest = max(busy)
-    last = busy.index(longest)
-    waits = ", ".join(
-        f"worker {rank} {longest - x:.4f} s" for rank, x in enumerate(busy) if rank != last
-    )
-    text = "step %d took %.4f s; waited for worker %d (busy %.4f s): %s"
-    logger.debug(text, step, wall_seconds, last, longest, waits or "no other worker")

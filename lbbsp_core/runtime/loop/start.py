@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lbbsp_core.order import Order
-from lbbsp_core.policy import FirstUses, Policy
+from lbbsp_core.policy import Policy
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.identity import Devices, Identity
 from lbbsp_core.runtime.exchange.protocol import FORMAT
-from lbbsp_core.runtime.extensions.base import Session
 from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.loop.default_cap import default_cap
-from lbbsp_core.runtime.loop.granularity import default_granularity
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.options.naming import described
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import lbbsp_version
@@ -78,45 +74,3 @@ def drivers_of(options: SessionOptions, policy: Policy, devices: Devices) -> Seq
     if devices.show_memory and not (policy.uses_costs or policy.is_static):
         return (MEMORY_OF_GPU,)
     return options.choose_drivers(policy)
-
-
-def make_balancer(
-    session: Session,
-    policy: Policy,
-    *,
-    global_batch_size: int,
-    parts: int,
-    devices: Devices,
-    short_steps: ShortSteps,
-    lag: int,
-    first_uses: tuple[FirstUses, ...],
-) -> Balancer:
-    """Returns a new balancer of a session, with the bounds that follow from its options."""
-    options, workers = session.options, session.workers
-    granularity = options.granularity or 1
-    balancer = Balancer(
-        rank=session.rank,
-        workers=workers,
-        global_batch_size=global_batch_size,
-        policy=policy,
-        predictor=options.predictor,
-        cost=options.cost,
-        limits=options.limits,
-        granularity=granularity,
-        lag=lag,
-        parts=parts,
-        default_maximum=default_cap(
-            options.limits,
-            policy,
-            workers=workers,
-            global_batch_size=global_batch_size,
-            granularity=granularity,
-        ),
-        wanted_granularity=options.granularity
-        or default_granularity(devices.are_gpus, workers, global_batch_size),
-        shows_memory=devices.show_memory,
-        short_steps=short_steps,
-        first_uses=first_uses,
-    )
-    balancer.record_to(session.observers)
-    return balancer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,10 @@ from typing import NamedTuple
 
 from lbbsp_core.measure import BusyTimer
 from lbbsp_core.resources import ResourceSampler
+from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
+
+logger = logging.getLogger("lbbsp.session")
 
 
 class Reading(NamedTuple):
@@ -130,3 +134,15 @@ class StepMeter:
         """Starts the next step, number `step`, to which what follows belongs."""
         self._activity.enter(Activity.COMPUTING, step)
         return Left(self._timer.leave(), time.time())
+
+
+def log_waits(step: int, messages: Sequence[StepMessage], wall_seconds: float) -> None:
+    """Logs which worker the others waited for in a step, and how long each of them waited."""
+    busy = [message.busy_nanoseconds / 1e9 for message in messages]
+    longest = max(busy)
+    last = busy.index(longest)
+    waits = ", ".join(
+        f"worker {rank} {longest - x:.4f} s" for rank, x in enumerate(busy) if rank != last
+    )
+    text = "step %d took %.4f s; waited for worker %d (busy %.4f s): %s"
+    logger.debug(text, step, wall_seconds, last, longest, waits or "no other worker")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbbsp_core import Balancer, DisagreementError, Limits
+from lbbsp_core import Balancer, DisagreementError, GlobalOrder, Limits
 from lbbsp_core.policy import FixedState
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
@@ -32,7 +32,7 @@ class Gathers:
 
 def test_agreement_introduces_the_workers():
     mine = balancer()
-    rows = agree(mine, mine.make_order(50, seed=1), Gathers(lambda v: v), {"epochs": 2})
+    rows = agree(mine, GlobalOrder(50, X, seed=1), Gathers(lambda v: v), {"epochs": 2})
     assert [row.static_info for row in rows] == [mine.static_info()] * 2
 
 
@@ -41,7 +41,7 @@ def test_agreement_introduces_the_workers():
 )
 def test_a_worker_that_differs_is_named(name, monkeypatch):
     mine = balancer()
-    order = mine.make_order(50, seed=1)
+    order = GlobalOrder(50, X, seed=1)
 
     def other(data):
         facts = json.loads(data)
@@ -60,6 +60,7 @@ class Turns:
     uses_costs = True
     is_static = False
     needs_common_steps = False
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return FixedState((6, 6))
@@ -84,7 +85,7 @@ def run(balancers, steps):
 def pair(lag=1, samples=50):
     both = [balancer(rank, policy=Turns(), lag=lag) for rank in (0, 1)]
     for one in both:
-        one.use_order(one.make_order(samples, seed=4))
+        one.use_order(GlobalOrder(samples, X, seed=4))
     return both
 
 
@@ -95,7 +96,7 @@ def test_a_restored_run_goes_on_as_if_unbroken(at):
     run(first, at)
     for one, other in zip(first, second, strict=True):
         other.restore(one.state())
-        other.use_order(other.make_order(50, seed=4))
+        other.use_order(GlobalOrder(50, X, seed=4))
     found = run(second, 12 - at)
     assert list(found) == expected
     assert [repr(one.state()) for one in whole] == [repr(one.state()) for one in second]
@@ -141,7 +142,7 @@ def test_the_place_survives_another_number_of_workers():
     alone = Balancer(rank=0, workers=3, global_batch_size=X)
     alone.restore(first[1].state())
     assert (alone.step, alone.sizes(3)) == (3, (4, 4, 4))
-    assert alone.local_indices(3).tolist() == alone.make_order(50, seed=4).indices(3)[:4].tolist()
+    assert alone.local_indices(3).tolist() == GlobalOrder(50, X, seed=4).indices(3)[:4].tolist()
 
 
 def test_what_was_learned_of_one_worker_is_not_another_ones():

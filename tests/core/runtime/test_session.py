@@ -20,13 +20,13 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime.checkpoint.session_state import check_states
 from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop import pipelined, step_meter
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.background import BackgroundThread
 

@@ -30,6 +30,7 @@ class Cycle:
     uses_costs = True
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     plans: tuple[tuple[int, ...], ...]
 

@@ -16,6 +16,7 @@ class Cycle:
     uses_costs = True
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return FixedState(self.plans[0])
