@@ -36,6 +36,9 @@ STAGES = FOUNDATION | {
     "policy",
     "sync",
 }
+BELOW_LOOP = frozenset(
+    f"runtime.{room}" for room in ("options", "reliability", "record", "exchange", "checkpoint")
+)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset({"validate"}),
     "validate": frozenset(),
@@ -51,7 +54,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "policy": FOUNDATION | {"cost", "allocation"},
     "sync": FOUNDATION | {"cost", "policy"},
     "registry": STAGES,
-    "runtime": STAGES | {"registry"},
+    "runtime": frozenset(),
+    # The last two hold defaults of options.
+    "runtime.options": STAGES
+    | {"registry", "runtime.loop.short_steps", "runtime.reliability.heartbeat"},
+    "runtime.reliability": FOUNDATION | {"runtime.options.env"},
+    "runtime.record": STAGES,
+    "runtime.exchange": STAGES | {"runtime.options"},
+    "runtime.checkpoint": STAGES | {"runtime.exchange"},
+    "runtime.extensions": STAGES | BELOW_LOOP,
+    "runtime.loop": STAGES | BELOW_LOOP | {"runtime.extensions"},
+    "runtime.asynchronous": STAGES | BELOW_LOOP | {"runtime.loop"},
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
     "launch": STAGES | {"processes", "runtime.reliability.marks"},
