@@ -282,12 +282,8 @@ def make_order(
     workers: int,
     most_workers: int = 0,
     parts: int = 1,
-    seed: int = 0,
-    shuffle: bool = True,
-    drop_last: bool = False,
-    steps_per_epoch: int | None = None,
-    by_batch: bool = False,
     work: npt.ArrayLike | None = None,
+    **order: Any,
 ) -> GlobalOrder:
     """Creates an order of `num_samples` samples in which every worker has samples in each step.
 
@@ -299,12 +295,16 @@ def make_order(
     Raises:
         ValueError: The data set is smaller than one global batch, or `work` is wrong.
     """
-    if work is not None and by_batch:
-        raise ValueError(
-            "work= needs samples with numbers of their own, got a data set whose items are "
-            "global batches: pass a data set whose items are samples, or leave work out"
-        )
+    given = GlobalOrder(num_samples, global_batch_size, **order)
+    if work is not None:
+        if given.by_batch:
+            raise ValueError(
+                "work= needs samples with numbers of their own, got a data set whose items are "
+                "global batches: pass a data set whose items are samples, or leave work out"
+            )
+        given.work = Work(work, num_samples)
     full, rest = divmod(num_samples, global_batch_size)
+    steps_per_epoch = order.get("steps_per_epoch")
     if (steps_per_epoch or full) == 1 and workers > 1:
         logger.warning(
             "an epoch of %d samples has one full step of %d: batches will stay even, because "
@@ -314,8 +314,8 @@ def make_order(
             global_batch_size,
         )
     most_workers = max(workers, most_workers)
-    too_small = 0 < rest < most_workers * parts
-    if too_small and not drop_last:
+    if 0 < rest < most_workers * parts and not given.drop_last:
+        given.drop_last = True
         logger.warning(
             "%d of %d samples are dropped in each epoch, because the last step would have "
             "fewer samples than the %d workers%s",
@@ -324,18 +324,7 @@ def make_order(
             most_workers,
             f" times {parts} parts of a batch" if parts > 1 else "",
         )
-    order = GlobalOrder(
-        num_samples,
-        global_batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last or too_small,
-        steps_per_epoch=steps_per_epoch,
-        by_batch=by_batch,
-    )
-    if work is not None:
-        order.work = Work(work, num_samples)
-    return order
+    return given
 
 
 def _scaled(

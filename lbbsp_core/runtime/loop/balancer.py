@@ -299,19 +299,19 @@ class Balancer(Schedule):
             DisagreementError: A worker has computed a different plan.
         """
         _check_plans(self.step, self._policy_state.sizes, messages)
-        running = self._running()
-        busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
-        costs = tuple(map(curve, messages, (peer.segments for peer in self._situation.peers)))
+        peers = self._situation.peers
+        costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
+        running = self._running()._replace(messages=messages, next_costs=costs)
         self.stopping = any(message.stop for message in messages)
         self.preempted = any(message.preempted for message in messages)
         if self._record is not None:
             stop = PREEMPTED if self.preempted else REQUESTED if self.stopping else None
-            drivers = self._known_drivers  # those before the step
-            self._record.write(running.line(busy, messages, costs, wall_seconds, drivers, stop))
+            # The line has the driving factors that were known before the step.
+            self._record.write(running.line(wall_seconds, self._known_drivers, stop))
         self._known_drivers = _by_name([message.drivers for message in messages])
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
-        self.first_uses = running.first_uses_after(busy, messages)
-        seen = running.observation(busy, messages, costs, self.first_uses, last_of_epoch=ends)
+        self.first_uses = running.first_uses_after()
+        seen = running.observation(self.first_uses, last_of_epoch=ends)
         if self.policy.accepts_narrower_limits:
             self.short_steps.observe(seen.busy_seconds, seen.excluded)
         now = self._situation._replace(

@@ -23,6 +23,8 @@ class RunningStep(NamedTuple):
         is_short: Whether it has fewer samples than the global batch size. Its plan was scaled
             down, and the overhead has a larger share in it.
         first_uses: What is known of each worker's batches; empty: first uses cost nothing.
+        messages: Messages of all workers at the end of the step.
+        next_costs: Costs for the next plan.
     """
 
     step: int
@@ -30,6 +32,13 @@ class RunningStep(NamedTuple):
     costs: Sequence[Cost | None]
     is_short: bool
     first_uses: tuple[FirstUses, ...]
+    messages: Sequence[StepMessage] = ()
+    next_costs: Sequence[Cost | None] = ()
+
+    @property
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Exchanged busy time of each worker."""
+        return tuple(message.busy_nanoseconds / 1e9 for message in self.messages)
 
     def predicted(self, rank: int) -> float | None:
         """Returns the predicted busy seconds of a worker, unless the step is short."""
@@ -47,67 +56,48 @@ class RunningStep(NamedTuple):
         size, forecast = self.shares.sizes[rank], self.predicted(rank)
         return self.first_uses[rank].measured(size, busy_seconds, forecast)
 
-    def first_uses_after(
-        self, busy_seconds: Sequence[float], messages: Sequence[StepMessage]
-    ) -> tuple[FirstUses, ...]:
+    def first_uses_after(self) -> tuple[FirstUses, ...]:
         """Returns what is known of each worker's batches after the step."""
-        return tuple(
-            (known.retraced() if messages[rank].retraced else known)
-            .after(
-                self.shares.sizes[rank],
-                busy_seconds[rank],
-                self.predicted(rank) if self.is_new(rank) else None,
-                excluded=messages[rank].excluded,
-            )
-            .ran(self.shares.plan[rank], busy_seconds[rank])
-            for rank, known in enumerate(self.first_uses)
-        )
+        found = []
+        steps = zip(self.first_uses, self.messages, self.busy_seconds, strict=False)
+        for rank, (known, message, busy) in enumerate(steps):
+            forecast = self.predicted(rank) if self.is_new(rank) else None
+            known = known.retraced() if message.retraced else known
+            known = known.after(self.shares.sizes[rank], busy, forecast, excluded=message.excluded)
+            found.append(known.ran(self.shares.plan[rank], busy))
+        return tuple(found)
 
-    def observation(
-        self,
-        busy_seconds: Sequence[float],
-        messages: Sequence[StepMessage],
-        costs: Sequence[Cost | None],
-        known: tuple[FirstUses, ...],
-        *,
-        last_of_epoch: bool,
-    ) -> Observation:
-        """Returns what the policy learns; costs and what is `known` are those after the step."""
-        measured = [self.measured(rank, seconds) for rank, seconds in enumerate(busy_seconds)]
+    def observation(self, known: tuple[FirstUses, ...], *, last_of_epoch: bool) -> Observation:
+        """Returns what the policy learns; `known` are the first uses after the step."""
+        shares, costs, busy = self.shares, self.next_costs, self.busy_seconds
+        measured = list(map(self.measured, range(len(busy)), busy))
         excluded = tuple(
             rank
-            for rank, message in enumerate(messages)
+            for rank, message in enumerate(self.messages)
             if message.excluded or measured[rank] is None
         )
-        shares = self.shares
-        busy = tuple(t if s is None else s for t, s in zip(busy_seconds, measured, strict=True))
+        busy = tuple(t if s is None else s for t, s in zip(busy, measured, strict=True))
         if shares.are_cut_by_work:  # as if the step had had exactly the planned work
             busy = tuple(t * x / w for t, x, w in zip(busy, shares.plan, shares.work, strict=True))
             known = ()
         return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known)
 
     def line(
-        self,
-        busy_seconds: tuple[float, ...],
-        messages: Sequence[StepMessage],
-        costs: Sequence[Cost | None],
-        wall_seconds: float,
-        drivers: dict[str, tuple[float | None, ...]],
-        stop: str | None,
+        self, wall_seconds: float, drivers: dict[str, tuple[float | None, ...]], stop: str | None
     ) -> StepLine:
         """Returns the step's line of the run record."""
-        work = self.shares.work
+        work, busy = self.shares.work, self.busy_seconds
         return StepLine(
             step=self.step,
             sizes=self.shares.sizes,
-            busy_seconds=busy_seconds,
+            busy_seconds=busy,
             predicted_seconds=tuple(map(self.predicted, range(len(work)))),
             wall_seconds=wall_seconds,
-            even_seconds=even_seconds(work, busy_seconds, costs),
+            even_seconds=even_seconds(work, busy, self.next_costs),
             excluded=tuple(  # also where seconds are corrected: they are no speeds
                 rank
-                for rank, message in enumerate(messages)
-                if message.excluded or self.measured(rank, busy_seconds[rank]) != busy_seconds[rank]
+                for rank, message in enumerate(self.messages)
+                if message.excluded or self.measured(rank, busy[rank]) != busy[rank]
             ),
             short=self.is_short,
             drivers=drivers,

@@ -239,11 +239,8 @@ class WorkerSession:
         num_samples: int,
         seed: int | None = None,
         *,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        steps_per_epoch: int | None = None,
-        by_batch: bool = False,
         work: npt.ArrayLike | None = None,
+        **order: Any,
     ) -> GlobalOrder:
         """Creates the order of `num_samples` samples; the seed defaults to that of the options.
 
@@ -258,12 +255,9 @@ class WorkerSession:
             workers=self.workers,
             most_workers=env.workers_at_first(self.workers),
             parts=self._parts,
-            seed=self.options.seed if seed is None else seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            steps_per_epoch=steps_per_epoch,
-            by_batch=by_batch,
             work=work,
+            seed=self.options.seed if seed is None else seed,
+            **order,
         )
 
     def use_order(self, order: Order) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lbbsp_core.policy import BatchConstraints, Even, Sizes
-from lbbsp_core.validate import require_nonnegative
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 SHORT_STEP_SECONDS: Final = 0.025
 """Default threshold: some time slices of other processes, of 2 to 10 ms."""
@@ -27,6 +27,14 @@ class ShortStepsState(NamedTuple):
 
     seconds: tuple[float, ...] | None
     steps: int
+
+    def checked(self, workers: int) -> ShortStepsState:
+        """Returns the state if it is one of a job with so many workers."""
+        if self.seconds is not None and len(self.seconds) != workers:
+            raise ValueError(f"the times of steps must be those of {workers} workers, got {self}")
+        for seconds in self.seconds or ():
+            require_positive("the time of a step", seconds)
+        return self
 
 
 class ShortSteps:

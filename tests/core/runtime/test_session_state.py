@@ -293,12 +293,12 @@ def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
 @pytest.mark.parametrize(
     "wrong",
     [
-        [[0.1, 0.0], 1],
-        [[-1.0, 0.1], 1],
-        [["x", 0.1], 1],
-        [[0.1], 1],
-        [[0.1] * 3, 1],
-        [[0.1] * 2],
+        {"seconds": [0.1, 0.0], "steps": 1},
+        {"seconds": [-1.0, 0.1], "steps": 1},
+        {"seconds": ["x", 0.1], "steps": 1},
+        {"seconds": [0.1], "steps": 1},
+        {"seconds": [0.1] * 3, "steps": 1},
+        {"seconds": [0.1] * 2},
         5,
     ],
 )
@@ -306,8 +306,9 @@ def test_a_damaged_time_of_steps_is_a_value_error(wrong):
     first = short_job()
     run(first, 2)
     state, arrays = gathered(first)
+    state["short_steps"]["fields"] = wrong
     with pytest.raises(ValueError, match=r"cannot be read|times? of (a step|steps) must be"):
-        restored_state(first[0], {**state, "short_steps": wrong}, arrays)
+        restored_state(first[0], state, arrays)
 
 
 def test_another_number_of_workers_continues_at_the_step_with_even_plans():
