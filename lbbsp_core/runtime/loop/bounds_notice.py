@@ -10,7 +10,7 @@ from typing import Final
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import Sizes
 from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.loop.bounds import usual_maximum
+from lbbsp_core.runtime.loop.bounds import required, usual_maximum
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -62,7 +62,7 @@ class BoundsNotice:
         sizes, _ = balancer.latest_plan
         self._plans_at_maximum = {
             rank: self._plans_at_maximum.get(rank, 0) + 1
-            for rank, limits in enumerate(balancer.trace["granules"].limits)
+            for rank, limits in enumerate(required(balancer.trace).limits)
             if limits.maximum is None and sizes[rank] == maximum
         }
         ranks = [rank for rank, plans in self._plans_at_maximum.items() if plans >= PATIENCE]
@@ -170,7 +170,7 @@ def _rounded(value: float) -> str:
 
 def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
     """Returns the plan for predicted costs without the default maximum."""
-    return balancer.trace["granules"].plan(costs)
+    return required(balancer.trace).plan(costs)
 
 
 def _describe_loss(costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]) -> str:

@@ -77,12 +77,11 @@ class Schedule:
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
         # The default maximum does not bound the cut: many small samples may have a plan's work.
-        return _Plan(sizes, costs, self.trace[chain.granules.__name__])
+        return _Plan(sizes, costs, chain.required(self.trace))
 
     def _are_allowed(self, plans: Iterable[Sizes]) -> bool:
-        # Not by the default maximum, which a policy of the user need not keep, and which says
-        # nothing of what has run before. Noise of layers depends on plans.
-        return all(map(self.trace[chain.granules.__name__].allow, plans))
+        # Noise of layers depends on plans: those that have run are to stay.
+        return all(map(chain.required(self.trace).allow, plans))
 
     def use_order(self, order: Order) -> None:
         """Plans for the steps of `order`; an order other than the last one starts at this step.
