@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from lbbsp_core.cost import Cost, slowest
-from lbbsp_core.policy import Sizes
+from lbbsp_core.policy import BatchConstraints, Sizes
 from lbbsp_core.runtime.loop.balancer import Balancer
-from lbbsp_core.runtime.loop.bounds import required, usual_maximum
 
 logger = logging.getLogger("lbbsp.session")
 
@@ -62,7 +61,7 @@ class BoundsNotice:
         sizes, _ = balancer.latest_plan
         self._plans_at_maximum = {
             rank: self._plans_at_maximum.get(rank, 0) + 1
-            for rank, limits in enumerate(required(balancer.trace).limits)
+            for rank, limits in enumerate(balancer.known_limits)
             if limits.maximum is None and sizes[rank] == maximum
         }
         ranks = [rank for rank, plans in self._plans_at_maximum.items() if plans >= PATIENCE]
@@ -83,7 +82,7 @@ class BoundsNotice:
     ) -> None:
         why = (
             "what other workers' memory leaves"
-            if maximum > usual_maximum(balancer.constraints)
+            if balancer.is_maximum_raised
             else "twice an even share"
         )
         logger.warning(
@@ -170,7 +169,9 @@ def _rounded(value: float) -> str:
 
 def _free_plan(balancer: Balancer, costs: Sequence[Cost]) -> Sizes:
     """Returns the plan for predicted costs without the default maximum."""
-    return required(balancer.trace).plan(costs)
+    old = balancer.constraints
+    limits = balancer.known_limits
+    return BatchConstraints(old.global_batch_size, limits, old.granularity).plan(costs)
 
 
 def _describe_loss(costs: Sequence[Cost], sizes: Sizes, free: Sizes, ranks: Sequence[int]) -> str:

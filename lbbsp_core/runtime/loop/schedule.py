@@ -10,6 +10,7 @@ from lbbsp_core.order import Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, Sizes
 from lbbsp_core.runtime.loop import bounds as chain
 from lbbsp_core.sampled_order import order_of
+from lbbsp_core.types import Limits
 from lbbsp_core.work import StepShares, require_work
 
 
@@ -51,6 +52,16 @@ class Schedule:
     def default_maximum(self) -> int | None:
         """Largest batch of a worker whose memory is not known; None: there is no such bound."""
         return chain.default_maximum_of(self.trace)
+
+    @property
+    def is_maximum_raised(self) -> bool:
+        """Whether other workers' maxima leave no plan within the usual default maximum."""
+        return (self.default_maximum or 0) > chain.usual_maximum(self.constraints)
+
+    @property
+    def known_limits(self) -> tuple[Limits, ...]:
+        """Limits by rank without the default maximum."""
+        return chain.required(self.trace).limits
 
     @property
     def latest_plan(self) -> tuple[Sizes, Sequence[Cost | None]]:
