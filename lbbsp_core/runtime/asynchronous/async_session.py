@@ -41,7 +41,7 @@ from lbbsp_core.runtime.exchange.protocol import (
     fingerprint,
     quantise,
 )
-from lbbsp_core.runtime.loop.bounds import Situation, last, narrow
+from lbbsp_core.runtime.loop.bounds import FIXED, Situation, last, narrow
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank, read_synchroniser
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -134,7 +134,7 @@ class AsyncSession:
             are_limits_given=options.limits is not None,
             default_maximum=True,
         )
-        self.constraints = last(narrow(known, now))
+        self.constraints = last(narrow(known, now, FIXED))
         require_work(None, self.constraints.limits, global_batch_size)
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
         if cost_shape.marginal_segments() != LINE:

@@ -119,9 +119,9 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
     for path in reversed(_paths(Path(folder))):
         try:
             return read_checkpoint(path)
-        except _OtherFormatError:
-            raise
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError) as error:  # noqa: PERF203
+            if isinstance(error, _OtherFormatError):
+                raise
             logger.warning("%s: trying the checkpoint before it", error)
             problems.append(error)
     for problem in problems:  # it may be complete, so that deleting it is no remedy

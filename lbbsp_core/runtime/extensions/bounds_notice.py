@@ -64,7 +64,7 @@ class BoundsNotice(StepExtension):
         maximum, (sizes, _) = balancer.default_maximum, balancer.latest_plan
         ranks = [
             rank
-            for rank, limits in enumerate(balancer.trace["granules"].limits)
+            for rank, limits in enumerate(balancer.known_limits)
             if self._streak(rank, holds=limits.maximum is None and sizes[rank] == maximum)
             >= PATIENCE
         ]
@@ -73,7 +73,7 @@ class BoundsNotice(StepExtension):
         self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
         loss, constraints = "", balancer.constraints
         if known := _known_costs(balancer):
-            free = balancer.trace["granules"].plan(known)
+            free = replace(constraints, limits=balancer.known_limits).plan(known)
             ranks = [rank for rank in ranks if free[rank] > maximum]
             wanted = ", ".join(str(free[rank]) for rank in ranks)
             loss = (

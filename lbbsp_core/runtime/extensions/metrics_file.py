@@ -28,7 +28,7 @@ SECONDS: Final = 5.0
 """Shortest time between two writes; collectors read every 15 seconds or less often."""
 
 _PATIENCE_SECONDS: Final = 2.0
-"""Time for which `MetricsFile.flush` waits for a slow file system."""
+"""Time for which `Metrics.flush` waits for a slow file system."""
 
 _HELP: Final = {
     "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",

@@ -147,7 +147,9 @@ class Balancer(Schedule):
             parts=bounds.parts,
             short_steps=self.short_steps,
         )
-        super().__init__(rank, lag, bounds.parts, chain.narrow(self._options, self._situation))
+        super().__init__(
+            rank, lag, bounds.parts, chain.narrow(self._options, self._situation, chain.FIXED)
+        )
         self.given_constraints = self.constraints  # before the facts of the peers are known
         self._drivers: tuple[float, ...] = ()
         self._known_drivers: dict[str, tuple[float | None, ...]] = {}
@@ -202,7 +204,7 @@ class Balancer(Schedule):
         self._situation = self._situation._replace(peers=peers)
         self._needs_peers = False
         before, drawn = self.trace, self._plans
-        self.trace = chain.narrow(self._options, self._situation)
+        self.trace = chain.narrow(self._options, self._situation, chain.FIXED)
         if self.trace != before:
             plans = [*(plan.sizes for plan in drawn.values()), self._policy_state.sizes]
             if not (self._continues and self._are_allowed(plans)):

@@ -151,7 +151,7 @@ FIXED: Final[tuple[Bound, ...]] = (parts, memory, granules, default_maximum)
 MOVING: Final[tuple[Bound, ...]] = (growth, short_steps)
 
 
-def narrow(constraints: BatchConstraints, now: Situation, bounds: Sequence[Bound] = FIXED) -> Trace:
+def narrow(constraints: BatchConstraints, now: Situation, bounds: Sequence[Bound]) -> Trace:
     """Returns the constraints after each bound of a chain."""
     trace = {}
     for bound in bounds:
@@ -164,13 +164,20 @@ def last(trace: Trace) -> BatchConstraints:
     return next(reversed(trace.values()))
 
 
+def required(trace: Trace) -> BatchConstraints:
+    """Returns the constraints without the default maximum.
+
+    A policy of the user need not keep that, and it says nothing of what has run before.
+    """
+    return last({name: each for name, each in trace.items() if name != default_maximum.__name__})
+
+
 def default_maximum_of(trace: Trace) -> int | None:
     """Returns the largest batch of workers that only the default maximum bounds, if there are any.
 
     It exceeds `usual_maximum` if other workers' maxima leave no plan otherwise.
     """
-    before, after = trace[granules.__name__], trace[default_maximum.__name__]
-    pairs = zip(before.limits, after.limits, strict=True)
+    pairs = zip(required(trace).limits, last(trace).limits, strict=True)
     return next((new.maximum for old, new in pairs if old != new), None)
 
 

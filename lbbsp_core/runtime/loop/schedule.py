@@ -10,6 +10,7 @@ from lbbsp_core.order import Indices, Order, Snapshot
 from lbbsp_core.policy import BatchConstraints, Sizes
 from lbbsp_core.runtime.loop import bounds as chain
 from lbbsp_core.sampled_order import order_of
+from lbbsp_core.types import Limits
 from lbbsp_core.work import StepShares, require_work
 
 
@@ -54,8 +55,13 @@ class Schedule:
 
     @property
     def is_maximum_raised(self) -> bool:
-        """Whether the default maximum was raised, because other workers' maxima left no plan."""
+        """Whether other workers' maxima leave no plan within the usual default maximum."""
         return (self.default_maximum or 0) > chain.usual_maximum(self.constraints)
+
+    @property
+    def known_limits(self) -> tuple[Limits, ...]:
+        """Limits by rank without the default maximum."""
+        return chain.required(self.trace).limits
 
     @property
     def latest_plan(self) -> tuple[Sizes, Sequence[Cost | None]]:
@@ -82,12 +88,11 @@ class Schedule:
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
         # The default maximum does not bound the cut: many small samples may have a plan's work.
-        return _Plan(sizes, costs, self.trace[chain.granules.__name__])
+        return _Plan(sizes, costs, chain.required(self.trace))
 
     def _are_allowed(self, plans: Iterable[Sizes]) -> bool:
-        # Not by the default maximum, which a policy of the user need not keep, and which says
-        # nothing of what has run before. Noise of layers depends on plans.
-        return all(map(self.trace[chain.granules.__name__].allow, plans))
+        # Noise of layers depends on plans: those that have run are to stay.
+        return all(map(chain.required(self.trace).allow, plans))
 
     def use_order(self, order: Order) -> None:
         """Plans for the steps of `order`; an order other than the last one starts at this step.

@@ -422,7 +422,7 @@ def notices(plans, limits):
     """The notices of worker 0 about plans, the largest batch by default of which is 64."""
     known = BatchConstraints(96, limits)
     balancer = SimpleNamespace(
-        default_maximum=64, is_maximum_raised=False, trace={"granules": known},
+        default_maximum=64, known_limits=limits, is_maximum_raised=False,
         constraints=known, given_constraints=known,
         short_steps=ShortSteps(0.0),
     )  # fmt: skip
