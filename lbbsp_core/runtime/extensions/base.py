@@ -70,10 +70,13 @@ class StepExtension:
         """Returns `width` integers in [0, 2^24) for the message of the step that ends."""
         return ()
 
-    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
         """Takes what all workers have offered in a step, by rank; the same on every worker.
 
-        The session's balancer has already decided the next plan.
+        The session's balancer has already decided the next plan. `messages` have the rest of what
+        was exchanged, such as the busy times.
         """
 
     def extend(self, line: StepLine) -> StepLine:
@@ -150,7 +153,7 @@ class Extensions:
     def received(self, step: int, messages: Sequence[StepMessage]) -> None:
         """Passes on what all workers have offered in a step."""
         for extension, place in self._receivers:
-            extension.received(step, [message.extra[place] for message in messages])
+            extension.received(step, [message.extra[place] for message in messages], messages)
 
     def extend(self, line: StepLine) -> StepLine:
         """Returns the line of a step with what the extensions add."""

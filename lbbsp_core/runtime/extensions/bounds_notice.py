@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lbbsp_core.cost import Cost, slowest
 from lbbsp_core.policy import Sizes
+from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import Session, StepExtension
 
 logger = logging.getLogger("lbbsp.session")
@@ -43,7 +44,9 @@ class BoundsNotice(StepExtension):
         self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
         self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
 
-    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
         """Gives the notices that are due after a step."""
         if self.session.rank == 0 and self.session.workers > 1:
             self.check(self.session.balancer)

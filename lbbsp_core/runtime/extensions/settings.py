@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
-from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
 
 Setting: TypeAlias = "bool | int | float | str | None"
@@ -76,7 +76,9 @@ class SettingsComparison(StepExtension):
         """Returns the fingerprint of this worker's settings, 0 if none are given."""
         return (self._fingerprint,)
 
-    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
         """Notes whether the workers' fingerprints of a step differ."""
         if self.disputed is None and any(row[0] != rows[0][0] for row in rows):
             self.disputed = step

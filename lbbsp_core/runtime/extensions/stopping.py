@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine
 
@@ -37,7 +38,9 @@ class Stopping(StepExtension):
         """Returns the flags of this worker."""
         return (_STOP * self.requested + _PREEMPTED * self.preemption_requested,)
 
-    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
         """Takes the flags of all."""
         flags = 0
         for (each,) in rows:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lbbsp_core.runtime.exchange.digest import Array, Digest
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError
+from lbbsp_core.runtime.exchange.protocol import LIMB, DisagreementError, StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
 
 _NOTHING = (0, 0)
@@ -58,7 +58,9 @@ class WeightComparison(StepExtension):
         offered, self._offered = self._offered, _NOTHING
         return offered
 
-    def received(self, step: int, rows: Sequence[Sequence[int]]) -> None:
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
         """Notes if two workers have sent digests of different weights."""
         sent = {
             rank: Digest.from_integer(high * LIMB + low)

@@ -11,6 +11,7 @@ from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.step_meter import Reading
 
 
 def of(*extensions):
@@ -35,7 +36,7 @@ def test_two_workers_train_without_an_extension(deleted, tmp_path):
 
 
 class LastWorker(StepExtension):
-    """Counts the steps in which each worker was last; every worker sends its microseconds."""
+    """Counts the steps in which each worker was last; every worker sends its rank, too."""
 
     width = 1
 
@@ -44,11 +45,12 @@ class LastWorker(StepExtension):
         self.counts = [0] * session.workers
 
     def offer(self):
-        return (round(1e6 * (self.session.rank + 1)),)
+        return (self.session.rank,)
 
-    def received(self, step, rows):
-        times = [row[0] for row in rows]
-        self.counts[times.index(max(times))] += 1
+    def received(self, step, rows, messages):
+        assert rows == [(0,), (1,)]
+        busy = [message.busy_nanoseconds for message in messages]
+        self.counts[busy.index(max(busy))] += 1
 
     def extend(self, line):
         return replace(line, values={**line.values, "last": tuple(map(float, self.counts))})
@@ -63,12 +65,14 @@ class LastWorker(StepExtension):
         self.counts = [*state]
 
 
-def test_a_new_extension_sends_records_sums_up_and_continues(tmp_path, caplog):
+def test_a_new_extension_sends_records_sums_up_and_continues(tmp_path, caplog, monkeypatch):
     kinds = (*EXTENSIONS[:1], LastWorker, *EXTENSIONS[1:])  # in the middle of the message
 
     def worker(session, collectives):
         session.use_order(session.make_order(4 * X))
         session.start({})
+        reading = Reading(1.0 + session.rank, (0.0,) * len(session.meter.names))
+        monkeypatch.setattr(session.meter, "reach", lambda: reading)
         for _ in range(3):
             step(session, collectives)
         other = of(*kinds)(collectives, X, SessionOptions(), framework="threads")
