@@ -172,16 +172,6 @@ class Extensions:
             if (name := type(each).__name__) in states:
                 each.restore(states[name])
 
-    def started(self, header: Callable[[], RunHeader]) -> None:
-        """Notes the start of a training."""
-        for each in self:
-            each.started(header)
-
-    def flush(self) -> None:
-        """Writes what is pending to files."""
-        for each in self:
-            each.flush()
-
     def close(self) -> None:
         """Logs the summaries, and ends the training."""
         for each in self:

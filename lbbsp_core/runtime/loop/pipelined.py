@@ -178,7 +178,8 @@ class PipelinedSession(WorkerSession):
     def flush(self) -> None:
         """Passes the last barrier, and writes its step to the run record and file of metrics."""
         self.finish_barrier()
-        self.extensions.flush()
+        for each in self.extensions:
+            each.flush()
 
     def close(self) -> None:
         """Ends the training: passes the last barrier, then ends the session."""
@@ -258,7 +259,14 @@ class PipelinedSession(WorkerSession):
     def _take_tails(self, received: Rows) -> None:
         """Checks the positions of the workers, and takes their weights."""
         tails = [unpack(row[self.width :]) for row in received]
-        self._check_positions([position for position, *_ in tails])
+        for rank, (position, *_) in enumerate(tails):
+            if position != tails[0][0]:
+                raise DisagreementError(
+                    f"worker {rank} is at another step or in another order than worker 0 (this is "
+                    f"worker {self.rank}, at step {self._balancer.step}): all workers must make a "
+                    "step for each batch, and leave an epoch, load states, and use each of several "
+                    "trainers at the same step"
+                )
         self.weights = _same_kind([unpack_float(halves) for _, *halves in tails])
 
     def _position(self, barrier: int = 0) -> int:
@@ -266,16 +274,6 @@ class PipelinedSession(WorkerSession):
         order, balancer = self.order, self._balancer
         seen = (*order.key, order.work_description) if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen, barrier)))
-
-    def _check_positions(self, positions: list[int]) -> None:
-        for rank, position in enumerate(positions):
-            if position != positions[0]:
-                raise DisagreementError(
-                    f"worker {rank} is at another step or in another order than worker 0 (this is "
-                    f"worker {self.rank}, at step {self._balancer.step}): all workers must make a "
-                    "step for each batch, and leave an epoch, load states, and use each of several "
-                    "trainers at the same step"
-                )
 
 
 def _tail(position: int, weight: float | None) -> Row:

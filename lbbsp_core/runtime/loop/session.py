@@ -252,7 +252,8 @@ class WorkerSession:
         self._balancer.set_peers(infos, are_drawn=self._draws_before_start)
         self.meter.open(self._drivers)
         self.busy_seconds = 0.0
-        self.extensions.started(partial(_header, self, peers))
+        for each in self.extensions:
+            each.started(partial(_header, self, peers))
         self.exclude_step()
         self.activity.enter(Activity.OUTSIDE, self._balancer.step)
         self.peers = peers  # set last, so that a failed start leaves the session unstarted
