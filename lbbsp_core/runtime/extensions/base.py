@@ -95,7 +95,7 @@ class StepExtension:
         return None
 
     def restore(self, state: Json) -> None:
-        """Continues from `state`, perhaps with another number of workers."""
+        """Continues from `state`, perhaps of another number of workers; None: none was saved."""
 
     def flush(self) -> None:
         """Writes what is pending to files."""
@@ -169,8 +169,7 @@ class Extensions:
     def restore(self, states: Mapping[str, Any]) -> None:
         """Continues from the states that are known."""
         for each in self:
-            if (name := type(each).__name__) in states:
-                each.restore(states[name])
+            each.restore(states.get(type(each).__name__))
 
     def close(self) -> None:
         """Logs the summaries, and ends the training."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine
@@ -54,6 +55,10 @@ class Stopping(StepExtension):
         if not (self.stopping or self.preempted):
             return line
         return replace(line, stop=PREEMPTED if self.preempted else REQUESTED)
+
+    def restore(self, state: Json) -> None:
+        """Forgets why the training stopped that is continued."""
+        self.stopping = self.preempted = False
 
     def close(self) -> None:
         """Drops a request to stop."""

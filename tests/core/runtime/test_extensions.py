@@ -62,7 +62,7 @@ class LastWorker(StepExtension):
         return self.counts
 
     def restore(self, state):
-        self.counts = [*state]
+        self.counts = [*(state or self.counts)]
 
 
 def test_a_new_extension_sends_records_sums_up_and_continues(tmp_path, caplog, monkeypatch):

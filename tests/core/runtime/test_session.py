@@ -429,6 +429,9 @@ def test_a_session_continues_from_what_all_workers_have_saved():
         state, arrays = session.save_state()
         second = WorkerSession(collectives, X, session.options, framework="threads")
         second.use_order(second.make_order(6 * X, seed=2))
+        session.extensions[Stopping].stopping = True
+        session.load_state(state, arrays)
+        assert not session.stopping
         second.load_state(state, arrays)
         second.start({})
         drawn = [second.local_indices(3).tolist(), session.local_indices(3).tolist()]
