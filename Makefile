@@ -58,7 +58,6 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/overhead_drivers.py
 	$(BIN)/python benchmarks/overhead_reliability.py
 	$(BIN)/python benchmarks/input_tf.py
 	$(BIN)/python benchmarks/overhead_mx.py
@@ -68,7 +67,6 @@ bench: $(READY)
 	$(BIN)/python benchmarks/work.py
 	$(BIN)/python benchmarks/contention.py
 	$(BIN)/python benchmarks/driver_windows.py
-	$(BIN)/python benchmarks/driver_exchange.py
 	$(BIN)/python benchmarks/disturbance.py
 	$(BIN)/python benchmarks/first_uses.py
 

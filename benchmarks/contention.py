@@ -16,9 +16,8 @@ neighbours. Prints for each predictor
 
 The intervals of 90 % are from resampling the turns.
 
-With `--policy bsp` the batches stay even, and only the errors say something. `--fresh-drivers`
-samples the driving factors at the ends of the barriers. `--trace FILE` writes the speeds and
-the driving factors of the job as a trace.
+With `--policy bsp` the batches stay even, and only the errors say something. `--trace FILE`
+writes the speeds and the driving factors of the job as a trace.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ def train(
         X,
         policy=chosen,
         predictor=predictor or turns,
-        fresh_drivers=options.fresh_drivers,
     )
     x, y = data()
     order = np.arange(options.steps * X) % SAMPLES  # one long epoch
@@ -128,11 +126,10 @@ def run(options: argparse.Namespace, folder: Path, script: str = __file__) -> Ru
     from lbbsp_core.launch import launch
 
     quiet = options.contention == "quiet"
-    more = ["--fresh-drivers"] if options.fresh_drivers else []
     workers, cores = options.workers, len(os.sched_getaffinity(0))
     status = launch(
         [script, "--worker", "--policy", options.policy, "--steps", str(options.steps),
-         "--channels", str(options.channels), *more],
+         "--channels", str(options.channels)],
         workers=workers,
         speeds=(1,) * workers if workers > cores else None,
         contention=None if quiet else parse_contention(options.contention, workers),
@@ -200,7 +197,7 @@ def job_parser(
     Only the first line of the description, a script's docstring, is shown.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.set_defaults(workers=3, fresh_drivers=False)
+    parser.set_defaults(workers=3)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--channels", type=int, default=40)
@@ -213,7 +210,6 @@ def job_parser(
 def main() -> None:
     """Runs the job and prints the figures."""
     parser = job_parser(__doc__, steps=1500)
-    parser.add_argument("--fresh-drivers", action="store_true")
     parser.add_argument("--trace", type=Path, help="write the job's speeds and drivers here")
     options = parser.parse_args()
     if options.worker:

@@ -42,6 +42,7 @@ class Cycle:
     uses_costs = False
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     plans: tuple[tuple[int, ...], ...]
 

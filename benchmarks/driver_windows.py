@@ -8,8 +8,8 @@ step from the speeds before it and from one driving factor, as it would have bee
 
 - at the barrier, when the worker has computed its gradient: over the whole last step, or over its
   last 20 to 200 ms;
-- after the barrier, when the worker leaves it, as with `fresh_drivers=True`, which needs another
-  exchange before the next batch is drawn.
+- after the barrier, when the worker leaves it, which would need another exchange before the next
+  batch is drawn.
 
 Prints the RMSE of speed / mean speed, and the balance efficiency of the plans, for each factor;
 and the time of a gather that all workers start together.
@@ -81,8 +81,8 @@ def record_worker(options: argparse.Namespace) -> None:
     def noted(name: str) -> None:
         original = getattr(StepMeter, name)
 
-        def method(meter: StepMeter) -> object:
-            result = original(meter)
+        def method(*arguments: object) -> object:
+            result = original(*arguments)
             times[name].append(read())
             return result
 

@@ -23,6 +23,7 @@ class Changing:
     uses_costs = False
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     def init(self, cluster: object) -> FixedState:
         """Returns the first plan."""

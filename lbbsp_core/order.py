@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.work import Work
+from lbbsp_core.allocation import allocate
+from lbbsp_core.cost import Proportional
+from lbbsp_core.types import Limits
+from lbbsp_core.work import StepShares, Work
+
+logger = logging.getLogger("lbbsp.order")
 
 Indices = npt.NDArray[np.int64]
 OrderKey = tuple[int, int, int, bool, bool, int | None, bool]
@@ -71,6 +79,10 @@ class Order(ABC):
     def size(self, step: int) -> int:
         """Returns X_k, the number of samples in global step `step`."""
 
+    def is_short(self, step: int) -> bool:
+        """Returns whether global step `step` has fewer than X samples."""
+        return self.size(step) != self.global_batch_size
+
     @abstractmethod
     def position(self, step: int) -> int:
         """Returns the number of samples before global step `step`."""
@@ -112,6 +124,32 @@ class Order(ABC):
             )
         start = sum(int(size) for size in sizes[:rank])
         return self.indices(step)[start : start + int(sizes[rank])]
+
+    def shares(
+        self,
+        step: int,
+        plan: tuple[int, ...],
+        limits: Sequence[Limits],
+        granularity: int = 1,
+        parts: int = 1,
+    ) -> StepShares:
+        """Returns what the workers do in global step `step` under a plan.
+
+        In a short step the plan is scaled down (rule 6): minima are then at most the number of
+        `parts` of a batch, and sizes multiples of the largest divisor of the granularity for which
+        that is possible. Where the work of the samples is known, it is divided by the plan.
+
+        Example:
+            >>> order = GlobalOrder(120 + 13, 120)
+            >>> order.shares(1, (24, 48, 48), [Limits(8)] * 3, granularity=4).sizes
+            (3, 5, 5)
+        """
+        if self.is_short(step):
+            total = self.size(step)
+            plan, limits, granularity = _scaled(plan, total, limits, granularity, parts)
+        if self.work is None or not self.is_drawn(step):
+            return StepShares(plan, plan, plan)
+        return self.work.cut(self.indices(step), plan, limits, granularity)
 
 
 class GlobalOrder(Order):
@@ -235,6 +273,79 @@ class GlobalOrder(Order):
         """Returns the order of the samples, or of the full batches, in a pass."""
         items = self.num_samples // self.global_batch_size if self.by_batch else self.num_samples
         return read_only(np.random.default_rng((self.seed, number)).permutation(items))
+
+
+def make_order(
+    num_samples: int,
+    global_batch_size: int,
+    *,
+    workers: int,
+    most_workers: int = 0,
+    parts: int = 1,
+    work: npt.ArrayLike | None = None,
+    **order: Any,
+) -> GlobalOrder:
+    """Creates an order of `num_samples` samples in which every worker has samples in each step.
+
+    A short last step with fewer samples than workers, or than parts of all their batches, is
+    dropped, with a warning. `most_workers` counts instead, if the job has had so many, since its
+    order must stay the same. `work` is the work of each sample, by which steps are cut, see
+    `lbbsp_core.work.Work`. The other arguments are those of `GlobalOrder`.
+
+    Raises:
+        ValueError: The data set is smaller than one global batch, or `work` is wrong.
+    """
+    given = GlobalOrder(num_samples, global_batch_size, **order)
+    if work is not None:
+        if given.by_batch:
+            raise ValueError(
+                "work= needs samples with numbers of their own, got a data set whose items are "
+                "global batches: pass a data set whose items are samples, or leave work out"
+            )
+        given.work = Work(work, num_samples)
+    full, rest = divmod(num_samples, global_batch_size)
+    steps_per_epoch = order.get("steps_per_epoch")
+    if (steps_per_epoch or full) == 1 and workers > 1:
+        logger.warning(
+            "an epoch of %d samples has one full step of %d: batches will stay even, because "
+            "the first step of an epoch and short steps are excluded from learning; make "
+            "epochs longer, for example by repeating the data",
+            num_samples if steps_per_epoch is None else global_batch_size,
+            global_batch_size,
+        )
+    most_workers = max(workers, most_workers)
+    if 0 < rest < most_workers * parts and not given.drop_last:
+        given.drop_last = True
+        logger.warning(
+            "%d of %d samples are dropped in each epoch, because the last step would have "
+            "fewer samples than the %d workers%s",
+            rest,
+            num_samples,
+            most_workers,
+            f" times {parts} parts of a batch" if parts > 1 else "",
+        )
+    return given
+
+
+def _scaled(
+    plan: tuple[int, ...], total: int, limits: Sequence[Limits], granularity: int, parts: int
+) -> tuple[tuple[int, ...], list[Limits], int]:
+    """Returns a plan scaled down to `total`, and the limits and granularity that it satisfies."""
+    costs = [Proportional(max(size, 1)) for size in plan]
+
+    def scaled(minimum: int, grain: int) -> tuple[tuple[int, ...], list[Limits], int]:
+        within = [replace(bounds, minimum=minimum) for bounds in limits]
+        sizes = allocate(costs, total=total, limits=within, granularity=grain)
+        return tuple(sizes.tolist()), within, grain
+
+    if (grain := math.gcd(total, granularity)) > 1:
+        # A part may be split among devices as well.
+        is_roomy = parts > 1 and total >= granularity * len(plan)
+        try:
+            return scaled(granularity if is_roomy else parts, grain)
+        except ValueError:
+            pass  # too few samples for multiples
+    return scaled(parts, 1)
 
 
 def read_only(indices: Indices) -> Indices:

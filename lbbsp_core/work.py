@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -36,12 +37,19 @@ class StepShares(NamedTuple):
     """What the workers do in a step, by rank.
 
     Args:
+        plan: Planned work of each worker, in mean samples of the data set.
         sizes: Samples of each worker.
-        work: Work of each worker, in mean samples of the data set; the sizes if it is unknown.
+        work: Work of each worker, in mean samples of the data set.
     """
 
+    plan: tuple[int, ...]
     sizes: tuple[int, ...]
     work: tuple[float, ...]
+
+    @property
+    def are_cut_by_work(self) -> bool:
+        """Whether the work of the samples is known; else the three are the same."""
+        return self.work is not self.plan
 
 
 class Work:
@@ -58,9 +66,9 @@ class Work:
     Example:
         >>> work = Work([100, 300, 200, 200], num_samples=4)
         >>> work.cut(np.arange(4), (2, 2), [Limits(), Limits()])
-        StepShares(sizes=(2, 2), work=(2.0, 2.0))
+        StepShares(plan=(2, 2), sizes=(2, 2), work=(2.0, 2.0))
         >>> work.cut(np.array([1, 2, 0, 3]), (2, 2), [Limits(), Limits()])
-        StepShares(sizes=(1, 3), work=(1.5, 2.5))
+        StepShares(plan=(2, 2), sizes=(1, 3), work=(1.5, 2.5))
     """
 
     def __init__(self, values: npt.ArrayLike, num_samples: int) -> None:
@@ -72,6 +80,7 @@ class Work:
         self.units.flags.writeable = False
         self.digest = zlib.crc32(self.units.astype("<i8").tobytes())
         """Number that differs between different arrays."""
+        self._cut = lru_cache(maxsize=16)(self._cut_anew)  # a step is cut each time it is read
 
     @property
     def description(self) -> str:
@@ -113,6 +122,12 @@ class Work:
         behind it, in proportion. Sizes are multiples of the granularity where that is possible,
         except that the last worker takes the remainder.
         """
+        return self._cut(samples.tobytes(), tuple(plan), tuple(limits), granularity)
+
+    def _cut_anew(
+        self, numbers: bytes, plan: tuple[int, ...], limits: tuple[Limits, ...], granularity: int
+    ) -> StepShares:
+        samples = np.frombuffer(numbers, np.int64)
         ends = np.concatenate([[0], np.cumsum(self.units[samples])])
         maxima = [
             None if each.maximum_work is None else self._in_units(each.maximum_work)
@@ -126,7 +141,7 @@ class Work:
             if cuts is not None:
                 sizes = np.diff(places[cuts])
                 done = np.diff(ends[places[cuts]]) / UNITS  # exact: a power of two
-                return StepShares(tuple(sizes.tolist()), tuple(done.tolist()))
+                return StepShares(plan, tuple(sizes.tolist()), tuple(done.tolist()))
         raise ValueError(
             f"a step of {len(samples)} samples, of the work {ends[-1] * self.mean / UNITS:.4g}, "
             f"cannot be divided within {list(limits)}: raise maximum or maximum_work, lower "

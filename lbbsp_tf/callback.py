@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.writer import Every, require_every
+from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
@@ -510,7 +511,9 @@ class LoadBalancer(keras.callbacks.Callback):
 
         def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
             type(history).on_epoch_end(history, epoch, logs)
-            model.stop_training = session.any_worker(model.stop_training or session.stop_requested)
+            model.stop_training = session.any_worker(
+                model.stop_training or session.extensions[Stopping].requested
+            )
             check_models()
             if checkpoints:
                 checkpoints.end_epoch(epoch, stops=model.stop_training)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from lbbsp_core.runtime.exchange.settings import Settings
+from lbbsp_core.runtime.extensions.settings import Settings
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import PlaceholderDataset

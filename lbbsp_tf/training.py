@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
+from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.settings import Settings
+from lbbsp_core.runtime.extensions.settings import Settings, SettingsComparison
+from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.data.feed import TrainingInput
 from lbbsp_tf.step.preparation import StepPreparation
@@ -57,7 +59,7 @@ class Training:
         """Moves to the epoch at which the training begins, and starts to draw; a collective."""
         if not resumes:  # else the sessions are at a step of it already
             self.sessions.begin_epoch(epoch)
-        self.sessions.leader.check_same("first epoch", epoch)
+        handshake.compare(self.sessions.leader.collectives, {"first epoch": epoch})
         self.input.begin_epochs()
 
     def begin_epoch(self) -> None:
@@ -71,17 +73,18 @@ class Training:
         self.preparation.set_samples(sum(self.sessions.leader.sizes))
         leader, is_last = self.sessions.leader, False
         if self._settings:
-            leader.offer_settings(self._settings, _REMEDY)
+            leader.extensions[SettingsComparison].compare(self._settings, _REMEDY)
             is_last = (leader.step + 1) % self.input.order.steps_per_epoch == 0
-        leader.offer_weights(self._weights, now=is_last)
+        leader.extensions[WeightComparison].compare(self._weights, now=is_last)
         self.sessions.begin_step()
 
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
         self.preparation.end_step()
-        self.sessions.leader.check_weights()
-        self.sessions.leader.check_settings(_REMEDY)
+        extensions = self.sessions.leader.extensions
+        extensions[WeightComparison].check()
+        extensions[SettingsComparison].check(_REMEDY)
         self.leave_steps()
 
     def leave_steps(self) -> None:

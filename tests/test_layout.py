@@ -36,13 +36,16 @@ STAGES = FOUNDATION | {
     "policy",
     "sync",
 }
+BELOW_LOOP = frozenset(
+    f"runtime.{room}" for room in ("options", "reliability", "record", "exchange", "checkpoint")
+)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "_version": frozenset(),
     "types": frozenset({"validate"}),
     "validate": frozenset(),
     "measure": FOUNDATION,
     "resources": FOUNDATION,
-    "order": FOUNDATION | {"work"},
+    "order": FOUNDATION | {"cost", "allocation", "work"},
     "work": FOUNDATION | {"cost", "allocation"},
     "sampled_order": FOUNDATION | {"order"},
     "cost": FOUNDATION,
@@ -52,7 +55,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "policy": FOUNDATION | {"cost", "allocation"},
     "sync": FOUNDATION | {"cost", "policy"},
     "registry": STAGES,
-    "runtime": STAGES | {"registry"},
+    "runtime": frozenset(),
+    # The last two hold defaults of options.
+    "runtime.options": STAGES
+    | {"registry", "runtime.loop.short_steps", "runtime.reliability.heartbeat"},
+    "runtime.reliability": FOUNDATION | {"runtime.options.env"},
+    "runtime.record": STAGES,
+    "runtime.exchange": STAGES | {"runtime.options"},
+    "runtime.checkpoint": STAGES | {"runtime.exchange"},
+    "runtime.extensions": STAGES | BELOW_LOOP,
+    "runtime.loop": STAGES | BELOW_LOOP | {"runtime.extensions"},
+    "runtime.asynchronous": STAGES | BELOW_LOOP | {"runtime.loop"},
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
     "launch": STAGES | {"processes", "runtime.reliability.exit", "runtime.reliability.marks"},

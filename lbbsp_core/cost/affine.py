@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from lbbsp_core.cost.base import Segment, pack_segment
+from lbbsp_core.cost.base import Curve, Segment, pack_segment
 from lbbsp_core.validate import require_nonnegative, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Curve):
     r"""Affine cost ``seconds(x) = c + m x``, with shape ``x + kappa`` and ``kappa = c / m``.
 
     Ours: the fixed overhead of an iteration (kernel launches, Python, the optimizer) makes the
@@ -43,12 +40,7 @@ class Affine:
         """Overhead in samples, ``kappa = c / m``."""
         return self.overhead_seconds / self.seconds_per_sample
 
-    @overload
-    def __call__(self, x: float) -> float: ...
-    @overload
-    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-    def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+    def _seconds(self, x: Any) -> Any:
         return self.overhead_seconds + self.seconds_per_sample * x
 
     def effective_samples(self, x: float) -> float:

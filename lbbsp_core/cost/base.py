@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -51,13 +52,32 @@ class Cost(Protocol):
         ...
 
 
-@overload
-def evaluate_segments(segments: tuple[Segment, ...], x: float) -> float: ...
-@overload
-def evaluate_segments(
-    segments: tuple[Segment, ...], x: npt.NDArray[np.generic]
-) -> npt.NDArray[np.float64]: ...
-def evaluate_segments(segments, x):  # type: ignore[no-untyped-def]
+class Curve(ABC):
+    """Base of the costs of this package."""
+
+    __slots__ = ()
+
+    @overload
+    def __call__(self, x: float) -> float: ...
+    @overload
+    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
+    def __call__(self, x):  # type: ignore[no-untyped-def]
+        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+        return self._seconds(x)
+
+    def _seconds(self, x: Any) -> Any:
+        return evaluate_segments(self.segments(), x)
+
+    @abstractmethod
+    def segments(self) -> tuple[Segment, ...]:
+        """Returns the linear segments: starts ascend from 0, the last one is unbounded."""
+
+    def packed_segments(self) -> bytes:
+        """Returns the segments in the form that `allocate` reads."""
+        return pack_segments(self.segments())
+
+
+def evaluate_segments(segments: tuple[Segment, ...], x: Any) -> Any:
     """Returns the seconds of a batch of `x` samples (a number or an array)."""
     if isinstance(x, np.ndarray):
         start, seconds, slope = np.array(segments).T

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
 
-import numpy as np
-import numpy.typing as npt
-
-from lbbsp_core.cost.base import Segment, evaluate_segments
+from lbbsp_core.cost.base import Curve, Segment
 
 
 @dataclass(frozen=True, slots=True)
-class PiecewiseCost:
+class PiecewiseCost(Curve):
     """Cost given by its linear segments; shape(x) equals ``seconds(x)``.
 
     Args:
@@ -26,14 +22,6 @@ class PiecewiseCost:
     """
 
     pieces: tuple[Segment, ...]
-
-    @overload
-    def __call__(self, x: float) -> float: ...
-    @overload
-    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-    def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
-        return evaluate_segments(self.pieces, x)
 
     def effective_samples(self, x: float) -> float:
         """Returns shape(x), equal to the seconds of `x`."""

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import overload
 
-import numpy as np
-import numpy.typing as npt
-
-from lbbsp_core.cost.base import Segment, evaluate_segments, pack_segments
+from lbbsp_core.cost.base import Curve, Segment
 from lbbsp_core.cost.profile_file import make_document, read_points, write_document
 from lbbsp_core.types import Limits
 from lbbsp_core.validate import require_positive
@@ -22,7 +18,7 @@ _REMEDY = "measure again with more repeats"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Curve):
     r"""Cost through measured points (b_j, t_j), linear in between, nondecreasing.
 
     Ours. Beyond the last point the line through the last two points continues. Below the first
@@ -54,7 +50,6 @@ class Profile:
     seconds: Sequence[float]
     out_of_memory_at: int | None = None
     _segments: tuple[Segment, ...] = field(init=False, repr=False, compare=False)
-    _packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         batches, seconds = _as_numbers(self.batches, self.seconds)
@@ -62,17 +57,7 @@ class Profile:
         _check_cap(self.out_of_memory_at, batches[-1])
         object.__setattr__(self, "batches", batches)
         object.__setattr__(self, "seconds", seconds)
-        segments = _segments(batches, seconds)
-        object.__setattr__(self, "_segments", segments)
-        object.__setattr__(self, "_packed", pack_segments(segments))
-
-    @overload
-    def __call__(self, x: float) -> float: ...
-    @overload
-    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-    def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
-        return evaluate_segments(self._segments, x)
+        object.__setattr__(self, "_segments", _segments(batches, seconds))
 
     def effective_samples(self, x: float) -> float:
         """Returns shape(x) = b_n t(x) / t_n."""
@@ -87,10 +72,6 @@ class Profile:
     def segments(self) -> tuple[Segment, ...]:
         """Returns a segment from 0 to the first point, those between points, and one beyond."""
         return self._segments
-
-    def packed_segments(self) -> bytes:
-        """Returns the segments in the form that `allocate` reads."""
-        return self._packed
 
     @property
     def _speed(self) -> float:

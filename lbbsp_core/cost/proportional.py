@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from lbbsp_core.cost.base import Segment, pack_segment
+from lbbsp_core.cost.base import Curve, Segment, pack_segment
 from lbbsp_core.validate import require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class Proportional:
+class Proportional(Curve):
     """Proportional cost ``seconds(x) = x / v``, with shape x.
 
     Paper: the form of LB-BSP for CPU clusters.
@@ -36,12 +33,7 @@ class Proportional:
     def __post_init__(self) -> None:
         require_positive("Proportional.samples_per_second", self.samples_per_second)
 
-    @overload
-    def __call__(self, x: float) -> float: ...
-    @overload
-    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-    def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+    def _seconds(self, x: Any) -> Any:
         return x / self.samples_per_second
 
     def effective_samples(self, x: float) -> float:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lbbsp_core.cost.base import Segment, pack_segments
+from lbbsp_core.cost.base import Curve, Segment
 from lbbsp_core.validate import require_nonnegative, require_positive
 
 _MAX_EXACT = 2**53  # integers up to it are exact in float64
 
 
 @dataclass(frozen=True, slots=True)
-class Saturating:
+class Saturating(Curve):
     r"""Saturating cost ``seconds(x) = max(t_s, c + m x)``.
 
     A GPU takes the same time for every batch that leaves some of it idle.
@@ -47,7 +46,6 @@ class Saturating:
     overhead_seconds: float
     seconds_per_sample: float
     _segments: tuple[Segment, ...] = field(init=False, repr=False, compare=False)
-    _packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_nonnegative("Saturating.floor_seconds", self.floor_seconds)
@@ -55,14 +53,8 @@ class Saturating:
         require_positive("Saturating.seconds_per_sample", self.seconds_per_sample)
         segments = _segments(self.floor_seconds, self.overhead_seconds, self.seconds_per_sample)
         object.__setattr__(self, "_segments", segments)
-        object.__setattr__(self, "_packed", pack_segments(segments))
 
-    @overload
-    def __call__(self, x: float) -> float: ...
-    @overload
-    def __call__(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]: ...
-    def __call__(self, x):  # type: ignore[no-untyped-def]
-        """Returns the busy seconds of a batch of `x` samples (a number or an array)."""
+    def _seconds(self, x: Any) -> Any:
         line = self.overhead_seconds + self.seconds_per_sample * x
         if isinstance(line, np.ndarray):
             return np.maximum(self.floor_seconds, line)
@@ -81,10 +73,6 @@ class Saturating:
     def segments(self) -> tuple[Segment, ...]:
         """Returns the floor up to the first integer batch that saturates, then the line."""
         return self._segments
-
-    def packed_segments(self) -> bytes:
-        """Returns the segments in the form that `allocate` reads."""
-        return self._packed
 
 
 def _segments(floor: float, overhead: float, slope: float) -> tuple[Segment, ...]:

@@ -6,7 +6,6 @@ from lbbsp_core.policy.base import (
     Policy,
     PolicyState,
     Sizes,
-    accepts_narrower_limits,
     require_asynchronous,
 )
 from lbbsp_core.policy.epoch_balanced import EpochBalanced, EpochBalancedState
@@ -36,7 +35,6 @@ __all__ = [
     "ProportionalControl",
     "ProportionalControlState",
     "Sizes",
-    "accepts_narrower_limits",
     "bound_growth",
     "require_asynchronous",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
+N = TypeVar("N", int, float)
 Sizes = tuple[int, ...]
 """A plan: samples of each worker by rank, summing to the global batch size."""
 
@@ -120,6 +121,11 @@ class Observation:
         """Returns whether the busy time of `rank` is valid and may be learned from."""
         return rank not in self.excluded and 0 < self.busy_seconds[rank] < math.inf
 
+    def added(self, totals: tuple[N, ...], values: Sequence[N]) -> tuple[N, ...]:
+        """Returns totals by rank, with the values of the workers that were measured added."""
+        pairs = enumerate(zip(totals, values, strict=True))
+        return tuple(old + new if self.measured(rank) else old for rank, (old, new) in pairs)
+
     def known_costs(self) -> Sequence[Cost] | None:
         """Returns the predicted costs of all workers, or None while any of them is missing."""
         if isinstance(self.costs, AffineArray):
@@ -155,13 +161,13 @@ class Policy(Protocol[S]):
     `lbbsp_core.testing.check_policy` checks this contract.
     """
 
-    uses_costs: ClassVar[bool]
+    uses_costs: ClassVar[bool] = False
     """Whether the policy reads `Observation.costs`; if not, no worker predicts its speed."""
 
-    is_static: ClassVar[bool]
+    is_static: ClassVar[bool] = False
     """Whether the sizes never change after `init`."""
 
-    needs_common_steps: ClassVar[bool]
+    needs_common_steps: ClassVar[bool] = False
     """Whether it works only where all workers are always in the same step, as with plain BSP.
 
     Without common steps (SSP, ASP) an observation holds the *latest* iteration of each worker, see
@@ -169,6 +175,13 @@ class Policy(Protocol[S]):
     belong to different plans. A policy that compares a worker's own times under the plan in force
     does not need common steps, nor does one that plans by predicted costs. One that counts how
     often a worker was the slowest of a step does, and so does one that adds up epochs.
+    """
+
+    accepts_narrower_limits: ClassVar[bool] = False
+    """Whether limits may be narrower in an update than in `init`.
+
+    Such a policy makes a new plan if that in force is not allowed any more. Its batches stay near
+    even shares while steps are short, see `lbbsp_core.runtime.loop.short_steps`.
     """
 
     def init(self, constraints: BatchConstraints) -> S:
@@ -192,16 +205,6 @@ class Policy(Protocol[S]):
             observation: Measurements and predictions of the step that has just finished.
         """
         ...
-
-
-def accepts_narrower_limits(policy: Policy) -> bool:
-    """Returns whether limits may be narrower in an update than in `init`: only if it says so.
-
-    Such a policy has a class attribute ``accepts_narrower_limits = True``, and makes a new plan if
-    that in force is not allowed any more. Its batches stay near even shares while steps are short,
-    see `lbbsp_core.runtime.loop.short_steps`.
-    """
-    return bool(getattr(policy, "accepts_narrower_limits", False))
 
 
 def require_asynchronous(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 
 
@@ -25,7 +25,7 @@ class EpochBalancedState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochBalanced:
+class EpochBalanced(Policy[EpochBalancedState]):
     r"""DBS, dynamic batch size (Ye et al., arXiv 2007.11831): re-balances at epoch ends.
 
     .. math:: p_i' = \frac{p_i / t_i}{\sum_j p_j / t_j}, \qquad x_i = p_i' X
@@ -49,8 +49,6 @@ class EpochBalanced:
         (8, 4)
     """
 
-    uses_costs: ClassVar[bool] = False
-    is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = True
 
     def init(self, constraints: BatchConstraints) -> EpochBalancedState:
@@ -61,7 +59,11 @@ class EpochBalanced:
         self, state: EpochBalancedState, constraints: BatchConstraints, observation: Observation
     ) -> EpochBalancedState:
         """Adds the step's measurements; decides a new plan at the end of an epoch."""
-        state = _count(state, observation)
+        state = EpochBalancedState(
+            state.sizes,
+            observation.added(state.samples, observation.sizes),
+            observation.added(state.seconds, observation.busy_seconds),
+        )
         if not observation.last_of_epoch or not all(state.samples):
             return state
         pairs = zip(state.samples, state.seconds, strict=True)
@@ -70,15 +72,3 @@ class EpochBalanced:
 
 def _start(sizes: Sizes) -> EpochBalancedState:
     return EpochBalancedState(sizes, (0,) * len(sizes), (0.0,) * len(sizes))
-
-
-def _count(state: EpochBalancedState, seen: Observation) -> EpochBalancedState:
-    counts = [seen.measured(rank) for rank in range(len(state.sizes))]
-    return EpochBalancedState(
-        state.sizes,
-        tuple(old + x * one for old, x, one in zip(state.samples, seen.sizes, counts, strict=True)),
-        tuple(
-            old + t if one else old
-            for old, t, one in zip(state.seconds, seen.busy_seconds, counts, strict=True)
-        ),
-    )

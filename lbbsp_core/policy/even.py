@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lbbsp_core.policy.base import BatchConstraints, Observation
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy
 from lbbsp_core.policy.fixed_shares import FixedShares, FixedState
 
 
 @dataclass(frozen=True, slots=True)
-class Even:
+class Even(Policy[FixedState]):
     """Equal batches, ``x_i = X / N``, as nearly as integers, limits and granularity allow.
 
     This is the plan of plain BSP and the first plan of all policies that adapt.
@@ -21,9 +21,7 @@ class Even:
         (3, 3, 2)
     """
 
-    uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = True
-    needs_common_steps: ClassVar[bool] = False
 
     def init(self, constraints: BatchConstraints) -> FixedState:
         """Returns the even plan."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.validate import require_positive
 
 
@@ -22,7 +22,7 @@ class FixedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FixedShares:
+class FixedShares(Policy[FixedState]):
     r"""Static batches in proportion to ratings, ``x_i = X r_i / sum r``.
 
     Paper: the static, open-loop form of variable batching (Tyagi and Sharma, arXiv 2305.12213),
@@ -42,9 +42,7 @@ class FixedShares:
         (18, 24, 36)
     """
 
-    uses_costs: ClassVar[bool] = False
     is_static: ClassVar[bool] = True
-    needs_common_steps: ClassVar[bool] = False
 
     shares: tuple[float, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 
 _NO_WORKER = -1
@@ -30,13 +30,13 @@ class LeaderStragglerState(NamedTuple):
     window: int
     seconds: tuple[float, ...]
     counts: tuple[int, ...]
-    leader: int
-    straggler: int
-    streak: int
+    leader: int = _NO_WORKER
+    straggler: int = _NO_WORKER
+    streak: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderStraggler:
+class LeaderStraggler(Policy[LeaderStragglerState]):
     r"""LB-BSP for GPUs as of 2020 (Chen et al., "Semi-Dynamic Load Balancing", SoCC 2020).
 
     Over a window of iterations, which filters noise, find the *leader* (smallest mean busy time
@@ -72,8 +72,6 @@ class LeaderStraggler:
         (8, 4)
     """
 
-    uses_costs: ClassVar[bool] = False
-    is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = True
 
     delta: int | None = None
@@ -89,8 +87,9 @@ class LeaderStraggler:
     def init(self, constraints: BatchConstraints) -> LeaderStragglerState:
         """Returns the even plan, with the first delta and window."""
         sizes = Even().init(constraints).sizes
-        no_move = (_NO_WORKER, _NO_WORKER, 0)
-        return _start(sizes, self._first_delta(constraints), self.window, *no_move)
+        seconds, counts = (0.0,) * len(sizes), (0,) * len(sizes)
+        delta = self._first_delta(constraints)
+        return LeaderStragglerState(sizes, delta, self.window, seconds, counts)
 
     def update(
         self, state: LeaderStragglerState, constraints: BatchConstraints, observation: Observation
@@ -98,26 +97,31 @@ class LeaderStraggler:
         """Adds the step to the window; moves samples once the window is full."""
         if observation.sizes != state.sizes:
             return state
-        state = _count(state, observation)
+        state = state._replace(
+            seconds=observation.added(state.seconds, observation.busy_seconds),
+            counts=observation.added(state.counts, (1,) * len(state.counts)),
+        )
         if min(state.counts) < state.window:
             return state
         pair = _pair(state, constraints)
+        none = (0,) * len(state.counts)
+        state = state._replace(seconds=(0.0,) * len(none), counts=none)
         if pair is None:
-            return _start(state.sizes, state.delta, state.window, _NO_WORKER, _NO_WORKER, 0)
-        return self._move(self._tune(state, constraints, *pair), constraints, *pair)
+            return state._replace(leader=_NO_WORKER, straggler=_NO_WORKER, streak=0)
+        return self._move(state, constraints, *pair)
 
     def _first_delta(self, constraints: BatchConstraints) -> int:
         even = constraints.global_batch_size // (16 * constraints.workers)
         return _granules(even if self.delta is None else self.delta, constraints.granularity)
 
-    def _tune(
+    def _move(
         self,
         state: LeaderStragglerState,
         constraints: BatchConstraints,
         leader: int,
         straggler: int,
     ) -> LeaderStragglerState:
-        """Returns the state with delta, window and streak for this move."""
+        """Tunes delta and the window, and moves samples from the straggler to the leader."""
         delta, window = state.delta, state.window
         if straggler == state.leader or leader == state.straggler:
             delta, window, streak = delta // 2, min(2 * window, self.longest), 1
@@ -127,40 +131,19 @@ class LeaderStraggler:
                 delta = min(2 * delta, self._first_delta(constraints))
                 window = max(window // 2, self.window)
         delta = _granules(delta, constraints.granularity)
-        return state._replace(delta=delta, window=window, streak=streak)
-
-    def _move(
-        self,
-        state: LeaderStragglerState,
-        constraints: BatchConstraints,
-        leader: int,
-        straggler: int,
-    ) -> LeaderStragglerState:
-        room = _room(state.sizes[leader], constraints, leader)
-        moved = min(state.delta, room, _spare(state.sizes[straggler], constraints, straggler))
         sizes = list(state.sizes)
+        room = _room(sizes[leader], constraints, leader)
+        moved = min(delta, room, _spare(sizes[straggler], constraints, straggler))
         sizes[leader] += moved
         sizes[straggler] -= moved
-        return _start(tuple(sizes), state.delta, state.window, leader, straggler, state.streak)
-
-
-def _start(
-    sizes: Sizes, delta: int, window: int, leader: int, straggler: int, streak: int
-) -> LeaderStragglerState:
-    """Returns a state with an empty window."""
-    seconds, counts = (0.0,) * len(sizes), (0,) * len(sizes)
-    return LeaderStragglerState(sizes, delta, window, seconds, counts, leader, straggler, streak)
-
-
-def _count(state: LeaderStragglerState, seen: Observation) -> LeaderStragglerState:
-    counts = [seen.measured(rank) for rank in range(len(state.sizes))]
-    return state._replace(
-        seconds=tuple(
-            old + t if one else old
-            for old, t, one in zip(state.seconds, seen.busy_seconds, counts, strict=True)
-        ),
-        counts=tuple(old + one for old, one in zip(state.counts, counts, strict=True)),
-    )
+        return state._replace(
+            sizes=tuple(sizes),
+            delta=delta,
+            window=window,
+            leader=leader,
+            straggler=straggler,
+            streak=streak,
+        )
 
 
 def _pair(state: LeaderStragglerState, constraints: BatchConstraints) -> tuple[int, int] | None:
@@ -184,11 +167,8 @@ def _room(size: int, constraints: BatchConstraints, rank: int) -> int:
 
 def _spare(size: int, constraints: BatchConstraints, rank: int) -> int:
     """Returns how many samples a worker may give away, in whole granules."""
-    return (
-        (size - constraints.limits[rank].minimum)
-        // constraints.granularity
-        * constraints.granularity
-    )
+    spare = size - constraints.limits[rank].minimum
+    return spare // constraints.granularity * constraints.granularity
 
 
 def _granules(samples: int, granularity: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from lbbsp_core.cost import Cost, Proportional, slowest
-from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.first_uses import extra_seconds, plan_of_used_sizes
 from lbbsp_core.validate import require_fraction, require_integer
@@ -26,7 +26,7 @@ class LoadBalancedState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadBalanced:
+class LoadBalanced(Policy[LoadBalancedState]):
     r"""LB-BSP (Chen et al., arXiv 1806.02508): minimise ``max_i Gamma_i(x_i)``, ``sum x_i = X``.
 
     Gamma_i(x) is the batch-time curve of worker i at its *predicted* speed; the exact integer
@@ -67,8 +67,6 @@ class LoadBalanced:
     """
 
     uses_costs: ClassVar[bool] = True
-    is_static: ClassVar[bool] = False
-    needs_common_steps: ClassVar[bool] = False
     accepts_narrower_limits: ClassVar[bool] = True
 
     min_gain: float = 0.02

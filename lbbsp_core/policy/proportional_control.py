@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Proportional
-from lbbsp_core.policy.base import BatchConstraints, Observation, Sizes
+from lbbsp_core.policy.base import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.policy.even import Even
 from lbbsp_core.policy.fixed_shares import check_ratings, rated_plan
 from lbbsp_core.validate import require_fraction
@@ -35,7 +35,7 @@ class ProportionalControlState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ProportionalControl:
+class ProportionalControl(Policy[ProportionalControlState]):
     r"""Dynamic batching by proportional control (Tyagi and Sharma, arXiv 2305.12213, closed loop).
 
     .. math:: x_i' = x_i \, t^* / \mu_i, \qquad t^* = X / \sum_j (x_j / \mu_j)
@@ -87,10 +87,6 @@ class ProportionalControl:
         Tyagi, Sharma: Taming Resource Heterogeneity in Distributed ML Training with Dynamic
         Batching, ACSOS 2020, arXiv 2305.12213.
     """
-
-    uses_costs: ClassVar[bool] = False
-    is_static: ClassVar[bool] = False
-    needs_common_steps: ClassVar[bool] = False
 
     dead_band: float = 0.05
     smoothing: float = 0.5

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,6 @@ class Arima:
     first_fit: int = 40
     window: int = 400
 
-    uses_drivers: ClassVar[bool] = False
     """Whether forecasts depend on driving factors."""
 
     def __post_init__(self) -> None:

@@ -25,9 +25,6 @@ class Predictor(Protocol[S]):
     `update` never changes the state it is given, so a predictor can be pickled, replayed and
     printed. All three methods run in every training step and must be cheap.
 
-    A predictor whose forecasts never depend on drivers may say so by an attribute `uses_drivers` =
-    False: workers then need not exchange the newest ones.
-
     Checked by `lbbsp_core.testing.check_predictor`.
     """
 
@@ -60,8 +57,3 @@ class Predictor(Protocol[S]):
             Samples per second, finite and > 0; NaN before the first measurement.
         """
         ...
-
-
-def uses_drivers(predictor: Predictor) -> bool:
-    """Returns whether forecasts may depend on driving factors: True unless it denies it."""
-    return bool(getattr(predictor, "uses_drivers", True))

@@ -51,7 +51,6 @@ class Ema:
     elementwise: ClassVar[bool] = True
     """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
-    uses_drivers: ClassVar[bool] = False
     """Whether forecasts depend on driving factors."""
 
     def __post_init__(self) -> None:

@@ -41,7 +41,6 @@ class LastValue:
     elementwise: ClassVar[bool] = True
     """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
-    uses_drivers: ClassVar[bool] = False
     """Whether forecasts depend on driving factors."""
 
     def init(self) -> LastValueState:

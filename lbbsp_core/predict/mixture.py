@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lbbsp_core.predict.base import Predictor, uses_drivers
+from lbbsp_core.predict.base import Predictor
 from lbbsp_core.predict.ema import Ema
 from lbbsp_core.predict.narx import Narx
 from lbbsp_core.types import Measurement
@@ -98,11 +98,6 @@ class Mixture:
             )
         object.__setattr__(self, "experts", experts)
         object.__setattr__(self, "prior", tuple(p / sum(prior) for p in prior))
-
-    @property
-    def uses_drivers(self) -> bool:
-        """Whether forecasts of an expert depend on driving factors."""
-        return any(map(uses_drivers, self.experts))
 
     def init(self) -> MixtureState:
         """Returns the initial states of the experts, weighted by the prior."""

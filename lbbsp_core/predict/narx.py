@@ -139,11 +139,6 @@ class Narx:
                 f"Narx.forgetting_factor must be in (0, 1], got {self.forgetting_factor!r}"
             )
 
-    @property
-    def uses_drivers(self) -> bool:
-        """Whether forecasts depend on driving factors."""
-        return self.use_exogenous
-
     def init(self) -> NarxState:
         """Returns the state before the first measurement."""
         empty, nan = np.empty(0), math.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +90,6 @@ class Recurrent:
     window: int = 400
     seed: int = 0
 
-    uses_drivers: ClassVar[bool] = False
     """Whether forecasts depend on driving factors."""
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lbbsp_core.measure import OutlierFilter, OutlierFilterState
-from lbbsp_core.predict.base import Predictor, uses_drivers
+from lbbsp_core.predict.base import Predictor
 from lbbsp_core.predict.ema import Ema
 from lbbsp_core.types import Measurement, Real
 from lbbsp_core.validate import require_integer
@@ -56,11 +56,6 @@ class Clipped:
         require_integer("Clipped.window", self.window, 1)
         if self.margin < 1:
             raise ValueError(f"Clipped.margin must be >= 1, got {self.margin!r}")
-
-    @property
-    def uses_drivers(self) -> bool:
-        """Whether forecasts depend on driving factors."""
-        return uses_drivers(self.predictor)
 
     def init(self) -> ClippedState:
         """Returns the state before the first measurement."""
@@ -128,11 +123,6 @@ class Fallback:
         if not 1 < self.factor < math.inf:
             raise ValueError(f"Fallback.factor must be finite and > 1, got {self.factor!r}")
 
-    @property
-    def uses_drivers(self) -> bool:
-        """Whether forecasts depend on driving factors."""
-        return uses_drivers(self.predictor) or uses_drivers(self.fallback)
-
     def init(self) -> FallbackState:
         """Returns the state before the first measurement."""
         return FallbackState(self.predictor.init(), self.fallback.init())
@@ -191,11 +181,6 @@ class Filtered:
 
     predictor: Predictor
     outlier_filter: OutlierFilter = field(default_factory=OutlierFilter)
-
-    @property
-    def uses_drivers(self) -> bool:
-        """Whether forecasts depend on driving factors."""
-        return uses_drivers(self.predictor)
 
     def init(self) -> FilteredState:
         """Returns the state before the first measurement."""

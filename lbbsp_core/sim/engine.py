@@ -10,9 +10,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from lbbsp_core.policy import BatchConstraints, FirstUses, Observation, Policy, Sizes
+from lbbsp_core.policy import BatchConstraints, Observation, Policy, Sizes
 from lbbsp_core.predict import LastValue, Predictor
 from lbbsp_core.runtime.loop.balancer import Balancer
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.sim.arrays import ArrayPlanner, fits_arrays
 from lbbsp_core.sim.cluster import SimulatedCluster
 from lbbsp_core.sim.config import SimConfig
@@ -221,5 +222,5 @@ def _balancer(
         limits=config.limits,
         granularity=config.granularity,
         lag=config.lag,
-        first_uses=(FirstUses(),) * cluster.workers if config.first_use_seconds else None,
+        bounds=BatchBounds(first_uses=config.first_use_seconds > 0),
     )

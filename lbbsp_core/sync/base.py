@@ -14,6 +14,7 @@ else:
     from typing import TypeVar
 
     S = TypeVar("S")
+T = TypeVar("T")
 
 
 class SyncDecision(NamedTuple):
@@ -115,6 +116,11 @@ class Synchroniser(Protocol[S]):
             ValueError: The worker is active, or its rank is not the next one.
         """
         ...
+
+
+def replaced(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
+    """Returns a copy with `item` at `index`, which may be the next one."""
+    return (*items[:index], item, *items[index + 1 :])
 
 
 def require_time(now: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lbbsp_core.sync.base import SyncDecision
@@ -10,10 +10,10 @@ from lbbsp_core.sync.ssp import SSP, SSPState
 
 
 @dataclass(frozen=True, slots=True)
-class BSP:
+class BSP(SSP):
     """Bulk synchronous parallel: a barrier in every iteration, one update from all gradients.
 
-    Times are those of ``SSP(0)``, whose state it shares; pushes are kept until the barrier.
+    As ``SSP(0)``, but pushes are kept until the barrier.
 
     Example:
         >>> bsp = BSP()
@@ -26,25 +26,15 @@ class BSP:
     """
 
     keeps_pushes: ClassVar[bool] = True
-
-    def init(self, workers: int, now: float = 0.0) -> SSPState:
-        """Releases all workers."""
-        return _LOCKSTEP.init(workers, now)
+    staleness: float = field(default=0, init=False, repr=False)
 
     def push(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
         """Keeps the push; the last push of an iteration completes the barrier."""
-        return _aggregate_at_barrier(state, *_LOCKSTEP.push(state, worker, now))
+        return _aggregate_at_barrier(state, *SSP.push(self, state, worker, now))
 
     def finish(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
         """Removes the worker; completes the barrier if only its push was missing."""
-        return _aggregate_at_barrier(state, *_LOCKSTEP.finish(state, worker, now))
-
-    def join(self, state: SSPState, worker: int, now: float) -> tuple[SSPState, SyncDecision]:
-        """Adds the worker to the current iteration: the model has not changed since its start."""
-        return _LOCKSTEP.join(state, worker, now)
-
-
-_LOCKSTEP = SSP(0)
+        return _aggregate_at_barrier(state, *SSP.finish(self, state, worker, now))
 
 
 def _aggregate_at_barrier(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbbsp_core.sync.base import require_active, require_inactive
-from lbbsp_core.sync.persistent_vector import PersistentVector
+from lbbsp_core.sync.base import replaced, require_active, require_inactive
 from lbbsp_core.validate import require_integer
 
 
 class Clocks(NamedTuple):
-    """Pushes of each worker, and their minimum; a transition takes O(log n), amortised.
+    """Pushes of each worker, and their minimum.
 
     Args:
         counts: c by worker, counted from the minimum at its join; ``-1 - c`` for a worker that
@@ -19,7 +18,7 @@ class Clocks(NamedTuple):
         slowest: Lowest rank with that count; -1 if no worker is active.
     """
 
-    counts: PersistentVector[int]
+    counts: tuple[int, ...]
     min_count: int
     slowest: int
 
@@ -27,7 +26,7 @@ class Clocks(NamedTuple):
     def start(cls, workers: int) -> Clocks:
         """Returns clocks at 0 for workers 0 to `workers` - 1."""
         require_integer("workers", workers, 1)
-        return cls(PersistentVector.of((0,) * workers), min_count=0, slowest=0)
+        return cls((0,) * workers, min_count=0, slowest=0)
 
     def count(self, worker: int) -> int:
         """Returns the c of an active worker."""
@@ -51,26 +50,18 @@ class Clocks(NamedTuple):
         """Returns the clocks with `worker` at the count of the slowest."""
         known = len(self.counts)
         require_inactive(worker, 0 <= worker < known and self.counts[worker] >= 0, known)
-        counts = self.counts.appended(self.min_count) if worker == known else self.counts
-        counts = counts.replaced(worker, self.min_count)
+        counts = replaced(self.counts, worker, self.min_count)
         slowest = worker if self.slowest < 0 else min(self.slowest, worker)
         return Clocks(counts, self.min_count, slowest)
 
     def _with_count(self, worker: int, count: int) -> Clocks:
-        after = Clocks(self.counts.replaced(worker, count), self.min_count, self.slowest)
+        after = Clocks(replaced(self.counts, worker, count), self.min_count, self.slowest)
         return after._with_next_slowest() if worker == self.slowest else after
 
     def _with_next_slowest(self) -> Clocks:
-        """Finds the next rank at the same count, or else the first rank at the next count.
-
-        Ranks are scanned once for each value of `min_count`, during which every worker pushes:
-        O(1) per push.
-        """
-        for rank in range(self.slowest + 1, len(self.counts)):
-            if self.counts[rank] == self.min_count:
-                return self._replace(slowest=rank)
-        counts = list(self.counts)
-        min_count = min((count for count in counts if count >= 0), default=-1)
+        if self.min_count in self.counts:
+            return self._replace(slowest=self.counts.index(self.min_count))
+        min_count = min((count for count in self.counts if count >= 0), default=-1)
         if min_count < 0:
             return self._replace(slowest=-1)
-        return self._replace(min_count=min_count, slowest=counts.index(min_count))
+        return self._replace(min_count=min_count, slowest=self.counts.index(min_count))

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lbbsp_core.sync.base import SyncDecision, require_running, require_time
+from lbbsp_core.sync.base import SyncDecision, replaced, require_running, require_time
 from lbbsp_core.sync.clocks import Clocks
-from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.validate import require_integer
 
 
@@ -36,7 +35,7 @@ class DSSPState(NamedTuple):
     """
 
     clocks: Clocks
-    workers: PersistentVector[DSSPWorker]
+    workers: tuple[DSSPWorker, ...]
     max_count: int
 
 
@@ -94,7 +93,7 @@ class DSSP:
 
     def init(self, workers: int, now: float = 0.0) -> DSSPState:
         """Releases all workers."""
-        return DSSPState(Clocks.start(workers), PersistentVector.of((DSSPWorker(),) * workers), 0)
+        return DSSPState(Clocks.start(workers), (DSSPWorker(),) * workers, 0)
 
     def push(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Applies the push; releases the worker if it has a credit or a lead of at most s_L."""
@@ -103,11 +102,11 @@ class DSSP:
         require_running(worker, not own.waits)
         own = own._replace(pushes=(*own.pushes[-1:], require_time(now)))
         max_count = max(state.max_count, clocks.count(worker))
-        pushed = DSSPState(clocks, state.workers.replaced(worker, own), max_count)
+        pushed = DSSPState(clocks, replaced(state.workers, worker, own), max_count)
         granted = own.credits or self._grant(pushed, worker)
         waits = not granted and clocks.lead(worker) > self.lower
         own = own._replace(credits=max(granted - 1, 0), waits=waits)
-        pushed = pushed._replace(workers=pushed.workers.replaced(worker, own))
+        pushed = pushed._replace(workers=replaced(state.workers, worker, own))
         after, others = self._release(state.clocks, pushed)
         release = others if waits else tuple(sorted((*others, worker)))
         return after, SyncDecision((worker,), release)
@@ -115,7 +114,7 @@ class DSSP:
     def finish(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Removes the worker; releases those that waited for it alone."""
         clocks = state.clocks.after_finish(worker)
-        workers = state.workers.replaced(worker, DSSPWorker())
+        workers = replaced(state.workers, worker, DSSPWorker())
         max_count = state.max_count
         if state.clocks.count(worker) == max_count:
             max_count = max(clocks.min_count, *clocks.counts)
@@ -125,8 +124,7 @@ class DSSP:
     def join(self, state: DSSPState, worker: int, now: float) -> tuple[DSSPState, SyncDecision]:
         """Adds the worker at the clock of the slowest and releases it."""
         clocks = state.clocks.after_join(worker)
-        new = worker == len(state.workers)
-        workers = state.workers.appended(DSSPWorker()) if new else state.workers
+        workers = replaced(state.workers, worker, DSSPWorker())
         return DSSPState(clocks, workers, state.max_count), SyncDecision(release=(worker,))
 
     def _release(self, before: Clocks, after: DSSPState) -> tuple[DSSPState, tuple[int, ...]]:
@@ -140,9 +138,11 @@ class DSSP:
             for rank, (count, known) in enumerate(zip(clocks.counts, workers, strict=True))
             if known.waits and count <= bound
         )
-        for rank in released:
-            workers = workers.replaced(rank, workers[rank]._replace(waits=False))
-        return DSSPState(clocks, workers, max_count), released
+        proceeding = (
+            known._replace(waits=known.waits and rank not in released)
+            for rank, known in enumerate(workers)
+        )
+        return DSSPState(clocks, tuple(proceeding), max_count), released
 
     def _grant(self, state: DSSPState, worker: int) -> int:
         """Returns how many iterations the controller lets the fastest worker start, see above."""

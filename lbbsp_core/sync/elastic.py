@@ -9,12 +9,12 @@ import numpy as np
 
 from lbbsp_core.sync.base import (
     SyncDecision,
+    replaced,
     require_active,
     require_inactive,
     require_running,
     require_time,
 )
-from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.sync.zipline import zipline
 from lbbsp_core.validate import require_integer
 
@@ -46,7 +46,7 @@ class ElasticState(NamedTuple):
         missing: Active workers that have not reached the barrier.
     """
 
-    runners: PersistentVector[Runner]
+    runners: tuple[Runner, ...]
     missing: int
 
 
@@ -100,9 +100,7 @@ class ElasticBSP:
     def init(self, workers: int, now: float = 0.0) -> ElasticState:
         """Releases all workers, for one iteration."""
         first = Runner(released=require_time(now))
-        return ElasticState(
-            PersistentVector.of((first,) * require_integer("workers", workers, 1)), workers
-        )
+        return ElasticState((first,) * require_integer("workers", workers, 1), workers)
 
     def push(
         self, state: ElasticState, worker: int, now: float
@@ -116,7 +114,7 @@ class ElasticBSP:
             released=require_time(now),
             interval=max(now - runner.released, 0.0),
         )
-        runners = state.runners.replaced(worker, runner)
+        runners = replaced(state.runners, worker, runner)
         if runner.remaining:
             return ElasticState(runners, state.missing), SyncDecision((worker,), (worker,))
         return self._complete(ElasticState(runners, state.missing - 1), now)
@@ -127,7 +125,7 @@ class ElasticBSP:
         """Removes the worker; completes the barrier if only this worker was missing."""
         runner = _active(state, worker)
         departed = runner._replace(active=False, remaining=-1 if runner.remaining else 0)
-        runners = state.runners.replaced(worker, departed)
+        runners = replaced(state.runners, worker, departed)
         if not runner.remaining:
             return ElasticState(runners, state.missing), SyncDecision()
         return self._complete(ElasticState(runners, state.missing - 1), now)
@@ -138,26 +136,21 @@ class ElasticBSP:
         """Adds the worker with one iteration until the barrier, and observes it from now on."""
         known = len(state.runners)
         require_inactive(worker, 0 <= worker < known and state.runners[worker].active, known)
-        runners = state.runners.appended(Runner()) if worker == known else state.runners
-        runners = runners.replaced(worker, Runner(released=require_time(now)))
+        runners = replaced(state.runners, worker, Runner(released=require_time(now)))
         return ElasticState(runners, state.missing + 1), SyncDecision(release=(worker,))
 
     def _complete(self, state: ElasticState, now: float) -> tuple[ElasticState, SyncDecision]:
         """Completes the barrier if no worker is missing: aggregates, predicts and releases."""
-        if state.missing:
-            return state, SyncDecision()
         runners = list(state.runners)
         active = [rank for rank, runner in enumerate(runners) if runner.active]
-        if not active:
+        if state.missing or not active:
             return state, SyncDecision()
         kept = tuple(rank for rank, runner in enumerate(runners) if not runner.remaining)
         runners = [runner if runner.active else runner._replace(remaining=-1) for runner in runners]
         quotas = self._quotas([runners[rank] for rank in active], now)
         for rank, quota in zip(active, quotas, strict=True):
             runners[rank] = runners[rank]._replace(remaining=quota, released=now)
-        return ElasticState(PersistentVector.of(runners), len(active)), SyncDecision(
-            kept, tuple(active)
-        )
+        return ElasticState(tuple(runners), len(active)), SyncDecision(kept, tuple(active))
 
     def _quotas(self, runners: list[Runner], now: float) -> list[int]:
         """Returns the iterations of each worker until the next barrier, shape ``(workers,)``."""

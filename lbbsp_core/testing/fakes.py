@@ -46,7 +46,6 @@ def exchange_in_process(
     wall_seconds: float | None = None,
     *,
     excluded: Collection[int] = (),
-    stop: Collection[int] = (),
     drivers: Sequence[tuple[float, ...]] | None = None,
 ) -> tuple[StepMessage, ...]:
     """Runs one step of several balancers in one process, as a framework's all-reduce does it.
@@ -60,7 +59,6 @@ def exchange_in_process(
         wall_seconds: Time from barrier to barrier, in seconds; by default the busy time of the
             slowest worker.
         excluded: Ranks that exclude this step.
-        stop: Ranks that request a stop.
         drivers: Driving factors of each worker's next step, by rank.
 
     Returns:
@@ -81,7 +79,7 @@ def exchange_in_process(
     slots = np.zeros((len(balancers), len(balancers), WIDTH), np.float32)
     for rank, (balancer, busy) in enumerate(zip(balancers, busy_seconds, strict=True)):
         own = drivers[rank] if drivers else ()
-        message = balancer.report(busy, excluded=rank in excluded, stop=rank in stop, drivers=own)
+        message = balancer.report(busy, excluded=rank in excluded, drivers=own)
         slots[rank, rank] = encode(message)
     messages = tuple(map(decode, slots.sum(axis=0)))
     for balancer in balancers:

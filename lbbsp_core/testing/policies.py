@@ -63,14 +63,10 @@ def check_policy(policy: Policy, *clusters: BatchConstraints, steps: int = 80) -
         >>> check_policy(LoadBalanced(min_gain=0.0))
     """
     check_value(policy)
-    check_flags(policy, "uses_costs", "is_static", "needs_common_steps")
-    narrower = getattr(policy, "accepts_narrower_limits", False)
-    assert isinstance(narrower, bool), (
-        f"accepts_narrower_limits must be True or False if there is one, got {narrower!r}"
-    )
+    check_flags(policy, "uses_costs", "is_static", "needs_common_steps", "accepts_narrower_limits")
     for seed, cluster in enumerate(clusters or _CLUSTERS):
         _check_policy_run(policy, random.Random(seed), [cluster] * (steps + 1))
-        if narrower:
+        if policy.accepts_narrower_limits:
             _check_policy_run(policy, random.Random(seed), _narrowed(cluster, seed, steps))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lbbsp_core.predict import Predictor
-from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.testing._contract import SLACK, check_value, copied, pickled, unchanged
 from lbbsp_core.types import Measurement
 
@@ -28,8 +26,7 @@ def check_predictor(
     The predictor must be a frozen value that compares, hashes, pickles and prints its
     parameters; `init`, `update` and `predict` must change neither it nor a state; a pickled state
     must replay to the same bits; predictions must be NaN before the first update, then finite and
-    > 0 at any horizon, over jumps, outliers and constant stretches; a state must not grow. If
-    `uses_drivers` is False, drivers must change no prediction.
+    > 0 at any horizon, over jumps, outliers and constant stretches; a state must not grow.
 
     Args:
         predictor: Predictor to check.
@@ -51,7 +48,6 @@ def check_predictor(
     _check_transitions(predictor, list(_series(40, 3, 1.0, drivers)))
     _check_replay(predictor, list(_series(120, 4, 1.0, drivers)))
     _check_bounded(predictor, list(_series(updates, 5, 1.0, drivers)))
-    _check_drivers(predictor, list(_series(120, 9, 1.0, 2)))
     if arrays:
         _check_arrays(predictor, [list(_series(60, 6 + worker, 1.0)) for worker in range(3)])
 
@@ -119,17 +115,6 @@ def _check_replay(predictor: Predictor, series: Sequence[Measurement]) -> None:
                 f"{title} {predictor!r} must replay a pickled state to the same bits: {old!r} "
                 f"became {new!r} at step {step}"
             )
-
-
-def _check_drivers(predictor: Predictor, series: Sequence[Measurement]) -> None:
-    if uses_drivers(predictor):
-        return
-    told, _ = _drive(predictor, predictor.init(), series)
-    silent = [dataclasses.replace(each, drivers=(0.0, 0.0)) for each in series]
-    untold, _ = _drive(predictor, predictor.init(), silent)
-    assert all(map(_same, told, untold)), (
-        f"{predictor!r} has uses_drivers = False, but its predictions depend on drivers"
-    )
 
 
 def _check_bounded(predictor: Predictor, series: Sequence[Measurement]) -> None:

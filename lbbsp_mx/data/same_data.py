@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 
@@ -53,7 +53,7 @@ def _compare(session: PipelinedSession, data: Sequence[Any]) -> None:
             "(no SplitSampler, num_parts or data[rank::n]); the plan gives each worker its part"
         )
     if all(row[1] for row in rows):
-        session.check_samples(digests or [])
+        check_samples(session.collectives, digests or [])
 
 
 def _digests(data: Sequence[Any]) -> list[Digest] | None:

@@ -202,7 +202,7 @@ class PushedSteps:
                 "batches in the training loop only, one before each update, and evaluate on an "
                 "iterator of its own"
             )
-        self._session.skip_step()  # updates without this store
+        self._session.balancer.skip_to(self._session.step + 1)  # updates without this store
 
 
 def _times(factor: float, value: Any) -> Any:

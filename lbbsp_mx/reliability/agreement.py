@@ -23,7 +23,8 @@ from mxnet import gluon
 from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
-from lbbsp_core.runtime.exchange.settings import Setting, Settings
+from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
+from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_mx.trainer.fence import wait_for
 from lbbsp_mx.trainer.parameters import network_of
 from lbbsp_mx.trainer.sparse import exchange_whole, is_sparse
@@ -117,25 +118,25 @@ class Agreement:
     def begin_step(self) -> None:
         """Compares parameters and settings; call it in each step, before the sums."""
         if self._compared:
-            self._session.offer_settings(self._settings, REMEDY)
+            self._session.extensions[SettingsComparison].compare(self._settings, REMEDY)
         if not self._has_stepped:
             self._has_stepped = True
             with self._session.excluded_wait():
                 self._check_first()
         if self._compared:
             now = ends_epoch(self._session, self._session.step)
-            self._session.offer_weights(self._weights, now=now)
+            self._session.extensions[WeightComparison].compare(self._weights, now=now)
 
     def end_step(self, step: int) -> None:
         """Compares what the last step of an epoch has exchanged, since no step may follow."""
         if self._compared and self._session.workers > 1 and ends_epoch(self._session, step):
             self._session.finish_barrier()
-            self._session.check_settings(REMEDY)
-            self._session.check_weights()
+            self._session.extensions[SettingsComparison].check(REMEDY)
+            self._session.extensions[WeightComparison].check()
 
     def close(self) -> None:
         """Reports a difference in the last step, because the script has ended."""
-        step = self._session.disputed_step
+        step = self._session.extensions[SettingsComparison].disputed
         if step is not None:
             logger.error(
                 "workers have different learning rates or other settings of the optimizer in the "

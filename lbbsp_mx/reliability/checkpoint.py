@@ -15,14 +15,16 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     write_file,
 )
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import check_same_job
 from lbbsp_core.runtime.checkpoint.writer import (
     CheckpointWriter,
     Every,
     claim_folder,
     require_every,
 )
+from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability.agreement import ends_epoch
@@ -52,7 +54,7 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
         self._preemption = PreemptionHandler(
-            lambda: session.request_preemption(),
+            lambda: self._requests.request_preemption(),
             is_idle=lambda: self._is_idle,
             save=self._save_alone,
             leave=self._leave_alone,
@@ -76,7 +78,7 @@ class Checkpoints:
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
         self._trainer._steps.check_single()
-        self._session.check_state()
+        check_states(self._session.balancer)
         writer = self._writer_to(folder)
         self._begin_save(folder)
         return writer.flush()
@@ -125,7 +127,7 @@ class Checkpoints:
         """Loads the newest checkpoint, then writes one regularly, and before this worker leaves."""
         require_path("folder", folder)
         require_every(every, folder)
-        self._session.check_state()
+        check_states(self._session.balancer)
         require_dense_weights(self._trainer._params)
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
@@ -145,7 +147,7 @@ class Checkpoints:
         """Leaves, with a checkpoint, if a worker was asked to before the end of the last step."""
         with self._copying:
             pass  # a step must not change the state that a thread still copies
-        if self._writer is not None and self._session.preempted:
+        if self._writer is not None and self._is_preempted:
             self._leave(self._writer)
 
     def end_step(self, step: int) -> None:
@@ -168,7 +170,7 @@ class Checkpoints:
         if self._session.any_worker(self._has_news):
             self._begin_save(self._writer.folder)
         self._flush(self._writer)
-        self._preemption.close(leaves=self._session.preemption_requested)
+        self._preemption.close(leaves=self._requests.preemption_requested)
 
     def close(self) -> None:
         """Lets SIGTERM end the process again, because the script has ended.
@@ -176,8 +178,18 @@ class Checkpoints:
         One that has arrived before ends it if the other workers let it wait.
         """
         self._has_ended = True
-        if not self._session.preemption_requested:
+        if not self._requests.preemption_requested:
             self._preemption.close()
+
+    @property
+    def _requests(self) -> Stopping:
+        return self._session.extensions[Stopping]
+
+    @property
+    def _is_preempted(self) -> bool:
+        """True if a worker must leave, known after the last barrier, which is passed."""
+        self._session.finish_barrier()
+        return self._requests.preempted
 
     @property
     def _is_idle(self) -> bool:
@@ -191,8 +203,8 @@ class Checkpoints:
 
     def _leave_if_asked(self, writer: CheckpointWriter) -> None:
         """Leaves if any worker was asked to; a collective between two steps."""
-        preempted = self._session.preempted  # passes the last barrier, before another collective
-        if self._session.any_worker(preempted or self._session.preemption_requested):
+        preempted = self._is_preempted  # passes the last barrier, before another collective
+        if self._session.any_worker(preempted or self._requests.preemption_requested):
             self._leave(writer)
 
     def _leave(self, writer: CheckpointWriter) -> NoReturn:
@@ -217,7 +229,7 @@ class Checkpoints:
         """
         with self._copying:
             if self._writer is not None and self._is_idle and self._has_news:
-                self._start_write(self._writer, *self._session.own_state())
+                self._start_write(self._writer, *self._session.save_state(alone=True))
 
     def _leave_alone(self) -> bool:
         """Waits until the checkpoint is written; returns whether no step can begin any more."""
@@ -246,7 +258,7 @@ class Checkpoints:
 
     def save_file(self, path: str | Path) -> None:
         """Writes the states of the optimizer and of this worker's balancer, without weights."""
-        state, arrays = self._session.own_state()
+        state, arrays = self._session.save_state(alone=True)
         write_file(path, self._checkpoint(state, arrays, with_parameters=False))
         self._session.exclude_step()
 
@@ -262,7 +274,7 @@ class Checkpoints:
     def _load_gluon(self, path: str | Path) -> None:
         """Continues from the optimizer of gluon's own trainer; a collective."""
         order = self._trainer._gluon_order
-        self._session.check_same(_ORDER, fingerprint(repr(order)))
+        handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
         load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
         self._session.exclude_step()
 

@@ -163,14 +163,11 @@ class Unplanned:
         """Returns a context that does nothing."""
         return nullcontext()
 
-    def check_same(self, name: str, value: int) -> None:
-        """Does nothing, because there are no other workers."""
-
     def facts(self) -> dict[str, Json]:
         """Returns no facts, since a state of the optimizer fits any data."""
         return {}
 
-    def own_state(self) -> tuple[Json, dict[str, Any]]:
+    def save_state(self, *, alone: bool) -> tuple[Json, dict[str, Any]]:
         """Returns an empty state."""
         return None, {}
 

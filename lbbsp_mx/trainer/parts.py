@@ -15,7 +15,7 @@ from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.protocol import compare_facts
+from lbbsp_core.runtime.exchange.handshake import compare_facts
 from lbbsp_core.runtime.options.naming import limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
 

@@ -88,7 +88,7 @@ class Steps:
                 "without batch_sampler"
             )
         for _ in range(unused):
-            self.session.skip_step()
+            self.session.balancer.skip_to(self.session.step + 1)
 
     def _check_drawing(self) -> None:
         """Checks once that the script draws batches by the plan, whose first sizes are even."""

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.digest import check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
@@ -182,7 +184,7 @@ class TrainingInput:
         if self._session.any_worker(digests is None):
             return
         try:
-            self._session.check_samples(digests)
+            check_samples(self._session.collectives, digests)
         except DisagreementError:  # which all workers find
             if not self._session.any_worker(source.read_digests() != digests):
                 raise
@@ -271,7 +273,9 @@ class TrainingInput:
         if records is None:
             return
         try:
-            self._session.check_same("records", records.at(self._session.step - 1))
+            handshake.compare(
+                self._session.collectives, {"records": records.at(self._session.step - 1)}
+            )
         except DisagreementError as error:
             raise DisagreementError(
                 f"workers have read different records up to step {self._session.step - 1}: the "

@@ -18,7 +18,7 @@ import numpy as np
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, unpack_float
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
@@ -65,7 +65,7 @@ def check_evaluated(session: WorkerSession, samples: Iterable[Nest]) -> None:
     """Raises unless all workers have evaluated, or predicted, the same samples; a collective."""
     digests = [digest for each in samples for digest in digests_of(each)]
     digests += [Digest(0.0, 0.0)] * _COMPARED  # their numbers may differ, too
-    session.check_samples(digests[:_COMPARED], _EVALUATED)
+    check_samples(session.collectives, digests[:_COMPARED], _EVALUATED)
 
 
 def weighted_means(values: Sequence[float], weight: int, collectives: Collectives) -> list[float]:

@@ -19,7 +19,7 @@ class FigureLogs:
     def __init__(self, session: WorkerSession) -> None:
         self._figures = RunningFigures()
         self._callbacks: keras.callbacks.CallbackList | None = None
-        session.observe(self._figures.add)
+        session.observers.add(self._figures.add)
 
     def begin_fit(self) -> None:
         """Adds to the logs of the fit that begins, until `end_fit`."""

@@ -40,7 +40,7 @@ class WorkerScalars:
         self._every = _MOST
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
         if session.rank == 0:
-            session.observe(self._add)
+            session.observers.add(self._add)
 
     def begin_fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the user's TensorBoard callback; without one, nothing is written."""

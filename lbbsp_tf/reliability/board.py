@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lbbsp_core.runtime.exchange.protocol import compare_facts
+from lbbsp_core.runtime.exchange.handshake import compare_facts
 from lbbsp_core.runtime.reliability.activity import Activity, describe
 from lbbsp_core.runtime.reliability.heartbeat import WAITS, Beat
 

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, newest_checkpoint
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, to_json
-from lbbsp_core.runtime.checkpoint.session_state import check_same_job
 from lbbsp_core.runtime.checkpoint.writer import CheckpointWriter, Every, claim_folder
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_tf import compat
@@ -81,7 +82,8 @@ class Checkpoints:
         self._collectives = mirrored_collectives(strategy) if processes > 1 else None
         self._is_chief = self._session.rank == 0
         self._writer = CheckpointWriter(folder)
-        self._preemption = PreemptionHandler(self._session.request_preemption)
+        self._requests = self._session.extensions[Stopping]
+        self._preemption = PreemptionHandler(self._requests.request_preemption)
         self._has_read = False
         self._found: Checkpoint | None = None
         self._resumed: Checkpoint | None = None
@@ -120,7 +122,7 @@ class Checkpoints:
         self._place = Place(self._place.fit + 1, 0, 0)
         self._fits.append({"facts": self._facts, "history": None})
         self._resumed, self._initial_epoch = None, model._initial_epoch
-        self._session.check_state()
+        check_states(self._session.balancer)
         if self._input.is_reshuffled:
             raise ValueError(
                 "a fit cannot continue in a tf.data.Dataset that is endless or has a new order in "
@@ -179,7 +181,7 @@ class Checkpoints:
         self._place = self._place._replace(batch=batch + 1)
         if is_last:
             return
-        if self._session.preempted or (self._is_alone and self._session.preemption_requested):
+        if self._requests.preempted or (self._is_alone and self._requests.preemption_requested):
             self._leave()
         if self._every != "epoch" and self._session.step % self._every == 0:
             self._save()
@@ -194,7 +196,7 @@ class Checkpoints:
         self._place = self._place._replace(epoch=epoch + 1, batch=0, finished=stops)
         if stops or epoch + 1 == self._last_epoch:
             return  # the end of the fit follows
-        if self._session.any_worker(self._session.preemption_requested):
+        if self._session.any_worker(self._requests.preemption_requested):
             self._leave()
         if self._every == "epoch" or self._session.step % self._every == 0:
             self._save()
@@ -205,13 +207,13 @@ class Checkpoints:
         if self._resumed is not None:  # nothing was left to train
             self._state.restore_random(self._resumed.arrays)
         if self._found is None:  # else the fit was skipped
-            if self._session.any_worker(self._session.preemption_requested):
+            if self._session.any_worker(self._requests.preemption_requested):
                 self._leave()
             self._writer.flush()
             self._save()
             self._writer.flush()
         self._callbacks = []
-        self._preemption.close(leaves=self._session.preemption_requested)
+        self._preemption.close(leaves=self._requests.preemption_requested)
 
     # Helpers
 
@@ -285,7 +287,7 @@ class Checkpoints:
     def _save(self) -> None:
         """Copies the state, and starts to write it unless the last write is still running."""
         for session in self._sessions:
-            session.begin_wait()
+            session.meter.begin_wait()
         session_state, arrays = self._sessions.save_state()
         self._session.activity.enter(Activity.OUTSIDE)  # the others may have to wait for this one
         writes = self._is_chief and not self._writer.is_busy
@@ -302,7 +304,7 @@ class Checkpoints:
             arrays |= model_arrays
             self._writer.start(Checkpoint(self._session.step, self._facts, state, arrays))
         for session in self._sessions:
-            session.end_wait()
+            session.meter.end_wait()
 
     def _seen_by_callbacks(self, arrays: Arrays) -> Json:
         """Returns what Keras's callbacks have seen; without those that hold no numbers."""

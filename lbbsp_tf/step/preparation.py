@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import fingerprint
 from lbbsp_core.validate import require_known
 from lbbsp_tf import compat
@@ -116,7 +117,9 @@ class StepPreparation:
         found = prove(train_step, self._strategy, batch, by_tokens=by_tokens)
         # Processors round differently, and so may the figures in the reasons to refuse.
         outcome = "refused" if isinstance(found, Refusal) else repr(found)
-        self._sessions.leader.check_same("weighting of the loss", fingerprint(outcome))
+        handshake.compare(
+            self._sessions.leader.collectives, {"weighting of the loss": fingerprint(outcome)}
+        )
         if isinstance(found, Refusal):
             raise ValueError(
                 f"{found.problem}, so unequal batches would not learn what one process learns: "

@@ -1,17 +1,16 @@
 """Sessions of the replicas of this process, each with a batch size and a predictor of its own.
 
 The unit of allocation is the replica: a device. A process with several devices runs one session
-for each, and only the first of them, the leader, communicates with other processes. The others
-repeat its handshake with the answers that it got.
+for each, and only the first of them, the leader, communicates with other processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
-from lbbsp_core.runtime.checkpoint.session_state import gather_state
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.identity import Devices
 from lbbsp_core.runtime.loop.session import WorkerSession
@@ -49,10 +48,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         activity: CurrentActivity | None = None,
         devices: Devices | None = None,
     ) -> None:
-        self._recording = _Recording(collectives)
-        self._repeating = [
-            _Repeating(self._recording, collectives.rank + i) for i in range(1, count)
-        ]
+        followers = [_Follower(collectives.rank + i, collectives.workers) for i in range(1, count)]
         self._sessions = [
             WorkerSession(
                 each,
@@ -60,10 +56,10 @@ class ReplicaSessions(Sequence[WorkerSession]):
                 options,
                 framework="tensorflow",
                 versions=versions,
-                activity=activity if each is self._recording else None,
+                activity=activity if each is collectives else None,
                 devices=devices,
             )
-            for each in (self._recording, *self._repeating)
+            for each in (collectives, *followers)
         ]
 
     @property
@@ -79,11 +75,9 @@ class ReplicaSessions(Sequence[WorkerSession]):
 
     def start(self, facts: Mapping[str, int]) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""
-        self._recording.answers.clear()
         self.leader.start(facts)
-        for repeating, session in zip(self._repeating, self._sessions[1:], strict=True):
-            repeating.position = 0
-            session.start(facts)
+        for session in self._sessions[1:]:
+            session.start(facts, self.leader.peers)
 
     def use_order(self, order: GlobalOrder) -> None:
         """Uses the samples of `order` from the running step on."""
@@ -113,11 +107,11 @@ class ReplicaSessions(Sequence[WorkerSession]):
     def skip_step(self) -> None:
         """Advances by a step without an exchange."""
         for session in self:
-            session.skip_step()
+            session.balancer.skip_to(session.step + 1)
 
     def save_state(self) -> tuple[Json, Arrays]:
         """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
-        return gather_state([session.balancer for session in self], self.leader.collectives)
+        return self.leader.save_state(self._sessions[1:])
 
     def load_state(self, state: Json, arrays: Arrays) -> None:
         """Continues from a saved state; see `WorkerSession.load_state`."""
@@ -130,28 +124,11 @@ class ReplicaSessions(Sequence[WorkerSession]):
             session.close()
 
 
-class _Recording:
-    """Collectives of the leader, which remembers the answers."""
+class _Follower(NamedTuple):
+    """Collectives of another replica of the same process, whose leader communicates."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-        self.rank, self.workers = collectives.rank, collectives.workers
-        self.answers: list[list[list[int]]] = []
+    rank: int
+    workers: int
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        self.answers.append(self._collectives.all_gather(values))
-        return self.answers[-1]
-
-
-class _Repeating:
-    """Collectives of another replica of the same process, which has the same facts."""
-
-    def __init__(self, leader: _Recording, rank: int) -> None:
-        self._leader = leader
-        self.rank, self.workers = rank, leader.workers
-        self.position = 0
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        answer = self._leader.answers[self.position]
-        self.position += 1
-        return answer
+        raise NotImplementedError("only the first replica of a process communicates")

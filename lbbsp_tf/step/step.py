@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 import keras
 import tensorflow as tf
 
-from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
@@ -205,36 +204,23 @@ class ReplicaStep:
         with tf.control_dependencies([row]):
             grads = [_identity(g) for g in grads]
         *grads, rows = _all_reduce([*grads, self._slots(row)])
-        again = _call(session.leave_barrier, rows, after=[*grads, rows], returns=tf.bool)
-        if session.uses_fresh_drivers:
-            self._exchange_again(again)
-        with tf.control_dependencies([again]):
+        passed = _call(session.after_allreduce, rows, after=[*grads, rows])
+        with tf.control_dependencies([passed]):
             return [_identity(g) for g in grads]
 
-    def _exchange_again(self, wanted: tf.Tensor) -> None:
-        """Exchanges revised messages if `wanted`; in a graph beside the optimizer's update."""
-
-        def exchange() -> None:
-            row = _call(self._session.revise, after=[wanted], returns=tf.float32)
-            (rows,) = _all_reduce([self._slots(row)])
-            _call(self._session.end_exchange, rows, after=[rows])
-
-        wanted.set_shape(())
-        compat.cond_of_replicas(wanted, exchange, lambda: None)
-
     def _slots(self, row: tf.Tensor) -> tf.Tensor:
-        """Returns zeros with this worker's message in its row, shape ``(workers, WIDTH)``."""
-        row.set_shape((WIDTH,))
+        """Returns zeros with this worker's message in its row, shape ``(workers, width)``."""
+        row.set_shape((self._session.width,))
         return tf.one_hot(self._session.rank, self._session.workers)[:, None] * row[None, :]
 
     def _collective(
         self, tensors: Gradients, run: Callable[[Gradients], Gradients] | None = None
     ) -> Gradients:
         """Sums tensors over workers, or runs another collective; the wait is not busy time."""
-        paused = _call(self._session.begin_wait, after=tensors)
+        paused = _call(self._session.meter.begin_wait, after=tensors)
         with tf.control_dependencies([paused]):
             tensors = (run or _all_reduce)([_identity(t) for t in tensors])
-        resumed = _call(self._session.end_wait, after=tensors)
+        resumed = _call(self._session.meter.end_wait, after=tensors)
         with tf.control_dependencies([resumed]):
             return [_identity(t) for t in tensors]
 

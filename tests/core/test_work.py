@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from lbbsp_core import (
     Affine,
     Balancer,
-    DisagreementError,
     EpochBalanced,
     Even,
     FixedShares,
@@ -32,9 +31,12 @@ from lbbsp_core import (
     WorkerSession,
     read_run,
 )
-from lbbsp_core.runtime.checkpoint.session_state import own_state, restored_state
+from lbbsp_core.order import make_order
 from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_core.runtime.loop.session_state import own_state, restored_state
+from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.record.record import run_header
 from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sampled_order import SampledOrder
@@ -173,7 +175,11 @@ def team(workers: int, total: int, values: Any = None, **options: Any) -> list[B
     found = []
     for rank in range(workers):
         one = Balancer(rank=rank, workers=workers, global_batch_size=total, **options)
-        one.use_order(one.make_order(len(values), seed=3, work=values))
+        one.use_order(
+            make_order(
+                len(values), total, workers=workers, parts=one.bounds.parts, seed=3, work=values
+            )
+        )
         found.append(one)
     return found
 
@@ -189,7 +195,7 @@ def run(balancers: list[Balancer], seconds_per_work: list[float], steps: int) ->
         (sizes,) = {each.sizes(step) for each in balancers}
         assert sizes == tuple(map(len, drawn))
         done = [float(order.work.units[samples].sum()) / UNITS for samples in drawn]
-        found.append(StepShares(sizes, tuple(done)))
+        found.append(StepShares(sizes, sizes, tuple(done)))
         busy = [slow * w for slow, w in zip(seconds_per_work, done, strict=True)]
         exchange_in_process(balancers, busy)
     return found
@@ -221,7 +227,7 @@ class Watching:
     """Even batches; keeps what it observes."""
 
     seen: list[Observation]
-    uses_costs = is_static = needs_common_steps = False
+    uses_costs = is_static = needs_common_steps = accepts_narrower_limits = False
 
     def init(self, constraints):
         return Even().init(constraints)
@@ -266,7 +272,7 @@ def test_a_plan_without_work_is_as_before():
         for rank in range(3)
     ]
     for each in plain:
-        each.use_order(each.make_order(480, seed=3))
+        each.use_order(GlobalOrder(480, 48, seed=3))
     for _ in range(8):
         assert known[0].sizes(known[0].step) == plain[0].sizes(plain[0].step)
         busy = [slow * x for slow, x in zip((1, 2, 4), known[0].sizes(known[0].step), strict=True)]
@@ -278,7 +284,7 @@ def test_a_plan_without_work_is_as_before():
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 3))
 def test_short_steps_granularity_and_parts(rest, granularity, parts):
     values = LENGTHS[: 3 * 64 + rest]
-    balancers = team(3, 64, values, granularity=granularity, parts=parts)
+    balancers = team(3, 64, values, granularity=granularity, bounds=BatchBounds(parts))
     steps = balancers[0]._order.steps_per_epoch
     shares = run(balancers, [0.01, 0.02, 0.04], 2 * steps)
     for each in shares:
@@ -337,7 +343,7 @@ def test_the_record_holds_samples_work_and_the_seconds_predicted_for_it(tmp_path
     balancers[0].record_to(open_record(tmp_path, header))
     shares = run(balancers, [0.01, 0.03], 30)
     lines = read_run(tmp_path).steps
-    assert [(line.sizes, line.work) for line in lines] == shares
+    assert [(line.sizes, line.work) for line in lines] == [each[1:] for each in shares]
     for line in lines[5:]:
         np.testing.assert_allclose(line.busy_seconds, np.array(line.work) * [0.01, 0.03])
         np.testing.assert_allclose(line.predicted_seconds, line.busy_seconds, rtol=1e-6)
@@ -348,7 +354,7 @@ def test_an_overhead_is_learned_from_work():
     balancers = team(2, 64, LENGTHS, predictor=LastValue())
     for _ in range(60):
         step = balancers[0].step
-        _, shares = balancers[0]._shares(step)
+        shares = balancers[0]._shares(step)
         exchange_in_process(
             balancers, [cost(w) for cost, w in zip(costs, shares.work, strict=True)]
         )
@@ -374,8 +380,8 @@ def test_a_checkpoint_continues_the_plans_also_with_other_work():
     for values in (LENGTHS, None):
         fresh = Balancer(rank=0, workers=2, global_batch_size=64, predictor=LastValue())
         fresh.restore(restored_state(fresh, *own_state(balancers[0])))
-        fresh.use_order(fresh.make_order(len(LENGTHS), seed=3, work=values))
-        assert fresh._plans[10] == (balancers[0]._plans[10][0], (None, None))
+        fresh.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=values))
+        assert fresh._plans[10] == (balancers[0]._plans[10][0], (None, None), fresh.constraints)
         assert fresh.step_of_order(10) == 10, "the same order"
         same = fresh.sizes(10) == balancers[0].sizes(10)
         assert same == (values is not None)
@@ -384,9 +390,9 @@ def test_a_checkpoint_continues_the_plans_also_with_other_work():
 def test_the_same_order_with_other_work_is_cut_anew():
     (one, _) = team(2, 64, LENGTHS)
     first = one.sizes(0)
-    one.use_order(one.make_order(len(LENGTHS), seed=3, work=LENGTHS[::-1]))
+    one.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3, work=LENGTHS[::-1]))
     assert one.sizes(0) != first
-    one.use_order(one.make_order(len(LENGTHS), seed=3))
+    one.use_order(make_order(len(LENGTHS), 64, workers=2, seed=3))
     assert one.sizes(0) == (32, 32)
     assert one.step_of_order(0) == 0
 
@@ -401,41 +407,20 @@ def test_barriers_notice_other_work_after_the_handshake():
     session.close()
 
 
-class Told:
-    """Collectives in which worker 1 has told other facts."""
-
-    rank, workers = 0, 2
-
-    def __init__(self, column: int) -> None:
-        self.column = column
-
-    def all_gather(self, values: list[int]) -> list[list[int]]:
-        other = list(values)
-        if len(values) > self.column:
-            other[self.column] += 1
-        return [list(values), other]
-
-
 def test_other_work_on_a_worker_is_noticed_in_the_handshake(monkeypatch):
     seen = {}
     monkeypatch.setattr(handshake, "compare", lambda collectives, facts: seen.update(facts))
-    monkeypatch.setattr(handshake, "_gather_rows", lambda *_: [[0, 1, 0, 0, 1]] * 2)
     facts = []
     for values in (LENGTHS, LENGTHS[::-1], None):
-        one = Balancer(rank=0, workers=2, global_batch_size=64)
-        order = one.make_order(len(LENGTHS), seed=0, work=values)
-        handshake.agree(one, order, Told(0), {})
+        one = Balancer(rank=0, workers=1, global_batch_size=64)
+        agree(one, make_order(len(LENGTHS), 64, workers=1, work=values), SingleWorker(), {})
         facts.append(seen["work of each sample (work=)"])
     assert len(set(facts)) == 3
-    monkeypatch.undo()
-    with pytest.raises(DisagreementError, match="workers disagree on work of each sample"):
-        handshake.compare(Told(0), {"work of each sample (work=)": facts[0]})
 
 
 def test_orders_of_batches_take_no_work():
-    one = Balancer(rank=0, workers=2, global_batch_size=8)
     with pytest.raises(ValueError, match="work= needs samples with numbers of their own"):
-        one.make_order(16, seed=0, by_batch=True, work=np.ones(16))
+        make_order(16, 8, workers=2, by_batch=True, work=np.ones(16))
 
 
 def test_limits_with_work_stay_when_the_memory_of_a_profile_is_added():

@@ -9,6 +9,7 @@ import pytest
 from keras.src.losses.losses import LossFunctionWrapper
 
 from lbbsp_core import DisagreementError
+from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import SingleWorker
 from lbbsp_core.runtime.exchange.protocol import pack_float
 from lbbsp_tf.exactness import agreement
@@ -196,7 +197,8 @@ def test_a_loss_without_options_is_its_name_not_its_address():
     assert "0x" not in texts[0]
 
 
-def test_learning_rates_are_compared_by_value():
+def test_learning_rates_are_compared_by_value(monkeypatch):
     agreement.check_learning_rates(compiled(), SingleWorker())
+    monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: [data, b"{}"])
     with pytest.raises(DisagreementError, match="disagree on learning rate"):
-        agreement.check_learning_rates(compiled(), Peers([1]))
+        agreement.check_learning_rates(compiled(), SingleWorker())

@@ -37,12 +37,13 @@ from lbbsp_core.runtime.exchange.identity import Identity
 from lbbsp_core.runtime.exchange.protocol import (
     LINE,
     DisagreementError,
+    PeerInfo,
     StepMessage,
     curve,
     fingerprint,
     quantise,
 )
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.bounds import FIXED, Situation, last, narrow
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -120,18 +121,17 @@ class AsyncSession:
         self.options = options
         self.policy = options.choose_policy(Even())
         workers = servers.workers
-        granularity = options.granularity or 1
-        cap = default_cap(
-            options.limits,
-            self.policy,
-            workers=workers,
-            global_batch_size=global_batch_size,
-            granularity=granularity,
+        known = BatchConstraints(
+            global_batch_size, limits_by_rank(options.limits, workers), options.granularity or 1
         )
-        limits = limits_by_rank(options.limits, workers)
-        known = BatchConstraints(global_batch_size, limits, granularity)
         self._is_known = [options.limits is not None] * workers
-        self.constraints, _ = with_cap(known, cap)
+        now = Situation(
+            self.policy,
+            (PeerInfo(LINE),) * workers,
+            are_limits_given=options.limits is not None,
+            default_maximum=True,
+        )
+        self.constraints = last(narrow(known, now, FIXED))
         require_work(None, self.constraints.limits, global_batch_size)
         cost_shape = CostShape.from_cost(options.choose_cost(), global_batch_size, workers)
         if cost_shape.marginal_segments() != LINE:
@@ -239,7 +239,7 @@ class AsyncSession:
 
     def end_read(self) -> None:
         """Starts the next iteration; call it when the model has been read."""
-        wall_seconds = self._meter.leave()
+        wall_seconds, _ = self._meter.leave()
         logger.debug("iteration %d took %.4f s, waits included", self._iterations, wall_seconds)
         self._drain()
 

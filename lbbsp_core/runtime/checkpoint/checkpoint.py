@@ -26,11 +26,8 @@ from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-FORMAT: Final = 1
-"""Version of the format; files of later versions are refused."""
-
-KEEP: Final = 2
-"""Number of generations that are kept."""
+FORMAT: Final = 2  # files of other formats are refused
+KEEP: Final = 2  # generations
 
 _HEADER: Final = "header"
 _NAME: Final = re.compile(r"step-(\d+)\.npz")
@@ -116,16 +113,17 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
 
     Others are damaged, or cannot be read (an error of the disk, permissions). Returns None if there
     is no checkpoint at all. Raises an error if there are some, but none is usable, or the newest
-    was written by a later version of lbbsp.
+    was written by another version of lbbsp.
     """
-    paths = _paths(Path(folder))
     problems: list[Exception] = []
-    for path in reversed(paths):
-        found = _read_or_problem(path)
-        if isinstance(found, Checkpoint):
-            return found
-        logger.warning("%s: trying the checkpoint before it", found)
-        problems.append(found)
+    for path in reversed(_paths(Path(folder))):
+        try:
+            return read_checkpoint(path)
+        except (ValueError, OSError) as error:  # noqa: PERF203
+            if isinstance(error, _OtherFormatError):
+                raise
+            logger.warning("%s: trying the checkpoint before it", error)
+            problems.append(error)
     for problem in problems:  # it may be complete, so that deleting it is no remedy
         if isinstance(problem, OSError):
             raise problem
@@ -142,7 +140,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     with Path(path).open("rb") as file:
         try:
             return _parse(file, path)
-        except _NewerFormatError:
+        except _OtherFormatError:
             raise
         except Exception as error:  # damaged archives raise errors of a dozen types
             raise ValueError(f"{path} is damaged or no checkpoint: {error!r}") from None
@@ -152,9 +150,10 @@ def _parse(file: BinaryIO, path: str | Path) -> Checkpoint:
     with np.load(file, allow_pickle=False) as archive:
         header = json.loads(archive[_HEADER].tobytes())
         version = header["format"]
-        if isinstance(version, int) and version > FORMAT:
-            raise _NewerFormatError(
-                f"{path} was written by a later version of lbbsp (format {version}, here "
+        if isinstance(version, int) and version != FORMAT:
+            other = "a later" if version > FORMAT else "an earlier"
+            raise _OtherFormatError(
+                f"{path} was written by {other} version of lbbsp (format {version}, here "
                 f"{FORMAT}): install that version, or start from another folder"
             )
         arrays = {name: archive[name] for name in archive.files if name != _HEADER}
@@ -199,18 +198,8 @@ def _type_named(name: str) -> npt.DTypeLike:
         raise ValueError(f"an array of type {name} needs ml_dtypes: install it") from None
 
 
-def _read_or_problem(path: Path) -> Checkpoint | ValueError | OSError:
-    """Reads a checkpoint; returns the error if it is damaged or cannot be read."""
-    try:
-        return read_checkpoint(path)
-    except _NewerFormatError:
-        raise
-    except (ValueError, OSError) as error:
-        return error
-
-
-class _NewerFormatError(ValueError):
-    """A checkpoint has a format of a later version."""
+class _OtherFormatError(ValueError):
+    """A checkpoint has the format of another version."""
 
 
 def _paths(folder: Path) -> list[Path]:

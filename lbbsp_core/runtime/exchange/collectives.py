@@ -69,7 +69,7 @@ def from_integers(integers: Iterable[int]) -> bytes:
     return b"".join(integer.to_bytes(_INTEGER, "big") for integer in integers)
 
 
-def _gather_floats(collectives: Collectives, values: Sequence[float]) -> list[tuple[float, ...]]:
+def gather_floats(collectives: Collectives, values: Sequence[float]) -> list[tuple[float, ...]]:
     """Returns the numbers of all workers by rank, bit for bit; a collective."""
     rows = gather_bytes(collectives, struct.pack(f">{len(values)}d", *values))
     return [struct.unpack(f">{len(row) // 8}d", row) for row in rows]
@@ -88,7 +88,7 @@ def weighted_mean(
         >>> weighted_mean(SingleWorker(), [0.25, 3.0], weight=10)
         [0.25, 3.0]
     """
-    rows = _gather_floats(collectives, [weight, *values])
+    rows = gather_floats(collectives, [weight, *values])
     _check_rows(rows)
     counted = [row for row in rows if row[0] > 0]
     weights = [row[0] for row in counted]
@@ -129,7 +129,7 @@ def sums(collectives: Collectives, values: Sequence[float]) -> list[float]:
 
     The numbers of worker 0 come first: another order could round differently.
     """
-    rows = _gather_floats(collectives, values)
+    rows = gather_floats(collectives, values)
     counts = [len(row) for row in rows]
     if len(set(counts)) > 1:
         raise ValueError(

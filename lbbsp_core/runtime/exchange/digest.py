@@ -11,10 +11,14 @@ import functools
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from lbbsp_core.runtime.exchange.collectives import Collectives, gather_floats
+from lbbsp_core.runtime.exchange.protocol import DisagreementError
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +96,27 @@ def different_row(rows: Sequence[Sequence[Digest]]) -> tuple[int, int] | None:
             if not first.is_close(own, SAMPLE_TOLERANCE):
                 return rank, place
     return None
+
+
+def check_samples(
+    collectives: Collectives, digests: Sequence[Digest], what: str = "the data"
+) -> None:
+    """Checks that all workers have the same samples, of which they give as many digests.
+
+    Every worker must call it at the same time. The error names `what`.
+
+    Raises:
+        DisagreementError: Samples differ; names the rank, and the remedy.
+    """
+    told = gather_floats(collectives, [number for each in digests for number in each])
+    rows = [list(starmap(Digest, zip(row[::2], row[1::2], strict=True))) for row in told]
+    if (found := different_row(rows)) is not None:
+        rank, _ = found
+        raise DisagreementError(
+            f"workers disagree on {what}: samples of worker {rank} differ from those of worker 0 "
+            "with the same numbers; pass the whole data set in the same order to all workers (give "
+            "every shuffle a seed, sort lists of files)"
+        )
 
 
 def _project(array: Array) -> tuple[float, float]:

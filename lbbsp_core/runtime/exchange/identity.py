@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.exchange.collectives import from_integers, to_integers
-from lbbsp_core.runtime.exchange.protocol import PeerInfo
 from lbbsp_core.runtime.options import env
 from lbbsp_core.validate import one_line
 
@@ -70,13 +69,6 @@ class Identity:
     def device(self, rank: int) -> str:
         """Returns the device of a worker of this process; all processes have as many."""
         return self.devices[rank % len(self.devices)] if self.devices else ""
-
-
-def hosts_and_devices(rows: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the host and the device of each worker, from `PeerInfo.pack` with `Identity.pack`."""
-    known = [Identity.unpack(row[PeerInfo.length(row) :]) for row in rows]
-    devices = tuple(identity.device(rank) for rank, identity in enumerate(known))
-    return tuple(identity.host for identity in known), devices
 
 
 def cpu() -> str:

@@ -4,8 +4,8 @@ A message is a row of float32 values that each represent an integer below 2^24, 
 gradient all-reduce of every framework transports these without rounding. Each worker puts its row
 into a ``(workers, WIDTH)`` array of zeros; the *sum* over workers is then an exact all-gather,
 with the same bits on every worker (adding zeros is exact). It is piggybacked on the gradient
-all-reduce; a second exchange follows only where forecasts depend on what is known then. Before the
-first step, `compare_facts` checks that all workers agree on the static facts.
+all-reduce. What stays the same
+is compared before the first step, see `lbbsp_core.runtime.exchange.handshake`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,13 @@ import numpy.typing as npt
 from lbbsp_core.cost import Affine, Cost, PiecewiseCost, Segment
 from lbbsp_core.resources import FACTORS
 
-_LIMB = 1 << 24
-_LARGEST = _LIMB * _LIMB - 1
+FORMAT: Final = 2
+"""Version of the messages, which workers compare before the first step."""
+
+LIMB: Final = 1 << 24
+"""Integers below it are exact in float32."""
+
+_LARGEST = LIMB * LIMB - 1
 """Largest integer in two limbs, 2.8e14: 281 s in picoseconds, 78 hours in nanoseconds."""
 
 _MILLION = 1e6 * (1 + 1e-12)
@@ -30,10 +36,8 @@ _MILLION = 1e6 * (1 + 1e-12)
 
 _HUNDREDTHS = 100
 
-_STOP = 1
-_EXCLUDED = 2
-_PREEMPTED = 4
-_RETRACED = 8
+_EXCLUDED = 1
+_RETRACED = 2
 
 
 class DisagreementError(RuntimeError):
@@ -49,48 +53,41 @@ class StepMessage:
         overhead_nanoseconds: Predicted fixed part of an iteration.
         busy_nanoseconds: Busy time measured in this step; 0 if it is invalid.
         checksum: 24-bit checksum of the sender's latest plan.
-        stop: Whether the sender asks all workers to stop after this step.
         excluded: Whether the measurement of this step is excluded from learning.
-        preempted: Whether the sender must leave: all workers save a checkpoint after this step.
-        digest: Digest of the sender's weights, `Digest.to_integer`; 0 in most steps.
-        settings: 24-bit fingerprint of the sender's settings, `SharedSettings`; 0 if not compared.
         drivers: Driving factors that the sender knows now, before its next step, by name; in
             hundredths, cut off above 167,772.
         retraced: Whether the sender's step was traced or compiled anew, so that it has run no batch
             size yet.
+        extra: Integers below 2^24 of the session's extensions.
     """
 
     picoseconds_per_sample: int
     overhead_nanoseconds: int
     busy_nanoseconds: int
     checksum: int
-    stop: bool = False
     excluded: bool = False
-    preempted: bool = False
-    digest: int = 0
-    settings: int = 0
     drivers: Mapping[str, float] = field(default_factory=dict)
     retraced: bool = False
+    extra: tuple[int, ...] = ()
 
 
-_INTEGERS = 6
+_DRIVERS = 8  # three integers of two limbs, the checksum, and the flags are before them
 
-WIDTH = 2 * _INTEGERS + len(FACTORS)
-"""Length of a message's row: two limbs for each of its integers, one for each driving factor."""
+WIDTH = _DRIVERS + len(FACTORS)
+"""Length of a message's row without `StepMessage.extra`."""
 
 Row = npt.NDArray[np.float32]
 
 
 def pack(values: Sequence[int]) -> Row:
     """Packs integers in [0, 2^48) into limbs below 2^24, shape ``(2 * len(values),)``."""
-    limbs = [limb for value in values for limb in divmod(_clamp(value), _LIMB)]
-    return np.array(limbs, dtype=np.float32)
+    return np.array(_limbs(values), dtype=np.float32)
 
 
 def unpack(row: Iterable[float]) -> list[int]:
     """Unpacks the integers of a row; the inverse of `pack`."""
     limbs = [int(limb) for limb in row]
-    return [high * _LIMB + low for high, low in zip(limbs[::2], limbs[1::2], strict=True)]
+    return [high * LIMB + low for high, low in zip(limbs[::2], limbs[1::2], strict=True)]
 
 
 def pack_float(value: float) -> tuple[int, int]:
@@ -105,56 +102,41 @@ def unpack_float(halves: Sequence[int]) -> float:
 
 
 def encode(message: StepMessage) -> Row:
-    """Packs a message into a row of shape ``(WIDTH,)``."""
-    flags = (
-        _STOP * message.stop
-        + _EXCLUDED * message.excluded
-        + _PREEMPTED * message.preempted
-        + _RETRACED * message.retraced
-    )
-    integers = pack(
-        (
-            message.picoseconds_per_sample,
-            message.overhead_nanoseconds,
-            message.busy_nanoseconds,
-            message.checksum,
-            message.settings * _LIMB + flags,
-            message.digest,
-        )
-    )
-    return np.concatenate([integers, _pack_drivers(message.drivers)])
+    """Packs a message into a row of shape ``(WIDTH + len(message.extra),)``."""
+    costs = message.picoseconds_per_sample, message.overhead_nanoseconds, message.busy_nanoseconds
+    flags = _EXCLUDED * message.excluded + _RETRACED * message.retraced
+    drivers = [  # one more than hundredths, 0 if absent
+        min(1 + round(message.drivers[name] * _HUNDREDTHS), LIMB - 1)
+        if name in message.drivers
+        else 0
+        for name in FACTORS
+    ]
+    return np.array([*_limbs(costs), message.checksum, flags, *drivers, *message.extra], np.float32)
 
 
 def decode(row: Iterable[float]) -> StepMessage:
-    """Unpacks a row of shape ``(WIDTH,)``; the inverse of `encode`."""
-    limbs = list(row)
-    slope, overhead, busy, plan, flags, digest = unpack(limbs[: 2 * _INTEGERS])
+    """Unpacks a row; the inverse of `encode`."""
+    limbs = [int(limb) for limb in row]
+    *costs, plan, flags = limbs[:_DRIVERS]
+    slope, overhead, busy = unpack(costs)
     return StepMessage(
         slope,
         overhead,
         busy,
         plan,
-        stop=bool(flags & _STOP),
         excluded=bool(flags & _EXCLUDED),
-        preempted=bool(flags & _PREEMPTED),
         retraced=bool(flags & _RETRACED),
-        digest=digest,
-        settings=flags // _LIMB,
         drivers={
-            name: (int(limb) - 1) / _HUNDREDTHS
-            for name, limb in zip(FACTORS, limbs[2 * _INTEGERS :], strict=True)
+            name: (limb - 1) / _HUNDREDTHS
+            for name, limb in zip(FACTORS, limbs[_DRIVERS:WIDTH], strict=True)
             if limb
         },
+        extra=tuple(limbs[WIDTH:]),
     )
 
 
-def _pack_drivers(drivers: Mapping[str, float]) -> Row:
-    """Packs driving factors in the order of `FACTORS`: one more than hundredths, 0 if absent."""
-    limbs = np.zeros(len(FACTORS), np.float32)
-    for place, name in enumerate(FACTORS):
-        if name in drivers:
-            limbs[place] = min(1 + round(drivers[name] * _HUNDREDTHS), _LIMB - 1)
-    return limbs
+def _limbs(values: Iterable[int]) -> list[int]:
+    return [limb for value in values for limb in divmod(max(0, min(int(value), _LARGEST)), LIMB)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +157,19 @@ class PeerInfo:
     shows_memory: bool = False
 
     def pack(self) -> list[int]:
-        """Packs the facts into integers, to which padding may be appended."""
+        """Packs the facts into integers."""
         # Slopes are rounded down: no segment may end above where the next one starts.
         numbers = [
             (x, round(work * 1e6), int(slope * _MILLION)) for x, work, slope in self.segments
         ]
         body = [number for piece in numbers for number in piece]
         facts = [self.max_batch or 0, self.granularity, int(self.shows_memory)]
-        return [*facts, len(self.segments), *body]
-
-    @staticmethod
-    def length(row: Sequence[int]) -> int:
-        """Returns the number of integers at the start of a row that `unpack` reads."""
-        return 4 + 3 * row[3]
+        return [*facts, *body]
 
     @staticmethod
     def unpack(row: Sequence[int]) -> PeerInfo:
         """Unpacks a row; the inverse of `pack`."""
-        max_batch, granularity, shows_memory, count, *body = row
-        body = body[: 3 * count]
+        max_batch, granularity, shows_memory, *body = row
         triples = zip(body[::3], body[1::3], body[2::3], strict=True)
         segments = tuple((start, work / 1e6, slope / 1e6) for start, work, slope in triples)
         return PeerInfo(segments, max_batch or None, granularity, bool(shows_memory))
@@ -225,31 +201,9 @@ def curve(message: StepMessage, shape: tuple[Segment, ...] = LINE) -> Cost | Non
 
 def checksum(sizes: Sequence[int]) -> int:
     """Returns a 24-bit checksum of a plan; different plans collide in 1 of 16 million cases."""
-    return zlib.crc32(repr(tuple(sizes)).encode()) % _LIMB
+    return zlib.crc32(repr(tuple(sizes)).encode()) % LIMB
 
 
 def fingerprint(text: str) -> int:
     """Returns a 31-bit hash of a text, by which texts are compared as integer facts."""
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
-
-
-_REMEDIES = {
-    "number of samples": "pass the whole data set to all workers, without shard(...) or x[rank::n]"
-}
-
-
-def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Raises if the workers do not agree on a static fact."""
-    for column, name in enumerate(names):
-        values = [int(row[column]) for row in rows]
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                remedy = _REMEDIES.get(name, f"start all workers with the same {name}")
-                raise DisagreementError(
-                    f"workers disagree on {name}: worker 0 has {values[0]}, worker {rank} has "
-                    f"{value}; {remedy}"
-                )
-
-
-def _clamp(value: int) -> int:
-    return max(0, min(int(value), _LARGEST))

@@ -17,12 +17,8 @@ from lbbsp_core.order import Indices, Order
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import (
-    WIDTH,
     DisagreementError,
     Row,
-    StepMessage,
-    decode,
-    encode,
     fingerprint,
     pack,
     pack_float,
@@ -30,14 +26,14 @@ from lbbsp_core.runtime.exchange.protocol import (
     unpack_float,
 )
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.session import StepFlags, WorkerSession
+from lbbsp_core.runtime.loop.session import Marks, WorkerSession
+from lbbsp_core.runtime.loop.step_meter import Left
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.background import background_thread
 
 Rows = npt.NDArray[np.float32]
-_NO_MESSAGE = np.zeros(WIDTH, np.float32)
 _URGENT = 1 << 20  # messages are sent before all gradients
-_FIRST, _REVISED = 1, 2  # slots of the gathers
+_SLOT = 1  # of the gathers
 
 
 class PipelinedCollectives(Collectives, Protocol):
@@ -89,9 +85,9 @@ class PipelinedSession(WorkerSession):
         **session: Any,
     ) -> None:
         super().__init__(collectives, global_batch_size, options, **session)
-        self._open_meter()  # a wrong name is an error here, not in the first step
+        self.meter.open(self._drivers)  # a wrong name is an error here, not in the first step
         self._facts = dict(facts or {})
-        self._barrier: Future[tuple[list[StepMessage], float]] | None = None
+        self._barrier: Future[tuple[Rows, Left]] | None = None
         self._finishing = threading.RLock()  # several threads may ask for the state
         self._resumes = False
         self._skips = False
@@ -110,7 +106,7 @@ class PipelinedSession(WorkerSession):
         with self._finishing:
             if self._barrier is not None:
                 barrier, self._barrier = self._barrier, None
-                self._receive(*barrier.result())
+                self.after_allreduce(*barrier.result())
 
     def epoch_steps(self, order: Order) -> Iterator[int]:
         """Yields the global steps of the next epoch; the rest of an unfinished epoch is skipped.
@@ -143,10 +139,6 @@ class PipelinedSession(WorkerSession):
                     self.in_epoch = False
                 raise
 
-    def step_of_order(self, step: int) -> int:
-        """Returns the number of a global step, counted from the start of the order."""
-        return self._balancer.step_of_order(step)  # a barrier does not change it
-
     def skip_epoch(self) -> None:
         """Lets the next epoch have no steps, because the training is already complete."""
         self._skips = True
@@ -159,8 +151,8 @@ class PipelinedSession(WorkerSession):
         # Plans are then read one step later, while a barrier is pending.
         reads_late = ahead > 0 and self._barrier is None
         lag = 1 + ahead + reads_late
-        if lag > self._balancer.lag and self.workers > 1:
-            self._replace_balancer(self._balancer.state(), lag, are_drawn=True)
+        if lag > self._balancer.lag:
+            self.use_lag(lag)
         return self._balancer.local_indices(step)
 
     def local_span(self, step: int) -> tuple[int, int]:
@@ -186,7 +178,8 @@ class PipelinedSession(WorkerSession):
     def flush(self) -> None:
         """Passes the last barrier, and writes its step to the run record and file of metrics."""
         self.finish_barrier()
-        super().flush()
+        for each in self.extensions:
+            each.flush()
 
     def close(self) -> None:
         """Ends the training: passes the last barrier, then ends the session."""
@@ -205,12 +198,11 @@ class PipelinedSession(WorkerSession):
         a `weight` or none; `weights` has them after the barrier.
         """
         self.finish_barrier()
-        flags = self._take_flags()
+        # The user's thread may mark the next step before this barrier is passed.
+        marks = Marks.take(self)
         if self._begin(computed):
-            self._meter.take_excluded()  # `start` has excluded the step, which `flags` contain
-        # The position contains the lag, on which it depends whether messages are exchanged again.
-        tail, again = _tail(self._position(), weight), self._may_exchange_again()
-        barrier = partial(self._pass, computed, summed, flags, tail, again)
+            self.meter.take_marks()  # `start` has excluded the step, which `marks` contain
+        barrier = partial(self._pass, computed, summed, marks, _tail(self._position(), weight))
         self._barrier = background_thread().start(barrier)
 
     def pass_inner(
@@ -230,7 +222,8 @@ class PipelinedSession(WorkerSession):
         self._begin(computed)
         computed()
         own = pack([batch_size])
-        row = np.concatenate([own, _NO_MESSAGE[len(own) :], _tail(self._position(number), weight)])
+        message = np.pad(own, (0, self.width - len(own)))
+        row = np.concatenate([message, _tail(self._position(number), weight)])
         with self.excluded_wait(), self.collectives.waiting("for the gradients of other workers"):
             received = self._gather(row)()
             self._take_tails(received)
@@ -239,50 +232,41 @@ class PipelinedSession(WorkerSession):
 
     def _begin(self, computed: Callable[[], None]) -> bool:
         """Starts the session at its first barrier; returns whether this is the first one."""
-        if self._peers is not None:
+        if self.peers is not None:
             return False
         computed()
         with self.excluded_wait():
             self.start(self._facts)
-            # The first gathers create their keys, here in the same order on all workers.
-            self._gather(np.concatenate([_NO_MESSAGE, _tail(0, None)]))()
-            self._gather(_NO_MESSAGE, _REVISED)()
+            # The first gather creates its keys, here in the same order on all workers.
+            self._gather(np.pad(_tail(0, None), (self.width, 0)))()
         return True
 
-    def _gather(self, row: Row, slot: int = _FIRST) -> Callable[[], Rows]:
-        return self.collectives.begin_gather(row, slot=slot, priority=_URGENT)
+    def _gather(self, row: Row) -> Callable[[], Rows]:
+        return self.collectives.begin_gather(row, slot=_SLOT, priority=_URGENT)
 
     def _pass(
-        self,
-        computed: Callable[[], None],
-        summed: Callable[[], None],
-        flags: StepFlags,
-        tail: Row,
-        again: bool,
-    ) -> tuple[list[StepMessage], float]:
+        self, computed: Callable[[], None], summed: Callable[[], None], marks: Marks, tail: Row
+    ) -> tuple[Rows, Left]:
         """Passes the barrier; meanwhile the training only draws batches of known plans."""
         computed()
-        rows = self._gather(np.concatenate([encode(self._report(flags)), tail]))
+        rows = self._gather(np.concatenate([self.before_allreduce(marks), tail]))
         with self.collectives.waiting("for the gradients and messages of the other workers"):
             received = rows()
             self._take_tails(received)  # sums of other arrays would never be complete
             summed()
-        wall_seconds = self._leave_barrier()
-        messages = [decode(row[:WIDTH]) for row in received]
-        if self._exchanges_again(messages, again):
-            row = encode(self._revised(messages[self.rank]))
-            self._begin_exchange()
-            try:
-                with self.collectives.waiting("for messages of the other workers"):
-                    messages = [decode(row) for row in self._gather(row, _REVISED)()]
-            finally:
-                self._end_exchange()
-        return messages, wall_seconds
+        return received[:, : self.width], self.meter.leave(self._balancer.step + 1)
 
     def _take_tails(self, received: Rows) -> None:
         """Checks the positions of the workers, and takes their weights."""
-        tails = [unpack(row[WIDTH:]) for row in received]
-        self._check_positions([position for position, *_ in tails])
+        tails = [unpack(row[self.width :]) for row in received]
+        for rank, (position, *_) in enumerate(tails):
+            if position != tails[0][0]:
+                raise DisagreementError(
+                    f"worker {rank} is at another step or in another order than worker 0 (this is "
+                    f"worker {self.rank}, at step {self._balancer.step}): all workers must make a "
+                    "step for each batch, and leave an epoch, load states, and use each of several "
+                    "trainers at the same step"
+                )
         self.weights = _same_kind([unpack_float(halves) for _, *halves in tails])
 
     def _position(self, barrier: int = 0) -> int:
@@ -290,16 +274,6 @@ class PipelinedSession(WorkerSession):
         order, balancer = self.order, self._balancer
         seen = (*order.key, order.work_description) if order else ()
         return fingerprint(repr((balancer.step, balancer.lag, seen, barrier)))
-
-    def _check_positions(self, positions: list[int]) -> None:
-        for rank, position in enumerate(positions):
-            if position != positions[0]:
-                raise DisagreementError(
-                    f"worker {rank} is at another step or in another order than worker 0 (this is "
-                    f"worker {self.rank}, at step {self._balancer.step}): all workers must make a "
-                    "step for each batch, and leave an epoch, load states, and use each of several "
-                    "trainers at the same step"
-                )
 
 
 def _tail(position: int, weight: float | None) -> Row:

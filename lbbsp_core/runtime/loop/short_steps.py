@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lbbsp_core.policy import BatchConstraints, Even, Sizes
-from lbbsp_core.types import Limits
-from lbbsp_core.validate import require_nonnegative
+from lbbsp_core.validate import require_nonnegative, require_positive
 
 _LARGEST_RATIO = 5.0
 _RISE, _FALL = 0.025, 0.1
@@ -25,6 +24,14 @@ class ShortStepsState(NamedTuple):
 
     seconds: tuple[float, ...] | None
     steps: int
+
+    def checked(self, workers: int) -> ShortStepsState:
+        """Returns the state if it is one of a job with so many workers."""
+        if self.seconds is not None and len(self.seconds) != workers:
+            raise ValueError(f"the times of steps must be those of {workers} workers, got {self}")
+        for seconds in self.seconds or ():
+            require_positive("the time of a step", seconds)
+        return self
 
 
 class ShortSteps:
@@ -60,25 +67,17 @@ class ShortSteps:
 
     def __init__(self, threshold_seconds: float) -> None:
         self.threshold_seconds = require_nonnegative("short_step_seconds", threshold_seconds)
-        self._smoothed: list[float] | None = None  # by rank
-        self.steps = 0
-        """Measured steps so far."""
-
-    @property
-    def state(self) -> ShortStepsState:
-        """State to continue from, which can be set; the same on all workers."""
-        smoothed = self._smoothed
-        return ShortStepsState(None if smoothed is None else tuple(smoothed), self.steps)
-
-    @state.setter
-    def state(self, state: ShortStepsState) -> None:
-        self._smoothed = None if state.seconds is None else list(state.seconds)
-        self.steps = state.steps
+        self.state = ShortStepsState(None, 0)  # to continue from; the same on all workers
 
     @property
     def seconds(self) -> float | None:
         """T, the smoothed busy time of the slowest worker; None before the first measurement."""
-        return None if self._smoothed is None else max(self._smoothed)
+        return None if self.state.seconds is None else max(self.state.seconds)
+
+    @property
+    def steps(self) -> int:
+        """Measured steps so far."""
+        return self.state.steps
 
     @property
     def fraction(self) -> float:
@@ -98,34 +97,28 @@ class ShortSteps:
         }
         if not known:
             return
-        self.steps += 1
-        if self._smoothed is None:
-            self._smoothed = [min(known.values())] * len(busy_seconds)
+        smoothed = list(self.state.seconds or [min(known.values())] * len(busy_seconds))
         for rank, busy in known.items():
-            before = self._smoothed[rank]
+            before = smoothed[rank]
             change = min(busy, _LARGEST_RATIO * before) - before
-            self._smoothed[rank] = before + (_RISE if change > 0 else _FALL) * change
+            smoothed[rank] = before + (_RISE if change > 0 else _FALL) * change
+        self.state = ShortStepsState(tuple(smoothed), self.state.steps + 1)
 
     def narrow(self, constraints: BatchConstraints) -> BatchConstraints:
         """Returns the constraints for the next plan; the even plan always satisfies them."""
         fraction = self.fraction
         if fraction >= 1:
             return constraints
-        limits = [
-            _near(even, int(even * fraction), bounds)
-            for even, bounds in zip(_even_plan(constraints), constraints.limits, strict=True)
-        ]
+        limits = []
+        for even, bounds in zip(_even_plan(constraints), constraints.limits, strict=True):
+            change = int(even * fraction)
+            lowest, highest = max(even - change, bounds.minimum), even + change
+            if bounds.maximum is not None:
+                highest = min(highest, bounds.maximum)
+            limits.append(replace(bounds, minimum=lowest, maximum=highest))
         return replace(constraints, limits=tuple(limits))
 
 
 @lru_cache(maxsize=8)
 def _even_plan(constraints: BatchConstraints) -> Sizes:
     return Even().init(constraints).sizes
-
-
-def _near(even: int, change: int, bounds: Limits) -> Limits:
-    """Returns the limits of a batch that may differ from its even share by `change` samples."""
-    highest = even + change
-    if bounds.maximum is not None:
-        highest = min(highest, bounds.maximum)
-    return replace(bounds, minimum=max(even - change, bounds.minimum), maximum=highest)

@@ -13,7 +13,6 @@ from lbbsp_core.cost import Cost, Proportional
 from lbbsp_core.cost.online import CostShape
 from lbbsp_core.policy import BatchConstraints, Even, LoadBalanced, Policy
 from lbbsp_core.predict import Mixture, Predictor
-from lbbsp_core.predict.base import uses_drivers
 from lbbsp_core.runtime.options import env, naming
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS, SILENCE_SECONDS
 from lbbsp_core.runtime.options.naming import AnyCost, LimitsOrMaximum
@@ -42,7 +41,6 @@ _ELSEWHERE: Final = {
 _OF_COMMON_STEPS: Final = {
     "metrics_file": "metrics are those of the steps of all workers; the run record (record=) has "
     "a line for each push",
-    "fresh_drivers": "there is no barrier after which they would be exchanged",
     "limit_seconds": "the trainer's wait_seconds limits all waits",
     "compare_weights": "all workers read the weights of the servers",
     "short_step_seconds": "limits= bounds batches at any time",
@@ -83,12 +81,6 @@ class SessionOptions:
         seed: Seed of the sample order, >= 0, unless the data set is given its own.
         drivers: Names of the driving factors that the predictor takes as exogenous inputs, see
             `lbbsp_core.ResourceSampler`; ``()`` for none. Defaults to those of the sampler.
-        fresh_drivers: Whether the driving factors are sampled again when the barrier is left, and
-            exchanged after the gradients, in steps of 0.1 s or more, if no batch is drawn ahead and
-            forecasts depend on drivers. Forecasts are then better, by 17 to 37 % in our
-            measurements; steps were 1 % shorter between workers with cores of their own, and 4 %
-            longer under CPU quotas, where the exchange itself takes long. On for all
-            workers if one worker asks for it. Defaults to False.
         silence_seconds: Seconds without a sign of life after which a worker is lost and the others
             end, >= 2. Signs come from a thread of each worker, twice a second.
         limit_seconds: Seconds for which workers wait for one that is alive before they end, > 0.
@@ -118,7 +110,6 @@ class SessionOptions:
     metrics_file: str | Path | None = None
     seed: int = 0
     drivers: Sequence[str] | None = None
-    fresh_drivers: bool = False
     silence_seconds: float = SILENCE_SECONDS
     limit_seconds: float | None = None
     compare_weights: int | None = 50
@@ -261,12 +252,6 @@ class SessionOptions:
     def choose_drivers(self, policy: Policy) -> Sequence[str] | None:
         """Returns the driving factors to sample: none if `policy` uses no predictions."""
         return self.drivers if policy.uses_costs else ()
-
-    def wants_fresh_drivers(self, policy: Policy, predictor: Predictor) -> bool:
-        """Returns whether `predictor` is to have drivers from the end of the barrier."""
-        names = self.choose_drivers(policy)
-        sampled = names is None or len(names) > 0
-        return self.fresh_drivers and sampled and uses_drivers(predictor)
 
     def record_path(self) -> Path | None:
         """Returns the path of the run record: `record`, or else the launcher's; None for none."""

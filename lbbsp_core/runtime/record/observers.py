@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,26 +12,26 @@ Observer = Callable[[StepLine], None]
 
 
 class Observers:
-    """Passes the lines of a `Balancer`, which has no clock, to observers with the time of day."""
+    """Passes the lines of a `Balancer` on when all that belongs to them is known."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._observers: list[Observer] = []
-        self._ended: float | None = None
+        self._line: StepLine | None = None
 
     def __bool__(self) -> bool:
         return bool(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Adds an observer."""
+        """Passes each step that follows to `observer`, with the values of all workers."""
         self._observers.append(observer)
 
-    def end_step(self) -> None:
-        """Notes the time at the end of a step, whose line may be written later."""
-        self._ended = self._clock()
-
     def write(self, line: StepLine) -> None:
-        """Passes a step to all observers."""
-        line = replace(line, time=self._ended)
-        for observer in self._observers:
-            observer(line)
+        """Takes a step from the balancer, which has no clock."""
+        self._line = line
+
+    def end_step(self, extend: Callable[[StepLine], StepLine], ended: float) -> None:
+        """Passes the step that was written on, with what `extend` adds and the time of its end."""
+        if self._line is not None:
+            line, self._line = replace(extend(self._line), time=ended), None
+            for observer in self._observers:
+                observer(line)

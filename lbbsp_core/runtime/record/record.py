@@ -100,6 +100,7 @@ class StepLine:
         short: True if the step has fewer samples than the global batch size.
         drivers: Driving factors of each worker known before the step started, by name; None where
             a worker does not have one. Empty if none were known, as before the first step.
+        values: What extensions of the session record, by name: a value of each worker.
         work: Work of each worker in mean samples of the data set, if it was known.
         time: Unix time at the end of the step, by the clock of rank 0, if known.
         stop: Why all workers stopped after the step: `REQUESTED` or `PREEMPTED`; None if they did
@@ -115,6 +116,7 @@ class StepLine:
     excluded: tuple[int, ...]
     short: bool = False
     drivers: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     work: tuple[float, ...] = ()
     time: float | None = None
     stop: str | None = None
@@ -373,6 +375,7 @@ def parse_line(values: object, where: str, workers: int | None = None) -> StepLi
     numbers: dict[str, Sequence[float | None]] = {
         **{name: getattr(line, name) for name in names},
         **{f"drivers {name!r}": given for name, given in line.drivers.items()},
+        **{f"values {name!r}": given for name, given in line.values.items()},
     }
     for name, given in numbers.items():
         if len(given) != (len(line.sizes) if workers is None else workers):

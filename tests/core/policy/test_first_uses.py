@@ -33,6 +33,7 @@ from lbbsp_core import (
 from lbbsp_core.cost import slowest
 from lbbsp_core.policy import FirstUses, LoadBalancedState
 from lbbsp_core.policy.first_uses import plan_of_used_sizes
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.record.record import StepLine
 from lbbsp_core.sim import SimConfig, SyntheticCluster, Timeline, run_async, run_bsp
 from lbbsp_core.sim.slowdowns import Slowdowns
@@ -173,7 +174,7 @@ def test_all_workers_know_which_steps_are_first_uses() -> None:
             rank=rank,
             workers=2,
             global_batch_size=12,
-            first_uses=(FirstUses(),) * 2,
+            bounds=BatchBounds(first_uses=True),
             predictor=Learned(),
         )
         for rank in range(2)
@@ -210,10 +211,11 @@ def test_records_say_which_times_are_of_first_uses() -> None:
             workers=2,
             global_batch_size=100,
             policy=Growing(),
-            first_uses=(FirstUses((frozenset()), (0.5, 0.5)), FirstUses(frozenset(range(100)))),
         )
         for rank in range(2)
     ]
+    for balancer in balancers:
+        balancer.first_uses = FirstUses(extra=(0.5, 0.5)), FirstUses(frozenset(range(100)))
     balancers[0].record_to(SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
     for _ in range(6):
         exchange_in_process(balancers, (0.9, 0.4))

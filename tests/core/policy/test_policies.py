@@ -294,6 +294,7 @@ class Broken:
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = False
 
     weight: float = 1.0
 
@@ -446,7 +447,7 @@ CLUSTER_OF_EIGHTS = BatchConstraints(104, (Limits(),) * 3, granularity=8)
         (WithoutMinima(), "must keep Limits"),
         (WithoutMaxima(), "must keep Limits"),
         (Splitting(), "must be in multiples of 8"),
-        (Undecided(), "accepts_narrower_limits must be True or False if there is one, got None"),
+        (Undecided(), "accepts_narrower_limits must be True or False, got None"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -122,13 +122,6 @@ class OneStepOnly(Broken):
         return math.inf if horizon > 1 and state else super().predict(state)
 
 
-class Denying(Broken):
-    uses_drivers = False
-
-    def predict(self, state: Any, drivers: tuple[float, ...] = (), horizon: int = 1) -> Any:
-        return state[-1] + sum(drivers) if state else math.nan
-
-
 class Learning(Broken):
     def init(self) -> Any:
         return [math.nan]
@@ -174,7 +167,6 @@ class Silent(Broken):
         (Eager(), "must predict NaN before the first update, got 1.0"),
         (Extrapolating(), "must predict a finite float > 0, got -"),
         (OneStepOnly(), "got inf after 1 updates at horizon 2"),
-        (Denying(), "has uses_drivers = False, but its predictions depend on drivers"),
         (Learning(), "predict changed the state"),
         (Shared(), "a call changed"),
         (Mutable(), "must be a frozen dataclass"),

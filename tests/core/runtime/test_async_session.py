@@ -235,7 +235,6 @@ def start(rank=0, **options):
     [
         ({"metrics_file": "job.prom"}, r"metrics_file = 'job.prom' .*: leave it out; .*record="),
         ({"short_step_seconds": 0.1}, r"short_step_seconds = 0.1 .*: leave it out"),
-        ({"fresh_drivers": True}, "fresh_drivers = True .*: leave it out"),
         ({"limit_seconds": 5.0}, "limit_seconds = 5.0 .*: leave it out; .* wait_seconds"),
         ({"compare_weights": 7}, "compare_weights = 7 .*: leave it out"),
     ],
@@ -246,7 +245,7 @@ def test_options_without_effect_are_refused(options, words):
 
 
 def test_what_is_done_anyway_may_be_said(caplog):
-    start(compare_weights=None, short_step_seconds=0, fresh_drivers=False)
+    start(compare_weights=None, short_step_seconds=0)
     assert not caplog.records
 
 

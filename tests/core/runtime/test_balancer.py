@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ from lbbsp_core import (
     StepMessage,
     read_run,
 )
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.record.observers import Observers
+from lbbsp_core.order import make_order
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.record.record import StepLine, run_header
 from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.testing import check_plan, exchange_in_process
@@ -314,17 +315,15 @@ def test_a_profile_with_a_nearly_flat_piece_is_planned_for() -> None:
 
 
 def test_epochs_of_one_full_step_are_said_to_stay_even(caplog: pytest.LogCaptureFixture) -> None:
-    balancer = Balancer(rank=0, workers=2, global_batch_size=8)
-    balancer.make_order(16, seed=0)
+    make_order(16, 8, workers=2)
     assert not caplog.records
-    balancer.make_order(12, seed=0)
+    make_order(12, 8, workers=2)
     assert "12 samples has one full step of 8" in caplog.text
 
 
 def test_a_short_last_step_is_dropped_on_request(caplog: pytest.LogCaptureFixture) -> None:
-    balancer = Balancer(rank=0, workers=2, global_batch_size=8)
-    assert balancer.make_order(22, seed=0).steps_per_epoch == 3
-    assert balancer.make_order(22, seed=0, drop_last=True).steps_per_epoch == 2
+    assert make_order(22, 8, workers=2).steps_per_epoch == 3
+    assert make_order(22, 8, workers=2, drop_last=True).steps_per_epoch == 2
     assert not caplog.records
 
 
@@ -421,24 +420,7 @@ def test_lag_must_be_at_least_one() -> None:
         team(2, 60, lag=0)
 
 
-# Stopping and disagreeing
-
-
-@pytest.mark.parametrize("who", [0, 2])
-def test_one_wish_to_stop_reaches_all_at_the_same_step(who: int) -> None:
-    balancers = team(3, 60)
-    lines: list[StepLine] = []
-    observers = Observers()
-    observers.add(lines.append)
-    balancers[0].record_to(observers)
-    run(balancers, speeds(1, 2, 3), steps=2)
-    assert not any(balancer.stopping for balancer in balancers)
-    exchange_in_process(balancers, [0.1] * 3, stop=[who])
-    assert all(balancer.stopping for balancer in balancers)
-    assert {balancer.step for balancer in balancers} == {3}
-    exchange_in_process(balancers, [0.1] * 3)
-    assert not any(balancer.stopping for balancer in balancers)
-    assert [line.stop for line in lines] == [None, None, "requested", None]
+# Disagreeing
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
@@ -464,7 +446,9 @@ def test_workers_of_other_options_are_found_out() -> None:
 
 
 def follow(balancers: Iterable[Balancer], num_samples: int, seed: int = 0) -> GlobalOrder:
-    (order,) = {balancer.make_order(num_samples, seed) for balancer in balancers}
+    first = balancers[0]
+    total = first.constraints.global_batch_size
+    order = make_order(num_samples, total, workers=first.workers, seed=seed)
     for balancer in balancers:
         balancer.use_order(order)
     return order
@@ -486,7 +470,9 @@ def test_each_sample_is_drawn_once_an_epoch_while_plans_change(lag: int) -> None
 
 
 def test_a_short_step_is_not_learned_from() -> None:
-    balancers = team(2, 16, policy=EXACT, predictor=LastValue(), short_steps=ShortSteps(0.1))
+    balancers = team(
+        2, 16, policy=EXACT, predictor=LastValue(), bounds=BatchBounds(short_step_seconds=0.1)
+    )
     follow(balancers, 16 * 2 + 6)
     run(balancers, speeds(10, 30), steps=2)
     before = [balancer.state() for balancer in balancers]
@@ -524,7 +510,7 @@ def test_a_short_step_relaxes_minima_and_scales_the_rest() -> None:
 def test_a_short_step_keeps_granularity_and_parts(
     granularity: int, parts: int, rest: int, expected: tuple[int, ...]
 ) -> None:
-    balancers = team(3, 120, granularity=granularity, parts=parts, policy=EXACT)
+    balancers = team(3, 120, granularity=granularity, bounds=BatchBounds(parts), policy=EXACT)
     follow(balancers, 120 + rest)
     run(balancers, speeds(10, 20, 30))
     assert plan(balancers) == expected
@@ -533,12 +519,11 @@ def test_a_short_step_keeps_granularity_and_parts(
 def test_a_short_step_with_fewer_samples_than_parts_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    balancer = team(3, 12, parts=2)[0]
-    assert balancer.make_order(24 + 6, seed=0).steps_per_epoch == 3
-    assert balancer.make_order(24 + 5, seed=0).steps_per_epoch == 2
+    assert make_order(24 + 6, 12, workers=3, parts=2).steps_per_epoch == 3
+    assert make_order(24 + 5, 12, workers=3, parts=2).steps_per_epoch == 2
     assert "than the 3 workers times 2 parts of a batch" in caplog.text
     with pytest.raises(ValueError, match=r"at least workers \* minimum = 15, got 12"):
-        team(3, 12, parts=5)
+        team(3, 12, bounds=BatchBounds(parts=5))
 
 
 @given(st.integers(2, 5), st.integers(0, 40), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
@@ -559,14 +544,13 @@ def test_short_steps_are_legal(workers: int, rest: int, busy: list[float]) -> No
 def test_fewer_samples_than_workers_are_dropped_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    balancer = team(4, 20)[0]
     with caplog.at_level(logging.WARNING):
-        assert balancer.make_order(43, seed=0).steps_per_epoch == 2
+        assert make_order(43, 20, workers=4).steps_per_epoch == 2
     assert len(caplog.records) == 1
     assert caplog.messages[0].startswith("3 of 43 samples are dropped in each epoch")
     caplog.clear()
-    assert balancer.make_order(44, seed=0).steps_per_epoch == 3
-    assert balancer.make_order(40, seed=0).steps_per_epoch == 2
+    assert make_order(44, 20, workers=4).steps_per_epoch == 3
+    assert make_order(40, 20, workers=4).steps_per_epoch == 2
     assert not caplog.records
 
 
@@ -574,7 +558,7 @@ def test_drawing_needs_an_order() -> None:
     with pytest.raises(LookupError, match=r"call use_order\(\) first"):
         team(2, 8)[0].local_indices(0)
     with pytest.raises(ValueError, match="num_samples = 7 < global_batch_size = 8"):
-        team(2, 8)[0].make_order(7, seed=0)
+        make_order(7, 8, workers=2)
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -598,7 +582,7 @@ def test_an_epoch_begins_where_the_last_one_ended_or_ahead() -> None:
     balancer = team(2, 10)[0]
     balancer.begin_epoch(3)
     assert balancer.step == 0, "no order, no epochs"
-    balancer.use_order(balancer.make_order(40, seed=0))
+    balancer.use_order(GlobalOrder(40, 10))
     balancer.begin_epoch(0)
     assert balancer.step == 0
     balancer.skip_to(5)
@@ -714,8 +698,6 @@ def test_the_record_estimates_even_batches_from_the_costs() -> None:
 def record_of(balancers: Sequence[Balancer], costs: Sequence[Cost]) -> list[StepLine]:
     """The record of twelve steps."""
     lines: list[StepLine] = []
-    observers = Observers()
-    observers.add(lines.append)
-    balancers[0].record_to(observers)
+    balancers[0].record_to(SimpleNamespace(write=lines.append))
     run(balancers, costs, steps=12)
     return lines

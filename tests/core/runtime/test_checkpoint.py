@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbbsp_core.runtime.checkpoint.checkpoint import (
+    FORMAT,
     Checkpoint,
     newest_checkpoint,
     read_checkpoint,
@@ -160,12 +161,15 @@ def test_damaged_ones_only_are_an_error_that_names_the_remedy(tmp_path):
         newest_checkpoint(tmp_path)
 
 
-def test_a_later_format_is_refused_and_not_skipped(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("other", "when"), [(FORMAT + 1, "a later"), (FORMAT - 1, "an earlier")])
+def test_another_format_is_refused_and_not_skipped(other, when, tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(1))
-    monkeypatch.setattr("lbbsp_core.runtime.checkpoint.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("lbbsp_core.runtime.checkpoint.checkpoint.FORMAT", other)
     write_checkpoint(tmp_path, checkpoint(2))
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"later version of lbbsp \(format 2, here 1\)"):
+    with pytest.raises(
+        ValueError, match=rf"{when} version of lbbsp \(format {other}, here {FORMAT}"
+    ):
         newest_checkpoint(tmp_path)
 
 

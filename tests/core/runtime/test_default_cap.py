@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lbbsp_core import (
@@ -28,11 +28,12 @@ from lbbsp_core import (
     SessionOptions,
     WorkerSession,
 )
+from lbbsp_core.order import make_order
 from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.loop import bounds_notice
-from lbbsp_core.runtime.loop.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.extensions import bounds_notice
+from lbbsp_core.runtime.extensions.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
+from lbbsp_core.runtime.loop.bounds import BatchBounds, with_cap
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.loop.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
@@ -69,7 +70,7 @@ def train(workers, seconds, steps, monkeypatch):
         sizes = workers[0].sizes
         for each, cost, size in zip(workers, seconds, sizes, strict=True):
             busy = float(cost(size))
-            monkeypatch.setattr(each._meter, "reach", lambda busy=busy: Reading(busy, ()))
+            monkeypatch.setattr(each.meter, "reach", lambda busy=busy: Reading(busy, ()))
         rows = [each.before_allreduce() for each in workers]
         for each in workers:
             each.after_allreduce(rows)
@@ -83,11 +84,20 @@ def said(caplog):
     return lambda text: [r.getMessage() for r in caplog.records if text in r.getMessage()]
 
 
-@given(total=st.integers(1, 1000), workers=st.integers(2, 9), granularity=st.integers(1, 9))
+def default_maximum(total=X, workers=WORKERS, granularity=1, policy=None, limits=None):
+    """The maximum by default of a worker whose memory is not known; None: there is none."""
+    balancer = Balancer(
+        rank=0, workers=workers, global_batch_size=total, policy=policy, limits=limits,
+        granularity=granularity, bounds=BatchBounds(default_maximum=True),
+    )  # fmt: skip
+    return balancer.default_maximum
+
+
+@given(total=st.integers(9, 1000), workers=st.integers(2, 9), granularity=st.integers(1, 9))
 def test_the_cap_is_twice_the_even_share_and_leaves_a_plan(total, workers, granularity):
-    cap = default_cap(
-        None, LoadBalanced(), workers=workers, global_batch_size=total, granularity=granularity
-    )
+    total += -total % granularity
+    assume(total >= workers * granularity)
+    cap = default_maximum(total, workers, granularity)
     if cap is None:
         twice = 2 * -(-total // workers)
         assert -(-twice // granularity) * granularity >= total - (workers - 1)
@@ -98,14 +108,12 @@ def test_the_cap_is_twice_the_even_share_and_leaves_a_plan(total, workers, granu
 
 
 def test_a_single_worker_given_limits_and_fixed_shares_have_no_cap():
-    sizes = {"workers": 1, "global_batch_size": 96}
-    assert default_cap(None, LoadBalanced(), **sizes) is None
-    sizes["workers"] = 4
-    assert default_cap(None, LoadBalanced(), **sizes) == 48
-    assert default_cap(Limits(1), LoadBalanced(), **sizes) is None
-    assert default_cap([Limits(1)] * 4, LoadBalanced(), **sizes) is None
-    assert default_cap(None, FixedShares((9, 1, 1, 1)), **sizes) is None
-    assert default_cap(None, Even(), **sizes) is None
+    assert default_maximum(workers=1) is None
+    assert default_maximum(workers=4) == 48
+    assert default_maximum(workers=4, limits=Limits(1)) is None
+    assert default_maximum(workers=4, limits=[Limits(1)] * 4) is None
+    assert default_maximum(workers=4, policy=FixedShares((9, 1, 1, 1))) is None
+    assert default_maximum(workers=4, policy=Even()) is None
 
 
 WRONG = [
@@ -130,14 +138,6 @@ def test_wrong_sizes_are_refused_by_name(wrong, message, asynchronous, policy):
 
     with pytest.raises(ValueError, match=re.escape(message)):
         start(**wrong)
-
-
-@pytest.mark.parametrize("workers", [0, -1, 2.5])
-def test_a_wrong_number_of_workers_is_refused_by_name(workers):
-    with pytest.raises(ValueError, match="workers must be an integer >= 1"):
-        default_cap(None, LoadBalanced(), workers=workers, global_batch_size=96)
-    with pytest.raises(ValueError, match="granularity must be an integer >= 1, got 0"):
-        BatchConstraints(96, (Limits(),) * 4, 0)
 
 
 def test_a_session_keeps_the_cap_and_says_once_what_it_costs(monkeypatch, said):
@@ -173,7 +173,7 @@ def test_a_profile_with_a_memory_limit_lifts_the_cap_of_its_worker_alone():
             rank=rank,
             workers=4,
             global_batch_size=96,
-            default_maximum=48,
+            bounds=BatchBounds(default_maximum=True),
             cost=profile if rank == 1 else None,
         )
         for rank in range(4)
@@ -223,13 +223,11 @@ def test_the_cap_is_raised_just_as_far_as_a_plan_needs(limits, total, granularit
         )
         return replace(known, limits=tuple(each))
 
-    bounded, used = with_cap(known, cap)
-    if all(one.maximum is not None for one in limits):
-        assert (bounded, used) == (known, cap)
-    elif not has_plan(known):
-        assert (bounded, used) == (known, None)
+    bounded = with_cap(known, cap)
+    if all(one.maximum is not None for one in limits) or not has_plan(known):
+        assert bounded == known
     else:
-        assert bounded == within(used)
+        used = next(n for n in range(cap, total + cap + 1) if within(n) == bounded)
         assert has_plan(bounded)
         assert used == cap or (used > cap and not has_plan(within(used - 1)))
         bounded.plan([Proportional(1.0)] * len(limits))
@@ -249,9 +247,7 @@ def with_memory(*known):
             predictor=LastValue(),
             policy=LoadBalanced(min_gain=0.0),
             cost=cost,
-            default_maximum=default_cap(
-                None, LoadBalanced(), workers=len(known), global_batch_size=X
-            ),
+            bounds=BatchBounds(default_maximum=True),
         )
         for rank, cost in enumerate(costs)
     ]
@@ -274,7 +270,7 @@ def test_small_memories_raise_the_cap_of_the_others():
 
 
 def test_the_notice_says_why_the_maximum_was_raised(said):
-    made, notice = with_memory(4, None, 4, 4, None, 4, 4, 4), BoundsNotice()
+    made, notice = with_memory(4, None, 4, 4, None, 4, 4, 4), BoundsNotice(None)
     for _ in range(PATIENCE):
         busy = [size / (400.0 if rank == 1 else 40.0)
                 for rank, size in enumerate(made[0].sizes(made[0].step))]  # fmt: skip
@@ -291,13 +287,13 @@ def test_a_state_is_restored_by_another_number_of_workers_with_its_own_cap(monke
     assert workers[0].sizes == (48, 16, 16, 16)
     resumed = sessions(3)
     for each in resumed:
-        each.restore(workers[each.rank].state())
+        each.restore(workers[each.rank].balancer.state())
         assert each.sizes == (32, 32, 32)
         assert [limits.maximum for limits in each.balancer.constraints.limits] == [64] * 3
     assert train(resumed, [FAST, SLOW, SLOW], 5, monkeypatch) == (64, 16, 16)
     same = sessions(3)
     for each in same:
-        each.restore(resumed[each.rank].state())
+        each.restore(resumed[each.rank].balancer.state())
         each.start({})
         assert each.sizes == (64, 16, 16), "the handshake keeps a restored plan"
 
@@ -329,12 +325,18 @@ def test_a_balancer_of_simulations_has_no_cap_and_no_bounds():
 
 def test_many_small_samples_may_have_the_work_of_the_cap():
     balancers = [
-        Balancer(rank=rank, workers=3, global_batch_size=12, default_maximum=8) for rank in range(3)
+        Balancer(
+            rank=rank,
+            workers=3,
+            global_batch_size=12,
+            bounds=BatchBounds(default_maximum=True),
+        )
+        for rank in range(3)
     ]
     work = np.ones(12)
     work[10:] = 20.0  # nearly all of the work of a step is in two samples
     for balancer in balancers:
-        order = balancer.make_order(12, 0, shuffle=False, steps_per_epoch=1, work=work)
+        order = make_order(12, 12, workers=3, shuffle=False, steps_per_epoch=1, work=work)
         balancer.use_order(order)
         assert balancer.sizes(0) == (10, 1, 1)
 
@@ -418,12 +420,13 @@ def test_what_short_steps_cost_is_looked_at_in_few_steps(monkeypatch, said):
 
 def notices(plans, limits):
     """The notices of worker 0 about plans, the largest batch by default of which is 64."""
+    known = BatchConstraints(96, limits)
     balancer = SimpleNamespace(
         default_maximum=64, known_limits=limits, is_maximum_raised=False,
-        constraints=BatchConstraints(96, limits), short_steps=ShortSteps(0.0),
-        given_constraints=BatchConstraints(96, limits),
+        constraints=known, given_constraints=known,
+        short_steps=ShortSteps(0.0),
     )  # fmt: skip
-    notice = BoundsNotice()
+    notice = BoundsNotice(None)
     for plan in plans:
         balancer.latest_plan = plan, (None,) * len(plan)
         notice.check(balancer)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbbsp_core.runtime.exchange.digest import Digest, different_row, sampled
-from lbbsp_core.runtime.exchange.protocol import StepMessage, decode, encode
+from lbbsp_core.runtime.exchange.protocol import LIMB, StepMessage, decode, encode
 
 
 def weights(seed: int = 0, dtype: str = "float32") -> list[np.ndarray]:
@@ -18,8 +18,9 @@ def weights(seed: int = 0, dtype: str = "float32") -> list[np.ndarray]:
 
 def sent(digest: Digest) -> Digest:
     """What arrives of a digest."""
-    message = decode(encode(StepMessage(1, 2, 3, 4, digest=digest.to_integer())))
-    return Digest.from_integer(message.digest)
+    message = decode(encode(StepMessage(1, 2, 3, 4, extra=divmod(digest.to_integer(), LIMB))))
+    high, low = message.extra
+    return Digest.from_integer(high * LIMB + low)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

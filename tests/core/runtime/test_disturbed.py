@@ -29,7 +29,7 @@ from lbbsp_core import (
 )
 from lbbsp_core.cost import slowest
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
-from lbbsp_core.runtime.loop.default_cap import default_cap, with_cap
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.short_steps import ShortSteps
 from lbbsp_core.runtime.options.defaults import SHORT_STEP_SECONDS
 from lbbsp_core.testing import check_plan, exchange_in_process
@@ -52,9 +52,6 @@ def team(
 ) -> list[Balancer]:
     """Balancers of all workers, as their sessions make them."""
     policy = policy or LoadBalanced()
-    cap = default_cap(
-        None, policy, workers=workers, global_batch_size=total, granularity=granularity
-    )
     return [
         Balancer(
             rank=rank,
@@ -64,8 +61,7 @@ def team(
             predictor=predictor or LastValue(),
             granularity=granularity,
             lag=lag,
-            default_maximum=cap,
-            short_steps=ShortSteps(threshold),
+            bounds=BatchBounds(default_maximum=True, short_step_seconds=threshold),
         )
         for rank in range(workers)
     ]
@@ -303,8 +299,7 @@ def test_no_policy_lets_a_batch_run_away(policy: Policy, seed: int) -> None:
 )
 @pytest.mark.parametrize("name", ["ssp:2", "asp", "dssp:1:3", "elasticbsp:3"])
 def test_no_batch_runs_away_without_common_steps(policy: Policy, name: str) -> None:
-    cap = default_cap(None, policy, workers=3, global_batch_size=96)
-    constraints, _ = with_cap(BatchConstraints(96, (Limits(),) * 3), cap)
+    constraints = team(3, 96, policy=policy)[0].constraints
     now = [0.0]
     coordinator = Coordinator(
         registry.synchroniser(name), constraints, policy, clock=lambda: now[0], logs=False

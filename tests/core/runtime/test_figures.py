@@ -86,12 +86,12 @@ def test_without_measurements_there_are_no_figures():
     assert figures_of([line(0, (0, 4, 4))]).speedup > 0
 
 
-def test_observers_get_the_time_at_the_end_of_the_step():
-    ticks = iter([5.0, 7.0])
-    observers, seen = Observers(clock=lambda: next(ticks)), []
+def test_observers_get_what_is_added_and_the_time_at_the_end_of_the_step():
+    observers, seen = Observers(), []
     assert not observers
     observers.add(seen.append)
-    for step in range(2):
-        observers.end_step()
+    for step, ended in enumerate((5.0, 7.0)):
         observers.write(line(step, (4, 4, 4)))
-    assert [each.time for each in seen] == [5.0, 7.0]
+        observers.end_step(lambda line: replace(line, stop="requested"), ended)
+    observers.end_step(lambda line: line, 8.0)
+    assert [(each.time, each.stop) for each in seen] == [(5.0, "requested"), (7.0, "requested")]

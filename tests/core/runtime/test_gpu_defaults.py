@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_threads import Threads, run
 
 from lbbsp_core import (
     Balancer,
     BatchConstraints,
     EpochBalanced,
+    GlobalOrder,
     LastValue,
     LeaderStraggler,
     Limits,
@@ -26,10 +28,12 @@ from lbbsp_core import (
     SessionOptions,
     WorkerSession,
 )
+from lbbsp_core.order import make_order
 from lbbsp_core.policy import FirstUses, Policy, bound_growth
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange.identity import Devices
 from lbbsp_core.runtime.exchange.protocol import WIDTH, decode, encode
+from lbbsp_core.runtime.loop.bounds import BatchBounds
 from lbbsp_core.runtime.loop.step_meter import Reading
 from lbbsp_core.testing import exchange_in_process
 
@@ -43,33 +47,20 @@ POLICIES: list[Policy] = [
 ]
 
 
-class Peers:
-    """Collectives of workers that have the same facts, but each its own static facts."""
-
-    def __init__(self, rank: int, peers: list[WorkerSession]) -> None:
-        self.rank, self.workers, self._peers = rank, 2, peers
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        infos = [each.balancer.static_info() for each in self._peers]
-        own = infos[self.rank]
-        if list(values[: len(own)]) != own:
-            infos = [[]] * self.workers
-        return [[*info, *values[len(info) :]] for info in infos]
-
-
 def sessions(
     devices: Sequence[Devices], total: int = 256, **options: object
 ) -> list[WorkerSession]:
     """Started sessions of two workers."""
     chosen = SessionOptions.of({"predictor": LastValue(), **options})
-    made: list[WorkerSession] = []
-    for rank, each in enumerate(devices):
-        made.append(
-            WorkerSession(Peers(rank, made), total, chosen, framework="none", devices=each)  # type: ignore[arg-type]
-        )
-    for session in made:
+
+    def make(collectives: Threads, _: int, *args: Any, **given: Any) -> WorkerSession:
+        return WorkerSession(collectives, total, *args, devices=devices[collectives.rank], **given)
+
+    def worker(session: WorkerSession, _: Threads) -> WorkerSession:
         session.start({})
-    return made
+        return session
+
+    return run(worker, make=make, options=lambda _: chosen)
 
 
 def train(
@@ -87,10 +78,10 @@ def train(
             size = each.sizes[rank]
             read = tuple(
                 memory(rank, size) if memory and name == MEMORY_OF_GPU else 0.0
-                for name in each._meter.names
+                for name in each.meter.names
             )
             reading = Reading(size / speeds[rank], read)
-            monkeypatch.setattr(each._meter, "reach", lambda reading=reading: reading)
+            monkeypatch.setattr(each.meter, "reach", lambda reading=reading: reading)
         rows = [each.before_allreduce() for each in workers]
         for each in workers:
             each.after_allreduce(rows)
@@ -101,7 +92,7 @@ def train(
 
 
 def two_balancers(total: int, **options: Any) -> list[Balancer]:
-    common = {"predictor": LastValue(), "first_uses": (FirstUses(),) * 2, **options}
+    common = {"predictor": LastValue(), "bounds": BatchBounds(first_uses=True), **options}
     return [Balancer(rank=i, workers=2, global_batch_size=total, **common) for i in range(2)]
 
 
@@ -121,7 +112,7 @@ def test_no_batch_is_larger_than_one_and_a_half_times_what_was_run(
 ) -> None:
     balancers = two_balancers(128, policy=policy, limits=limits, granularity=granularity, lag=lag)
     for balancer in balancers:
-        balancer.use_order(balancer.make_order(128 * 4, 0))  # epochs of four steps
+        balancer.use_order(GlobalOrder(128 * 4, 128))  # epochs of four steps
     ran = balancers[0].sizes(0)
     for step, now in enumerate(speeds):
         sizes = balancers[0].sizes(step)
@@ -171,7 +162,7 @@ def test_batches_by_work_grow_with_the_work_of_the_plan() -> None:
     balancers = two_balancers(8)
     work = np.tile([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 6.0, 12.0], 20)
     for balancer in balancers:
-        balancer.use_order(balancer.make_order(160, 0, shuffle=False, work=work))
+        balancer.use_order(make_order(160, 8, workers=2, shuffle=False, work=work))
     for _ in range(12):
         exchange_in_process(balancers, [0.6, 0.2])
     assert balancers[0].latest_plan[0] == (1, 7)
@@ -263,10 +254,9 @@ def test_what_the_default_granularity_costs_is_said_once(
 
 
 def test_batches_that_are_drawn_keep_their_granularity() -> None:
-    balancer = Balancer(
-        rank=0, workers=2, global_batch_size=256, lag=3, wanted_granularity=8, default_maximum=200
-    )
-    balancer.use_order(balancer.make_order(256 + 100, 0))
+    bounds = BatchBounds(granularity=8, default_maximum=True)
+    balancer = Balancer(rank=0, workers=2, global_batch_size=256, lag=3, bounds=bounds)
+    balancer.use_order(GlobalOrder(256 + 100, 256))
     drawn = [balancer.sizes(step) for step in range(3)]
     assert drawn[1] == (50, 50)
     balancer.set_peers([balancer.static_info()] * 2, are_drawn=True)
@@ -274,15 +264,13 @@ def test_batches_that_are_drawn_keep_their_granularity() -> None:
     assert balancer.constraints.granularity == 8
     balancer.skip_to(3)
     assert balancer.sizes(3) == (52, 48), "a short step"
-    balancer.set_peers([balancer.static_info()] * 2)
-    assert balancer.default_maximum == 200
 
 
 def test_the_default_maximum_is_a_multiple_of_the_granularity() -> None:
     """Else no batch would ever have it, and no notice say what it costs."""
-    made = Balancer(
-        rank=0, workers=10, global_batch_size=1024, wanted_granularity=8, default_maximum=206
-    )
+    bounds = BatchBounds(granularity=8, default_maximum=True)
+    made = Balancer(rank=0, workers=10, global_batch_size=1024, bounds=bounds)
+    assert made.default_maximum == 206
     made.set_peers([made.static_info()] * 10)
     assert made.default_maximum == 208
 

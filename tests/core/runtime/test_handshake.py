@@ -1,13 +1,17 @@
 """Agreement before the first step, and continuing after a restart."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
 
-from lbbsp_core import Balancer, DisagreementError, Limits
+from lbbsp_core import Balancer, DisagreementError, GlobalOrder, Limits
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.exchange.handshake import agree, compare, gather_texts
-from lbbsp_core.runtime.exchange.protocol import checksum, fingerprint
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.collectives import gather_bytes
+from lbbsp_core.runtime.exchange.handshake import compare
+from lbbsp_core.runtime.exchange.protocol import checksum
+from lbbsp_core.runtime.loop.start import agree
 
 X = 12
 
@@ -28,25 +32,25 @@ class Gathers:
 
 def test_agreement_introduces_the_workers():
     mine = balancer()
-    rows = agree(mine, mine.make_order(50, seed=1), Gathers(lambda v: v), {"epochs": 2})
-    assert rows == [mine.static_info()] * 2
+    rows = agree(mine, GlobalOrder(50, X, seed=1), Gathers(lambda v: v), {"epochs": 2})
+    assert [row.static_info for row in rows] == [mine.static_info()] * 2
 
 
 @pytest.mark.parametrize(
     "name", ["workers", "global_batch_size", "seed", "steps_per_epoch", "epochs", "sample order"]
 )
-def test_a_worker_that_differs_is_named(name):
+def test_a_worker_that_differs_is_named(name, monkeypatch):
     mine = balancer()
-    order = mine.make_order(50, seed=1)
-    names = ["workers", "global_batch_size", "lag", "number of samples", "seed",
-             "steps_per_epoch", "epochs", "number of completed steps", "lbbsp version", "policy",
-             "sample order"]  # fmt: skip
+    order = GlobalOrder(50, X, seed=1)
 
-    def other(values):
-        return [v + (i == names.index(name)) for i, v in enumerate(values)]
+    def other(data):
+        facts = json.loads(data)
+        value = facts[name]
+        return json.dumps({**facts, name: value + (1 if isinstance(value, int) else "?")}).encode()
 
+    monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: [data, other(data)])
     with pytest.raises(DisagreementError, match=f"disagree on {name}: worker 0 has .*, worker 1"):
-        agree(mine, order, Gathers(other), {"epochs": 2})
+        agree(mine, order, Gathers(), {"epochs": 2})
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Turns:
     uses_costs = True
     is_static = False
     needs_common_steps = False
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return FixedState((6, 6))
@@ -80,7 +85,7 @@ def run(balancers, steps):
 def pair(lag=1, samples=50):
     both = [balancer(rank, policy=Turns(), lag=lag) for rank in (0, 1)]
     for one in both:
-        one.use_order(one.make_order(samples, seed=4))
+        one.use_order(GlobalOrder(samples, X, seed=4))
     return both
 
 
@@ -91,7 +96,7 @@ def test_a_restored_run_goes_on_as_if_unbroken(at):
     run(first, at)
     for one, other in zip(first, second, strict=True):
         other.restore(one.state())
-        other.use_order(other.make_order(50, seed=4))
+        other.use_order(GlobalOrder(50, X, seed=4))
     found = run(second, 12 - at)
     assert list(found) == expected
     assert [repr(one.state()) for one in whole] == [repr(one.state()) for one in second]
@@ -137,7 +142,7 @@ def test_the_place_survives_another_number_of_workers():
     alone = Balancer(rank=0, workers=3, global_batch_size=X)
     alone.restore(first[1].state())
     assert (alone.step, alone.sizes(3)) == (3, (4, 4, 4))
-    assert alone.local_indices(3).tolist() == alone.make_order(50, seed=4).indices(3)[:4].tolist()
+    assert alone.local_indices(3).tolist() == GlobalOrder(50, X, seed=4).indices(3)[:4].tolist()
 
 
 def test_what_was_learned_of_one_worker_is_not_another_ones():
@@ -163,49 +168,50 @@ def test_no_epochs_without_an_order():
         balancer().epoch_end_step()
 
 
-class Texts:
-    """Collectives of two workers, of which the other has other texts."""
-
-    def __init__(self, other):
-        self.other, self.said = other, []
-
-    def all_gather(self, values):
-        other = self.other
-        theirs = ([fingerprint(other)], [len(other.encode())], _numbers(other))[len(self.said)]
-        self.said.append(values)
-        return [list(values), [*theirs, *[0] * (len(values) - len(theirs))]]
-
-
-def _numbers(text):
-    """The integers of a text, as another worker sends them."""
-
-    class Alone:
-        def all_gather(self, values):
-            self.values = list(values)
-            return [self.values]
-
-    alone = Alone()
-    assert gather_texts(alone, text) == [text.encode()]
-    return alone.values
-
-
 @pytest.mark.parametrize("text", ["", "a", "abcde", "abcdef", "é" * 99, "x" * 30_000])
-def test_texts_of_any_length_are_gathered(text):
-    assert bytes(gather_texts(Gathers(lambda v: v), text)[1]).decode() == text
+def test_bytes_of_any_length_are_gathered(text):
+    assert gather_bytes(Gathers(lambda v: v), text.encode())[1].decode() == text
 
 
-def test_a_text_that_differs_is_shown_around_the_difference():
+@pytest.fixture
+def told(monkeypatch):
+    """Lets worker 1 tell other facts; returns a function that sets them."""
+
+    def tell(**facts):
+        other = json.dumps(facts).encode()
+        monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: [data, other])
+
+    return tell
+
+
+def test_a_text_that_differs_is_shown_around_the_difference(told):
     mine, theirs = "SGD " + "x" * 500 + " rate 0.1", "SGD " + "x" * 500 + " rate 0.25"
+    told(optimizer=theirs)
     with pytest.raises(DisagreementError) as caught:
-        compare(Texts(theirs), {"optimizer": mine})
+        compare(None, {"optimizer": mine})
     assert str(caught.value).startswith("workers disagree on optimizer: worker 0 has ...x")
     assert "rate 0.1, worker 1 has ...x" in str(caught.value)
     assert "rate 0.25; start all workers with the same optimizer" in str(caught.value)
+    told(loss="mae")
     with pytest.raises(DisagreementError, match="worker 0 has mse, worker 1 has mae; start all"):
-        compare(Texts("mae"), {"loss": "mse"})
+        compare(None, {"loss": "mse"})
 
 
-def test_equal_texts_are_gathered_once():
-    collectives = Texts("same")
-    compare(collectives, {"loss": "same"})
-    assert len(collectives.said) == 1
+def test_facts_that_only_one_worker_has_are_named(told):
+    told(loss="mse", epochs=3)
+    with pytest.raises(DisagreementError, match="epochs: worker 0 has None, worker 1 has 3"):
+        compare(None, {"loss": "mse"})
+
+
+def test_ends_of_very_long_texts_are_compared():
+    texts = ["x" * 50_000 + end for end in "ab"]
+    told = []
+
+    class Recording:
+        def all_gather(self, values):
+            told.append(list(values))
+            return [list(values)]
+
+    for text in texts:
+        compare(Recording(), {"optimizer": text})
+    assert told[1] != told[3]

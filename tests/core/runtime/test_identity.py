@@ -1,43 +1,26 @@
 """Names that workers tell each other, on their way through the handshake."""
 
+import json
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from lbbsp_core import Affine, Balancer
-from lbbsp_core.runtime.exchange.handshake import agree
-from lbbsp_core.runtime.exchange.identity import Identity, cpu, gpu, hosts_and_devices
+from lbbsp_core.runtime.exchange import handshake
+from lbbsp_core.runtime.exchange.identity import Identity, cpu, gpu
+from lbbsp_core.runtime.loop import start
 
 
-class Rows:
-    """Collectives of two workers, of which the other one has longer names."""
-
-    rank, workers = 0, 2
-
-    def __init__(self, other):
-        self.other, self.gathers = other, 0
-
-    def all_gather(self, values):
-        self.gathers += 1
-        theirs = list(values)
-        if len(values) == 1:
-            return [list(values), [len(self.other)]]
-        if self.gathers == 3:
-            theirs = self.other
-            longest = max(len(values), len(theirs))
-            return [[*row, *[0] * (longest - len(row))] for row in (values, theirs)]
-        return [list(values), theirs]
-
-
-def test_the_handshake_carries_names_without_another_gather():
+def test_the_handshake_carries_names(monkeypatch):
     mine = Balancer(rank=0, workers=2, global_batch_size=12, cost=Affine(0.1, 0.01))
     other = Balancer(rank=1, workers=2, global_batch_size=12)
-    names = Identity("höst-with-a-long-name", ("GPU:0", "GPU:1")).pack()
-    rows = Rows([*other.static_info(), *names])
-    peers = agree(mine, None, rows, {}, Identity("a", ("cpu",)).pack())
-    assert rows.gathers == 3  # facts, lengths, rows
-    assert hosts_and_devices(peers) == (("a", "höst-with-a-long-name"), ("cpu", "GPU:1"))
+    theirs = json.dumps([other.static_info(), "höst-with-a-long-name", ["GPU:0", "GPU:1"]])
+    monkeypatch.setattr(handshake, "gather_bytes", lambda _, data: [data, data])
+    monkeypatch.setattr(start, "gather_bytes", lambda _, data: [data, theirs.encode()])
+    peers = start.agree(mine, None, None, {}, Identity("a", ("cpu",)))
+    assert [peer.identity.host for peer in peers] == ["a", "höst-with-a-long-name"]
+    assert [peer.identity.device(rank) for rank, peer in enumerate(peers)] == ["cpu", "GPU:1"]
 
 
 def test_a_process_with_several_replicas_names_the_device_of_each():

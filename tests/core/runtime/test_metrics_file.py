@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
+from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics_text
 from lbbsp_core.runtime.record.figures import Figures, figures_of
-from lbbsp_core.runtime.record.metrics_file import SECONDS, MetricsFile, metrics_text
+from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import StepLine, run_header
 
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
@@ -24,6 +26,16 @@ LINE = StepLine(
     time=1.75e9,
 )
 HEADER = run_header("none", workers=3, global_batch_size=24, versions={}, hosts=HOSTS)
+
+
+def metrics_file(path, header, clock):
+    session = SimpleNamespace(
+        options=SessionOptions(metrics_file=path), rank=0, observers=Observers()
+    )
+    metrics = Metrics(session, clock)
+    metrics.started(lambda: header)
+    return metrics
+
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 VALUE = r"(?:[^\\\"\n]|\\\\|\\\"|\\n)*"
@@ -100,7 +112,7 @@ def test_what_is_unknown_has_no_series():
 
 def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
     path, now = tmp_path / "new" / "job.prom", [0.0]
-    metrics = MetricsFile(path, HEADER, clock=lambda: now[0])
+    metrics = metrics_file(path, HEADER, clock=lambda: now[0])
 
     def step_in_file():
         metrics._writing.result(30)
@@ -123,7 +135,7 @@ def test_the_file_is_written_every_few_seconds_and_at_the_end(tmp_path):
 
 def test_a_failure_is_reported_once(tmp_path, caplog):
     (tmp_path / "job.prom").mkdir()
-    metrics = MetricsFile(tmp_path / "job.prom", HEADER, clock=lambda: 0.0)
+    metrics = metrics_file(tmp_path / "job.prom", HEADER, clock=lambda: 0.0)
     for _ in range(2):
         metrics.add(LINE)
         metrics.flush()
@@ -133,7 +145,7 @@ def test_a_failure_is_reported_once(tmp_path, caplog):
 
 def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
     path = tmp_path / "job.prom"
-    metrics = MetricsFile(path, replace(HEADER, hosts=("\ud800",)), clock=lambda: 0.0)
+    metrics = metrics_file(path, replace(HEADER, hosts=("\ud800",)), clock=lambda: 0.0)
     for step in range(2):
         metrics.add(replace(LINE, step=step))
         metrics.flush()
@@ -143,9 +155,9 @@ def test_names_that_cannot_be_written_stop_nothing(tmp_path, caplog):
 
 def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
     released, started = threading.Event(), []
-    metrics = MetricsFile(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
+    metrics = metrics_file(tmp_path / "job.prom", HEADER, clock=lambda: 10 * SECONDS * len(started))
     monkeypatch.setattr(metrics, "_write", lambda: (started.append(1), released.wait(30)))
-    monkeypatch.setattr("lbbsp_core.runtime.record.metrics_file._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("lbbsp_core.runtime.extensions.metrics_file._PATIENCE_SECONDS", 0.01)
     metrics.add(LINE)
     until(lambda: started)
     for _ in range(2):
@@ -157,7 +169,7 @@ def test_a_write_that_hangs_holds_up_nobody(tmp_path, monkeypatch, until):
 
 def test_the_file_is_that_of_the_training_that_stepped_last(tmp_path):
     path = tmp_path / "job.prom"
-    older, newer = (MetricsFile(path, HEADER, clock=lambda: 0.0) for _ in range(2))
+    older, newer = (metrics_file(path, HEADER, clock=lambda: 0.0) for _ in range(2))
     older.add(replace(LINE, step=1))
     older.flush()
     older.add(replace(LINE, step=2))
@@ -200,7 +212,7 @@ def test_the_training_that_made_the_last_step_writes_last(tmp_path):
     def step_in_file():
         return parse(path.read_text("utf-8"))["lbbsp_step", None, None]
 
-    first, second = (MetricsFile(path, HEADER, clock=lambda: now[0]) for _ in range(2))
+    first, second = (metrics_file(path, HEADER, clock=lambda: now[0]) for _ in range(2))
     for number, (one, other) in enumerate([(first, second), (second, first), (first, second)]):
         for step in (2 * number, 2 * number + 1):
             one.add(replace(LINE, step=step))

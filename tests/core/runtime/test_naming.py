@@ -28,8 +28,8 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.registry import SYNCHRONISERS
-from lbbsp_core.runtime.checkpoint.session_state import _described
-from lbbsp_core.runtime.exchange.handshake import agree
+from lbbsp_core.runtime.loop.session_state import _described
+from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.options.naming import (
     described,
     limits_by_rank,
@@ -188,7 +188,10 @@ def test_a_policy_that_lacks_a_part_of_the_contract_is_refused_with_its_name() -
 
         def init(self, constraints: object) -> None: ...
 
-    with pytest.raises(TypeError, match=r"got <.*, which lacks needs_common_steps, update: choose"):
+    with pytest.raises(
+        TypeError,
+        match=r"got <.*, which lacks accepts_narrower_limits, needs_common_steps, update: choose",
+    ):
         read_policy(Half())
     assert isinstance(LoadBalanced(), Policy)
 

@@ -2,102 +2,33 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, count
 
 import numpy as np
 import pytest
+from worker_threads import PATIENCE_SECONDS, Meeting, Threads, X, run, step
 
 from lbbsp_core import (
     Collectives,
     DisagreementError,
-    Ema,
-    Even,
     FixedShares,
     Limits,
-    LoadBalanced,
-    Mixture,
-    Narx,
     SessionOptions,
     SingleWorker,
     WorkerSession,
     read_run,
 )
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime.exchange.digest import Digest
-from lbbsp_core.runtime.exchange.protocol import WIDTH
+from lbbsp_core.runtime.exchange.digest import Digest, check_samples
+from lbbsp_core.runtime.extensions.settings import SettingsComparison
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.loop import pipelined, step_meter
-from lbbsp_core.runtime.loop import session as session_module
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.loop.step_meter import Reading
+from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.background import BackgroundThread
-
-X = 12
-PATIENCE_SECONDS = 30.0
-
-
-class Meeting:
-    """A place where all workers leave what they have and take what all have left."""
-
-    def __init__(self, workers):
-        self.slots = [None] * workers
-        self.barrier = threading.Barrier(workers, timeout=PATIENCE_SECONDS)
-
-    def gather(self, rank, value):
-        self.slots[rank] = value
-        self.barrier.wait()
-        everything = list(self.slots)
-        self.barrier.wait()
-        return everything
-
-
-class Threads:
-    """Collectives of workers that are threads; `slots` of a pipelined gather never mix."""
-
-    def __init__(self, rank, workers, meeting):
-        self.rank, self.workers, self._meeting = rank, workers, meeting
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        return [list(row) for row in self._meeting.gather(self.rank, list(values))]
-
-    def begin_gather(self, row, *, slot, priority=0) -> Callable[[], np.ndarray]:
-        return lambda: np.array(self._meeting.gather(self.rank, np.array(row)), np.float32)
-
-    def waiting(self, what):
-        return threading.Lock()  # any context manager
-
-
-def run(worker, *, workers=2, make=WorkerSession, options=None):
-    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
-    meeting, results, errors = Meeting(workers), [None] * workers, []
-
-    def body(rank):
-        try:
-            collectives = Threads(rank, workers, meeting)
-            given = options(rank) if options else SessionOptions()
-            session = make(collectives, X, given, framework="threads")
-            results[rank] = worker(session, collectives)
-        except BaseException as error:
-            errors.append(error)
-            meeting.barrier.abort()
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if first or errors:
-        raise (first or errors)[0]
-    return results
-
-
-def step(session, collectives):
-    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-    session.after_allreduce(rows)
-
 
 own = threading.local()
 
@@ -116,12 +47,6 @@ def own_threads(monkeypatch):
 
 def done() -> None:
     """Nothing to wait for: gradients and sums are there."""
-
-
-def step_that_may_revise(session, collectives):
-    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-    if session.leave_barrier(rows):
-        session.end_exchange(collectives.all_gather([int(limb) for limb in session.revise()]))
 
 
 def fixed(rank):
@@ -155,10 +80,10 @@ def test_a_stop_that_one_worker_requests_reaches_all_after_the_same_step():
         for number in range(8):
             if session.rank == 1 and number == 2:
                 session.request_stop()
-                assert session.stop_requested
+                assert session.extensions[Stopping].requested
             step(session, collectives)
             if session.stopping:
-                assert not session.stop_requested
+                assert not session.extensions[Stopping].requested
                 return number
         return None
 
@@ -227,7 +152,7 @@ def test_a_fit_that_ended_forgets_its_request_to_stop():
     session = WorkerSession(SingleWorker(), X, SessionOptions(), framework="none")
     session.request_stop()
     session.close()
-    assert not session.stop_requested
+    assert not session.extensions[Stopping].requested
 
 
 def test_a_session_notes_what_its_worker_does():
@@ -288,9 +213,11 @@ def diverging(session, collectives, offers=8, at=3):
     read = []
     for number in range(offers):
         value = 1.0 + (collectives.rank == 1 and number >= at)
-        session.offer_weights(lambda v=value: read.append(session.step) or [np.full(9, v)])
+        session.extensions[WeightComparison].compare(
+            lambda v=value: read.append(session.step) or [np.full(9, v)]
+        )
         step(session, collectives)
-    session.check_weights()
+    session.extensions[WeightComparison].check()
     return read
 
 
@@ -324,7 +251,9 @@ def rates(session, collectives, own=0.1, steps=6, at=3):
     for number in range(steps):
         rate = own if collectives.rank == 1 and number >= at else 0.1
         try:
-            session.offer_settings(lambda r=rate: {"learning rate": r}, "set it on all workers")
+            session.extensions[SettingsComparison].compare(
+                lambda r=rate: {"learning rate": r}, "set it on all workers"
+            )
         except DisagreementError as error:
             return session.step, str(error)
         step(session, collectives)
@@ -349,16 +278,15 @@ def test_samples_that_differ_are_named():
     def worker(session, collectives, changed=0.0):
         rows = np.arange(12.0).reshape(4, 3) + 1
         rows[2] += changed * collectives.rank
-        session.check_samples([Digest.of([row]) for row in rows])
+        check_samples(session.collectives, [Digest.of([row]) for row in rows])
 
     run(lambda *args: worker(*args, changed=1e-6))
     with pytest.raises(DisagreementError, match="on the data: samples of worker 1 differ from"):
         run(lambda *args: worker(*args, changed=0.5))
 
 
-def test_a_value_is_compared_and_a_flag_is_shared():
+def test_a_flag_is_shared():
     def worker(session, collectives):
-        session.check_same("first epoch", 4)
         return [session.any_worker(session.rank == 1), session.any_worker(False)]
 
     assert run(worker) == [[True, False]] * 2
@@ -434,47 +362,6 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
     ]
 
 
-class Told:
-    """Predictor that forecasts the speed that is the only driving factor."""
-
-    def init(self):
-        return ()
-
-    def update(self, state, measurement):
-        return (*state, measurement.drivers)
-
-    def predict(self, state, drivers=(), horizon=1):
-        return drivers[0]
-
-
-class Denied(Told):
-    uses_drivers = False
-
-
-LEFT = ((20.0, 10.0), (10.0, 10.0), (10.0, 20.0))
-"""What `Changing` samples on each of two workers when the barriers of three steps are left."""
-
-
-class Changing:
-    """Sampler of a factor that is 1 whenever a barrier is reached."""
-
-    def __init__(self, names):
-        self.names, self.taken = names, 0
-
-    def sample(self):
-        self.taken += 1
-        rank = int(threading.current_thread().name[-1])
-        return (1.0 if self.taken % 2 else LEFT[self.taken // 2 - 1][rank],)
-
-    def close(self):
-        pass
-
-
-def end_pipelined_step(session, collectives):
-    session.end_step(done, done)
-    session.finish_barrier()
-
-
 def tick(monkeypatch, seconds):
     """Lets each reading of a clock of busy time be `seconds` later than the last one."""
 
@@ -482,131 +369,6 @@ def tick(monkeypatch, seconds):
         return BusyTimer(clock=count(0, round(seconds * 1e9)).__next__)
 
     monkeypatch.setattr(step_meter, "BusyTimer", ticking)
-
-
-def train_with_changing_drivers(make, end, **options):
-    """Trains for three steps; returns the plans, and the drivers learned from, of each rank."""
-
-    def worker(session, collectives):
-        threading.current_thread().name = f"worker {session.rank}"
-        if make is WorkerSession:
-            session.start({})
-        sizes = []
-        for _ in range(3):
-            end(session, collectives)
-            sizes.append(session.sizes)
-        session.close()
-        return sizes, session.state().estimate.predictor
-
-    policy, predictor = LoadBalanced(min_gain=0), Told()
-    given = SessionOptions(policy=policy, predictor=predictor, drivers=["runnable"], **options)
-    return run(worker, make=make, options=lambda rank: given)
-
-
-KINDS = pytest.mark.parametrize(
-    ("make", "end"),
-    [(WorkerSession, step_that_may_revise), (PipelinedSession, end_pipelined_step)],
-)
-
-
-@KINDS
-def test_after_long_steps_plans_follow_from_what_is_known_when_the_barrier_is_left(
-    tmp_path, monkeypatch, own_threads, make, end
-):
-    monkeypatch.setattr(step_meter, "ResourceSampler", Changing)
-    tick(monkeypatch, session_module.LONG_STEP_SECONDS)
-    results = train_with_changing_drivers(make, end, record=tmp_path, fresh_drivers=True)
-    for rank, (sizes, learned) in enumerate(results):
-        assert sizes == [(8, 4), (6, 6), (4, 8)]
-        assert learned == tuple((left[rank],) for left in LEFT[:2])
-    known = [line.drivers for line in read_run(tmp_path).steps]
-    assert known == [{}, {"runnable": LEFT[0]}, {"runnable": LEFT[1]}]
-
-
-@KINDS
-@pytest.mark.parametrize(("seconds", "options"), [(0.03, {"fresh_drivers": True}), (0.2, {})])
-def test_after_short_steps_they_follow_from_what_is_known_when_it_is_reached(
-    monkeypatch, own_threads, make, end, seconds, options
-):
-    monkeypatch.setattr(step_meter, "ResourceSampler", Changing)
-    tick(monkeypatch, seconds)
-    results = train_with_changing_drivers(make, end, **options)
-    for rank, (sizes, learned) in enumerate(results):  # one sample a step: every other one is 1
-        assert sizes == [(6, 6), (8, 4), (6, 6)]
-        assert learned == ((1.0,), (LEFT[0][rank],))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"drivers": [], "fresh_drivers": True},
-        {"policy": Even(), "fresh_drivers": True},
-        {"predictor": Denied(), "fresh_drivers": True},
-        {"predictor": Mixture((Ema(0.5), Narx(use_exogenous=False))), "fresh_drivers": True},
-    ],
-)
-def test_messages_are_exchanged_once_if_no_forecast_depends_on_drivers(monkeypatch, given):
-    tick(monkeypatch, 1.0)
-
-    def worker(session, collectives):
-        session.start({})
-        rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-        assert not session.leave_barrier(rows)
-        return session.uses_fresh_drivers
-
-    assert run(worker, options=lambda rank: SessionOptions(**given)) == [False, False]
-    fresh = SessionOptions(fresh_drivers=True)
-    assert run(worker, workers=1, options=lambda rank: fresh) == [False]
-
-
-def test_messages_are_exchanged_again_by_all_after_long_steps_if_one_forecasts_from_drivers(
-    monkeypatch,
-):
-    """With a lag of 2 never: what is known now says little about the step after the next one."""
-    busy = [1.0, 0.01, 1.0, 1.0, 0.01, 1.0]
-
-    def worker(session, collectives):
-        session.start({})
-        seen = []
-        for number, seconds in enumerate(busy):
-            if number == 4:
-                session.use_lag(2)
-            drivers = session._meter.sample()
-            reached = partial(Reading, seconds, drivers)
-            monkeypatch.setattr(session._meter, "reach", reached)
-            rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-            seen.append(session.leave_barrier(rows))
-            if seen[-1]:
-                rows = collectives.all_gather([int(limb) for limb in session.revise()])
-                session.end_exchange(rows)
-        return seen, session.step
-
-    options = [SessionOptions(drivers=()), SessionOptions(fresh_drivers=True)]
-    expected = [True, False, True, True, False, False]
-    assert run(worker, options=options.__getitem__) == [(expected, len(busy))] * 2
-
-
-def test_the_wait_for_revised_messages_is_not_busy_time(monkeypatch):
-    """Of two workers one comes late to the second exchange of each step."""
-    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
-    never = threading.Event()
-
-    def worker(session, collectives):
-        session.start({})
-        for number in range(3):
-            rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
-            assert session.leave_barrier(rows)
-            row = session.revise()
-            assert session.activity.read()[:2] == (Activity.WAITING, number)
-            if session.rank:
-                never.wait(0.2)
-            session.end_exchange(collectives.all_gather([int(limb) for limb in row]))
-            assert session.activity.read()[:2] == (Activity.COMPUTING, number + 1)
-        return session.busy_seconds
-
-    options = SessionOptions(fresh_drivers=True)
-    assert max(run(worker, options=lambda rank: options)) < 0.2
 
 
 def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):
@@ -635,7 +397,7 @@ def test_waits_inside_a_step_are_not_busy_time():
         else:
             released.set()
         row = session.before_allreduce()
-        assert row.shape == (WIDTH,)
+        assert row.shape == (session.width,)
         session.after_allreduce(collectives.all_gather([int(limb) for limb in row]))
         return session.step
 
@@ -649,9 +411,9 @@ def test_a_preempted_worker_is_known_to_all_after_the_same_step():
         seen = []
         for number in range(3):
             if number == session.rank == 1:
-                session.request_preemption()
+                session.extensions[Stopping].request_preemption()
             step(session, collectives)
-            seen.append((session.preempted, session.stopping))
+            seen.append((session.extensions[Stopping].preempted, session.stopping))
         return seen
 
     assert run(worker) == [[(False, False), (True, False), (True, False)]] * 2
@@ -661,12 +423,15 @@ def test_a_session_continues_from_what_all_workers_have_saved():
     def worker(session, collectives):
         session.use_order(session.make_order(6 * X, seed=2))
         session.start({})
-        session.check_state()
+        check_states(session.balancer)
         for _ in range(3):
             step(session, collectives)
         state, arrays = session.save_state()
         second = WorkerSession(collectives, X, session.options, framework="threads")
         second.use_order(second.make_order(6 * X, seed=2))
+        session.extensions[Stopping].stopping = True
+        session.load_state(state, arrays)
+        assert not session.stopping
         second.load_state(state, arrays)
         second.start({})
         drawn = [second.local_indices(3).tolist(), session.local_indices(3).tolist()]
@@ -693,7 +458,7 @@ def test_a_session_continues_where_another_has_stopped():
         for number in range(3):
             drawn += session.local_indices(number).tolist()
             step(session, collectives)
-        state = session.state()
+        state = session.balancer.state()
         second = WorkerSession(collectives, X, session.options, framework="threads")
         second.restore(state)
         second.start({})
@@ -815,58 +580,11 @@ def test_an_inner_barrier_gathers_weights_and_leaves_the_step_as_it_is(own_threa
     assert run(worker, make=PipelinedSession) == [((5, 4), (2.0, 3.0), None, 2)] * 2
 
 
-def test_inner_barriers_and_second_exchanges_do_not_mix(monkeypatch, own_threads):
-    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
-    revised = []
-
-    def worker(session, collectives):
-        begin = collectives.begin_gather
-
-        def begin_gather(row, *, slot, priority=0):
-            revised.append(slot == pipelined._REVISED)
-            return begin(row, slot=slot, priority=priority)
-
-        collectives.begin_gather = begin_gather
-        inner = []
-        for number in range(4):
-            session.end_step(done, done)
-            inner.append(session.pass_inner(1, done, done, number + session.rank))
-        return inner, session.step
-
-    options = SessionOptions(fresh_drivers=True)
-    results = run(worker, make=PipelinedSession, options=lambda rank: options)
-    assert results == [([(number, number + 1) for number in range(4)], 4)] * 2
-    assert sum(revised) == 2 * (1 + 4)  # of two workers, at the start and in each step
-
-
-def test_an_error_in_the_second_exchange_ends_the_barrier(monkeypatch, own_threads):
-    monkeypatch.setattr(session_module, "LONG_STEP_SECONDS", 0.0)
-
-    def worker(session, collectives):
-        end_pipelined_step(session, collectives)
-        begin = collectives.begin_gather
-
-        def begin_gather(row, *, slot, priority=0):
-            if slot == pipelined._REVISED:
-                raise ConnectionError("worker 1 is lost")
-            return begin(row, slot=slot, priority=priority)
-
-        collectives.begin_gather = begin_gather
-        session.end_step(done, done)
-        with pytest.raises(ConnectionError, match="worker 1 is lost"):
-            session.finish_barrier()
-        return session.activity.read()[0]
-
-    options = SessionOptions(fresh_drivers=True)
-    results = run(worker, make=PipelinedSession, options=lambda rank: options)
-    assert results == [Activity.COMPUTING] * 2
-
-
 def test_batches_drawn_before_a_restore_belong_to_no_step():
     session = PipelinedSession(Threads(0, 1, Meeting(1)), X, SessionOptions(), framework="one")
     numbers = session.epoch_steps(session.make_order(4 * X))
     next(numbers)
-    session.restore(session.state())
+    session.restore(session.balancer.state())
     with pytest.raises(RuntimeError, match="iterate the loader again"):
         next(numbers)
 

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbbsp_core import Balancer, Ema, LastValue, Limits, Profile
+from lbbsp_core import Balancer, Ema, GlobalOrder, LastValue, Limits, Profile
 from lbbsp_core.policy import FixedState
 from lbbsp_core.registry import POLICIES, PREDICTORS
 from lbbsp_core.runtime.checkpoint.serialization import to_bytes
-from lbbsp_core.runtime.checkpoint.session_state import (
+from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
+from lbbsp_core.runtime.loop.bounds import BatchBounds
+from lbbsp_core.runtime.loop.session_state import (
     _predictor_text,
     check_same_job,
     check_states,
@@ -23,9 +25,6 @@ from lbbsp_core.runtime.checkpoint.session_state import (
     order_facts,
     restored_state,
 )
-from lbbsp_core.runtime.exchange.collectives import gather_bytes, sums
-from lbbsp_core.runtime.loop.balancer import BalancerState
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
 
 X = 24
 
@@ -69,7 +68,7 @@ def job(workers=2, **options):
         for rank in range(workers)
     ]
     for one in balancers:
-        one.use_order(one.make_order(10 * X, seed=3))
+        one.use_order(GlobalOrder(10 * X, X, seed=3))
     return balancers
 
 
@@ -112,12 +111,12 @@ def short_job(workers=2, threshold=20.0):
             global_batch_size=960,
             policy=POLICIES.build("lbbsp:min_gain=0"),
             predictor=LastValue(),
-            short_steps=ShortSteps(threshold),
+            bounds=BatchBounds(short_step_seconds=threshold),
         )
         for rank in range(workers)
     ]
     for one in balancers:
-        one.use_order(one.make_order(9600, seed=3))
+        one.use_order(GlobalOrder(9600, 960, seed=3))
     return balancers
 
 
@@ -144,7 +143,7 @@ def memory_job(largest, **options):
         for rank in range(2)
     ]  # fmt: skip
     for one in balancers:
-        one.use_order(one.make_order(10 * X, seed=3))
+        one.use_order(GlobalOrder(10 * X, X, seed=3))
     return balancers
 
 
@@ -177,6 +176,7 @@ class Alternating:
 
     uses_costs = is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return FixedState((18, 3, 3))
@@ -191,7 +191,7 @@ def test_plans_beyond_the_default_maximum_continue_as_if_unbroken(steps, lag):
     """Noise of layers, such as dropout, depends on the plan."""
 
     def capped():
-        balancers = job(3, lag=lag, policy=Alternating(), default_maximum=16)
+        balancers = job(3, lag=lag, policy=Alternating(), bounds=BatchBounds(default_maximum=True))
         meet(balancers)
         return balancers
 
@@ -212,7 +212,7 @@ def test_plans_that_memory_limits_have_allowed_stay_before_the_handshake_and_wit
     def capped():
         return [
             Balancer(rank=rank, workers=4, global_batch_size=100, predictor=LastValue(),
-                     default_maximum=50, cost=profile if rank == 0 else None)
+                     bounds=BatchBounds(default_maximum=True), cost=profile if rank == 0 else None)
             for rank in range(4)
         ]  # fmt: skip
 
@@ -231,7 +231,9 @@ def test_plans_that_memory_limits_have_allowed_stay_before_the_handshake_and_wit
             meet(balancers)
         assert {one.sizes(3) for one in balancers} == {plan}
     without = [
-        Balancer(rank=rank, workers=4, global_batch_size=100, default_maximum=50)
+        Balancer(
+            rank=rank, workers=4, global_batch_size=100, bounds=BatchBounds(default_maximum=True)
+        )
         for rank in range(4)
     ]
     for one in without:
@@ -250,17 +252,19 @@ def test_memory_limits_leave_plans_as_they_are_drawn():
     assert [sizes for sizes, _ in run(balancers, 4)][3] == (10, 14)
 
 
-def test_plans_that_are_drawn_stay_in_another_balancer():
+def test_plans_that_are_drawn_stay_with_another_lag():
     """A policy of the user may exceed the default maximum, and the lag may grow in the epoch."""
     first = Balancer(rank=0, workers=2, global_batch_size=24)
     plans = ((20, 4), (20, 4))
     state = first.state()._replace(
         step=3, plans=plans, policy_state=first.state().policy_state._replace(sizes=(4, 20))
     )
-    for are_drawn, expected in ((True, (20, 4)), (False, (12, 12))):
-        second = Balancer(rank=0, workers=2, global_batch_size=24, lag=4, limits=16)
-        second.restore(state, are_drawn=are_drawn)
-        assert second.sizes(3) == second.sizes(6) == expected
+    first.restore(state)
+    first.use_lag(4)
+    second = Balancer(rank=0, workers=2, global_batch_size=24, lag=4, limits=16)
+    second.restore(state)
+    for one, expected in ((first, (20, 4)), (second, (12, 12))):
+        assert one.sizes(3) == one.sizes(6) == expected
 
 
 def test_a_later_plan_that_limits_forbid_is_not_restored():
@@ -276,19 +280,6 @@ def test_a_later_plan_that_limits_forbid_is_not_restored():
     assert balancers[0].state().policy_state.sizes == (10, 10)
 
 
-def test_a_state_without_the_time_of_steps_is_read():
-    first, second = short_job(), short_job()
-    run(first, 7)
-    state, arrays = gathered(first)
-    del state["short_steps"]
-    for one in second:
-        one.restore(restored_state(one, state, arrays))
-        assert (one.step, one.short_steps.state) == (7, (None, 0))
-    older = first[0].state()[:-1]  # a pickle of an older version
-    second[0].restore(BalancerState(*older))
-    assert second[0].sizes(7) == first[0].sizes(7)
-
-
 def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
     first, second = short_job(3), short_job(2)
     run(first, 7)
@@ -299,22 +290,15 @@ def test_the_time_of_steps_is_that_of_the_same_number_of_workers():
         assert one.short_steps.state == (None, 0)
 
 
-def test_the_single_time_of_older_versions_is_left_out():
-    first = short_job()
-    run(first, 2)
-    state, arrays = gathered(first)
-    assert restored_state(first[0], {**state, "short_steps": [0.1, 9]}, arrays).short_steps is None
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        [[0.1, 0.0], 1],
-        [[-1.0, 0.1], 1],
-        [["x", 0.1], 1],
-        [[0.1], 1],
-        [[0.1] * 3, 1],
-        [[0.1] * 2],
+        {"seconds": [0.1, 0.0], "steps": 1},
+        {"seconds": [-1.0, 0.1], "steps": 1},
+        {"seconds": ["x", 0.1], "steps": 1},
+        {"seconds": [0.1], "steps": 1},
+        {"seconds": [0.1] * 3, "steps": 1},
+        {"seconds": [0.1] * 2},
         5,
     ],
 )
@@ -322,8 +306,9 @@ def test_a_damaged_time_of_steps_is_a_value_error(wrong):
     first = short_job()
     run(first, 2)
     state, arrays = gathered(first)
+    state["short_steps"]["fields"] = wrong
     with pytest.raises(ValueError, match=r"cannot be read|times? of (a step|steps) must be"):
-        restored_state(first[0], {**state, "short_steps": wrong}, arrays)
+        restored_state(first[0], state, arrays)
 
 
 def test_another_number_of_workers_continues_at_the_step_with_even_plans():
@@ -333,10 +318,7 @@ def test_another_number_of_workers_continues_at_the_step_with_even_plans():
     for one in second:
         one.restore(restored_state(one, state, arrays))
     assert [(one.step, one.sizes(7)) for one in second] == [(7, (12, 12))] * 2
-    assert (
-        second[0].local_indices(7).tolist()
-        == first[0].make_order(10 * X, 3).indices(7)[:12].tolist()
-    )
+    assert second[0].local_indices(7).tolist() == GlobalOrder(10 * X, X, 3).indices(7)[:12].tolist()
     run(second, 4)
 
 
@@ -395,9 +377,9 @@ def test_a_damaged_state_is_a_value_error():
 
 
 def test_a_foreign_job_is_refused_by_name():
-    here = order_facts(job()[0].make_order(10 * X, 3), X)
+    here = order_facts(GlobalOrder(10 * X, X, 3), X)
     check_same_job("folder", dict(here), here)
-    other = order_facts(job()[0].make_order(10 * X, 4), X)
+    other = order_facts(GlobalOrder(10 * X, X, 4), X)
     with pytest.raises(ValueError, match=r"in folder is of another job: seed was 3, and is 4 now"):
         check_same_job("folder", here, other)
     with pytest.raises(ValueError, match=r"model was None, and is 5 now"):

@@ -2,13 +2,14 @@
 
 import math
 import struct
+from types import SimpleNamespace
 
 import pytest
 
 from lbbsp_core import DisagreementError, SingleWorker
 from lbbsp_core.runtime.exchange import collectives as collective
 from lbbsp_core.runtime.exchange.collectives import weighted_mean
-from lbbsp_core.runtime.exchange.settings import SharedSettings, differences, fingerprint
+from lbbsp_core.runtime.extensions.settings import SettingsComparison, differences, fingerprint
 
 RATE = {"learning rate": 0.1, "number of updates": 3, "clip_gradient": None, "mults": "1: 2"}
 
@@ -50,33 +51,40 @@ def meet(monkeypatch, rows):
         gathered.append(data)
         return rows(data)
 
-    monkeypatch.setattr("lbbsp_core.runtime.exchange.settings.gather_bytes", gather)
+    monkeypatch.setattr("lbbsp_core.runtime.extensions.settings.gather_bytes", gather)
     monkeypatch.setattr(collective, "gather_bytes", gather)
     return gathered
 
 
+def comparison():
+    """A comparison of the settings `RATE` of a worker with a peer."""
+    options = SimpleNamespace(compare_weights=50)
+    session = SimpleNamespace(collectives=SingleWorker(), options=options, workers=2)
+    shared = SettingsComparison(session)
+    shared.compare(lambda: RATE, "remedy")
+    return shared
+
+
 def test_a_difference_is_named_with_its_first_step_and_the_remedy(monkeypatch):
     gathered = meet(monkeypatch, lambda mine: [mine, mine.replace(b"0.1", b"0.2")])
-    shared = SharedSettings()
-    shared.offer(RATE)
-    shared.compare(6, [shared.fingerprint] * 2)
-    shared.check(SingleWorker(), "remedy")
+    shared = comparison()
+    shared.received(6, [shared.offer()] * 2, ())
+    shared.check("remedy")
     assert not gathered, "no collective where nothing differs"
-    shared.compare(7, [shared.fingerprint, 5])
-    shared.compare(8, [shared.fingerprint, 5])
+    shared.received(7, [shared.offer(), (5,)], ())
+    shared.received(8, [shared.offer(), (5,)], ())
     assert shared.disputed == 7
     message = r"learning rate \(0.1 on worker 0, 0.2 on worker 1\); this is so since step 7.*remedy"
     with pytest.raises(DisagreementError, match=message):
-        shared.check(SingleWorker(), "remedy")
+        shared.check("remedy")
     assert shared.disputed is None
 
 
 def test_fingerprints_that_differ_by_a_rounding_are_no_error(monkeypatch):
     gathered = meet(monkeypatch, lambda mine: [mine, mine.replace(b"0.1", b"0.10000000001")])
-    shared = SharedSettings()
-    shared.offer(RATE)
-    shared.compare(6, [1, 2])
-    shared.check(SingleWorker(), "remedy")
+    shared = comparison()
+    shared.received(6, [(1,), (2,)], ())
+    shared.check("remedy")
     assert len(gathered) == 1
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from lbbsp_core import ASP, BSP, DSSP, SSP, ElasticBSP, SyncDecision, Synchroniser, registry
 from lbbsp_core.sim import Schedule, schedule
-from lbbsp_core.sync.persistent_vector import PersistentVector
 from lbbsp_core.testing import check_synchroniser
 
 SYNCHRONISERS: list[tuple[Synchroniser, float]] = [
@@ -352,30 +351,6 @@ def test_what_cannot_be_names_the_cure() -> None:
         BSP().push(state, 5, 2.0)
     with pytest.raises(ValueError, match=r"worker 4 cannot join: .* or have the next rank, 2"):
         BSP().join(state, 4, 2.0)
-
-
-# PersistentVector
-
-
-@given(st.integers(1, 2100), st.integers(0, 2**32 - 1))
-def test_a_vector_is_a_list(length: int, seed: int) -> None:
-    source, plain = random.Random(seed), list(range(length))
-    vector = PersistentVector.of(plain)
-    for _ in range(20):
-        index = source.randrange(length)
-        before, vector = vector, vector.replaced(index, -index)
-        assert list(before) == plain
-        plain[index] = -index
-        assert vector[index] == -index
-    assert list(vector) == plain == [vector[i] for i in range(length)]
-    assert vector == PersistentVector.of(plain)
-    assert list(vector.appended(7)) == [*plain, 7]
-    assert len(vector) == length
-    for outside in (-1, length):
-        with pytest.raises(IndexError, match=f"index must be from 0 to {length - 1}"):
-            vector[outside]
-        with pytest.raises(IndexError):
-            vector.replaced(outside, 0)
 
 
 # The contract check itself: each of these synchronisers breaks the contract in one way.

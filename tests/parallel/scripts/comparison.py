@@ -10,9 +10,6 @@ from report import largest_difference, result
 
 import lbbsp_tf
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.loop import session
-
-session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 
 X = 64
 SAMPLES = 10 * X + 21  # a short last batch in every epoch
@@ -33,6 +30,7 @@ class Cycle:
     uses_costs = True
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     plans: tuple[tuple[int, ...], ...]
 
@@ -78,9 +76,7 @@ def balanced(strategy, case, policy=None, watch=None):
     """Returns the balancer, the model, its first weights and its history."""
     watch = watch or Watch(0.0)
     options = {"policy": policy or Cycle.over(strategy.num_replicas_in_sync), **case.balancer}
-    watch.balancer = balancer = lbbsp_tf.LoadBalancer(
-        strategy, X, **{"fresh_drivers": True, **options}
-    )
+    watch.balancer = balancer = lbbsp_tf.LoadBalancer(strategy, X, **options)
     BALANCERS.append(balancer)
     with strategy.scope():
         keras.utils.set_random_seed(1)

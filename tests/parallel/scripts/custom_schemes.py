@@ -26,6 +26,7 @@ class Ranked:
     uses_costs: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
     needs_common_steps: ClassVar[bool] = False
+    accepts_narrower_limits: ClassVar[bool] = False
 
     ratio: float = 0.5
 

@@ -32,8 +32,7 @@ RANK = STORE.rank
 
 def trainer_of(params, optimizer, **options):
     return lbbsp_mx.Trainer(params, optimizer, options, kvstore=lbbsp_mx.KVStore(),
-                            global_batch_size=X, policy=Cycle(PLANS),
-                            fresh_drivers=True)  # fmt: skip
+                            global_batch_size=X, policy=Cycle(PLANS))  # fmt: skip
 
 
 # --- layers that are used several times, with equal names, of networks that are freed -------------

@@ -85,8 +85,7 @@ CASES = {
 
 def together(case, store):
     net = case.network(1 + store.rank, store, case.devices)  # worker 0's weights are to count
-    options = {"policy": Cycle(PLANS[store.num_workers]), "mean_loss": case.mean,
-               "fresh_drivers": True}  # fmt: skip
+    options = {"policy": Cycle(PLANS[store.num_workers]), "mean_loss": case.mean}
     trainer = lbbsp_mx.Trainer(net.collect_params(), *case.optimizer, kvstore=store,
                                global_batch_size=X, **options)  # fmt: skip
     sampler = trainer.batch_sampler(SAMPLES, seed=0)

@@ -34,6 +34,7 @@ class Changing:
     uses_costs = False
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return self.planned(cluster, 0)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lbbsp_core.policy import FixedState
-from lbbsp_core.runtime.loop import session
-
-session.LONG_STEP_SECONDS = 0.0  # with fresh_drivers, in every step
 
 
 @dataclass(frozen=True)
@@ -19,6 +16,7 @@ class Cycle:
     uses_costs = True
     is_static = False
     needs_common_steps = True
+    accepts_narrower_limits = False
 
     def init(self, cluster):
         return FixedState(self.plans[0])

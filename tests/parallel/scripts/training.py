@@ -11,18 +11,13 @@ import tensorflow as tf
 
 import lbbsp_core
 import lbbsp_tf
-from lbbsp_core.runtime.loop import session
 
 mode = sys.argv[1]
-if mode == "shapes":
-    session.LONG_STEP_SECONDS = 0.0  # messages are exchanged twice in every step
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Telling(lbbsp_core.LastValue):
-    """Prints the driving factors that it is told of, which it claims to need."""
-
-    uses_drivers = True
+    """Prints the driving factors that it is told of."""
 
     def update(self, state, measurement):
         print("DRIVERS", *measurement.drivers, flush=True)
@@ -34,7 +29,6 @@ OPTIONS = {
     "shapes": lambda rank: {
         "predictor": Telling(),
         "drivers": ("memory_percent", "runnable"),
-        "fresh_drivers": True,
         "short_step_seconds": 0,  # plans by the curves, however short the steps are
         # Nobody's curve is like his peers'; the third is flat up to 24 samples.
         "cost": (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from lbbsp_core.runtime.extensions.base import Session, StepExtension
 from lbbsp_core.runtime.record.figures import Figures, RunningFigures
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 from lbbsp_core.runtime.reliability.background import BackgroundThread
@@ -27,7 +28,7 @@ SECONDS: Final = 5.0
 """Shortest time between two writes; collectors read every 15 seconds or less often."""
 
 _PATIENCE_SECONDS: Final = 2.0
-"""Time for which `MetricsFile.flush` waits for a slow file system."""
+"""Time for which `Metrics.flush` waits for a slow file system."""
 
 _HELP: Final = {
     "lbbsp_start_timestamp_seconds": "Unix time of the last start of the run.",
@@ -45,29 +46,37 @@ _HELP: Final = {
 }
 
 
-_newest: WeakValueDictionary[Path, MetricsFile] = WeakValueDictionary()
+_newest: WeakValueDictionary[Path | None, Metrics] = WeakValueDictionary()
 """By file, what had the last step: a process may train several models, one after the other."""
 
 
-class MetricsFile:
-    """Writes the metrics of the last step to a file, from a background thread.
+class Metrics(StepExtension):
+    """Writes the metrics of the last step to a file, from a background thread of worker 0.
 
     The file is replaced as a whole, and has the last step when the process has ended. A failure to
     write is reported once, and never stops the training.
     """
 
-    def __init__(
-        self, path: Path, header: RunHeader, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._path, self._header, self._clock = path, header, clock
+    _header: RunHeader | None = None
+    _latest: tuple[StepLine, Figures] | None = None
+    _written: tuple[StepLine, Figures] | None = None
+    _written_at: float | None = None
+    _writing: Future[None] | None = None
+    _warned = False
+
+    def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(session)
+        self._path = session.options.metrics_path()  # a wrong name is an error here
+        self._clock = clock
         self._figures = RunningFigures()
-        self._latest: tuple[StepLine, Figures] | None = None
-        self._written: tuple[StepLine, Figures] | None = None
-        self._written_at: float | None = None
         self._thread = BackgroundThread("lbbsp-metrics")
-        self._writing: Future[None] | None = None
-        self._warned = False
-        before_end(self.flush)
+
+    def started(self, header: Callable[[], RunHeader]) -> None:
+        """Opens the file in the first training, if one is wanted."""
+        if self._path is not None and self.session.rank == 0 and self._header is None:
+            self._header = header()
+            self.session.observers.add(self.add)
+            before_end(self.flush)
 
     def add(self, line: StepLine) -> None:
         """Takes a step, and starts to write if the last write is some seconds ago."""
@@ -97,13 +106,14 @@ class MetricsFile:
         return self._writing is None or not wait([self._writing], _PATIENCE_SECONDS).not_done
 
     def _write(self) -> None:
-        assert self._latest is not None
-        latest = line, figures = self._latest
-        path = self._path
+        assert self._latest
+        assert self._header
+        assert self._path
+        latest, path = self._latest, self._path
         partial = path.with_name(f".{path.name}.{os.getpid()}")  # which the collector ignores
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(metrics_text(path.stem, self._header, line, figures), "utf-8")
+            partial.write_text(metrics_text(path.stem, self._header, *latest), "utf-8")
             os.replace(partial, path)
             self._written = latest
         except Exception as error:  # such as names that UTF-8 does not have

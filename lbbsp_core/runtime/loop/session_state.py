@@ -30,11 +30,11 @@ from lbbsp_core.runtime.checkpoint.serialization import (
 )
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.loop.short_steps import ShortStepsState
 from lbbsp_core.runtime.options.naming import without_addresses
-from lbbsp_core.validate import require_positive
 
 logger = logging.getLogger("lbbsp.checkpoint")
+
+_ESTIMATES = "estimates of worker"  # of the first replica in a process, whose number follows
 
 
 def order_facts(order: Order | None, global_batch_size: int) -> dict[str, Json]:
@@ -48,7 +48,7 @@ def order_facts(order: Order | None, global_batch_size: int) -> dict[str, Json]:
         "shuffle": order.shuffle,
         "steps per epoch": order.steps_per_epoch,
         "order by batches": order.by_batch,
-        # Depends on the number of workers; see `Balancer.make_order`.
+        # Depends on the number of workers; see `make_order`.
         "dropped short last step": order.drop_last,
     }
 
@@ -81,53 +81,21 @@ def own_state(balancer: Balancer) -> tuple[Json, Arrays]:
     return _state(balancer, rows, 1)
 
 
-def _short_steps(state: ShortStepsState | None) -> Json:
-    """Returns the times of steps as JSON values; those of no state are an empty list."""
-    if state is None:
-        return []
-    return [None if state.seconds is None else list(state.seconds), state.steps]
-
-
-def _read_short_steps(values: Any, workers: int) -> ShortStepsState | None:
-    """Returns what `_short_steps` has written; None for the single time of older versions."""
-    times, steps = values[0], int(values[1])
-    if times is None:
-        return ShortStepsState(None, steps)
-    if not isinstance(times, list):
-        return None
-    if len(times) != workers:
-        raise ValueError(f"the times of steps must be those of {workers} workers, got {times!r}")
-    seconds = tuple(require_positive("the time of a step", each) for each in times)
-    return ShortStepsState(seconds, steps)
-
-
 def _estimates(balancers: Sequence[Balancer]) -> bytes:
     """Returns the estimates of the speeds of this process's replicas."""
-    states = [(each, each.state()) for each in balancers]
+    states = ((_predictor_text(each), each.state()) for each in balancers)
     return to_bytes(
-        [
-            (_predictor_text(each), _array(to_bytes((state.estimate, state.drivers))))
-            for each, state in states
-        ]
+        [(text, _array(to_bytes((state.estimate, state.drivers)))) for text, state in states]
     )
 
 
 def _state(balancer: Balancer, rows: Sequence[bytes], replicas: int) -> tuple[Json, Arrays]:
     """Returns the state of a job; `rows` are the estimates of its processes."""
     shared = balancer.state()
-    arrays: Arrays = {
-        f"estimates of worker {number * replicas}": _array(row) for number, row in enumerate(rows)
-    }
-    state: Json = {
-        "step": shared.step,
-        "order": to_json(shared.order, arrays),
-        "order_start": shared.order_start,
-        "workers": balancer.workers,
-        "plans": [list(plan) for plan in shared.plans],
-        "policy": _policy_text(balancer),
-        "policy_state": to_json(shared.policy_state, arrays),
-        "short_steps": _short_steps(shared.short_steps),
-    }
+    arrays = {f"{_ESTIMATES} {i * replicas}": _array(row) for i, row in enumerate(rows)}
+    state: dict[str, Json] = {"workers": balancer.workers, "policy": _policy_text(balancer)}
+    for name in ("step", "order", "order_start", "plans", "policy_state", "short_steps"):
+        state[name] = to_json(getattr(shared, name), arrays)
     return state, arrays
 
 
@@ -150,27 +118,24 @@ def restored_state(
 def _restored(
     balancer: Balancer, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> BalancerState:
-    records = records_of(*_example_states(balancer), balancer.policy, balancer.predictor)
-    found = balancer.state()._replace(
-        step=int(state["step"]),
-        order=from_json(state["order"], arrays, {}),
-        order_start=int(state["order_start"]),
+    found = balancer.state()
+    records = records_of(*_example_states(balancer), balancer.policy, balancer.predictor, found)
+
+    def read(name: str) -> Any:
+        return from_json(state[name], arrays, records)
+
+    found = found._replace(
+        step=int(state["step"]), order=read("order"), order_start=int(state["order_start"])
     )
     if state["workers"] != balancer.workers:
         return found._replace(plans=found.plans[:1])
-    if short := state.get("short_steps"):  # missing in checkpoints of older versions
-        found = found._replace(short_steps=_read_short_steps(short, balancer.workers))
+    found = found._replace(short_steps=read("short_steps").checked(balancer.workers))
     if state["policy"] == _policy_text(balancer):
         plans = tuple(tuple(map(int, plan)) for plan in state["plans"])
         with _started_anew_if_unreadable("plans"):
-            policy_state = from_json(state["policy_state"], arrays, records)
-            found = found._replace(plans=plans, policy_state=policy_state)
-    own = [
-        each
-        for rank in range(balancer.workers)
-        if f"estimates of worker {rank}" in arrays
-        for each in from_bytes(arrays[f"estimates of worker {rank}"].tobytes(), {})
-    ]
+            found = found._replace(plans=plans, policy_state=read("policy_state"))
+    rows = (arrays.get(f"{_ESTIMATES} {rank}") for rank in range(balancer.workers))
+    own = [each for row in rows if row is not None for each in from_bytes(row.tobytes(), {})]
     text, learned = own[balancer.rank]
     if text == _predictor_text(balancer):
         with _started_anew_if_unreadable("estimates of this worker's speed"):

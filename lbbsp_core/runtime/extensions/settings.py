@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.exchange.protocol import DisagreementError
+from lbbsp_core.runtime.exchange.collectives import gather_bytes
+from lbbsp_core.runtime.exchange.protocol import DisagreementError, StepMessage
+from lbbsp_core.runtime.extensions.base import StepExtension
 
 Setting: TypeAlias = "bool | int | float | str | None"
 Settings: TypeAlias = Mapping[str, Setting]
@@ -27,49 +28,64 @@ TOLERANCE: Final = 1e-6
 _NAMED = 3
 
 
-class SharedSettings:
-    """Compares the settings of the workers, in every step in which they are offered.
+class SettingsComparison(StepExtension):
+    """Compares the settings of the workers, in every step in which they are given."""
 
-    Example:
-        >>> from lbbsp_core import SingleWorker
-        >>> shared = SharedSettings()
-        >>> shared.offer({"learning rate": 0.1})
-        >>> shared.compare(0, [shared.fingerprint])
-        >>> shared.check(SingleWorker(), "set it on all workers")
-    """
+    width = 1
 
-    def __init__(self) -> None:
-        self._offered: Settings = {}
-        self.disputed: int | None = None
-        """First step in which the settings of two workers differed; None if there is none."""
-        self.fingerprint = 0
-        """Fingerprint of the settings, in [0, 2^24); 0 if none are offered."""
+    _given: Settings | None = None
+    _fingerprint = 0
 
-    def offer(self, settings: Settings) -> None:
-        """Sets the settings of this worker in the running step."""
-        self._offered = dict(settings)
-        self.fingerprint = fingerprint(settings)
+    disputed: int | None = None
+    """First step in which the settings of two workers differed, until `check` has named them."""
 
-    def compare(self, step: int, fingerprints: Sequence[int]) -> None:
-        """Notes whether the workers' fingerprints of a step differ."""
-        if self.disputed is None and any(each != fingerprints[0] for each in fingerprints):
-            self.disputed = step
+    def compare(self, settings: Callable[[], Settings], remedy: str) -> None:
+        """Compares settings of the workers; call it at the start of every step.
 
-    def check(self, collectives: Collectives, remedy: str) -> None:
-        """Raises if settings differed; call it on all workers, before the next `offer`.
+        Args:
+            settings: Returns the settings, which must be equal on all workers.
+            remedy: What a user is to do if they are not.
 
-        It is a collective only where fingerprints differed, which all workers know.
+        Raises:
+            DisagreementError: They differed in the last step; names the values.
+        """
+        self.check(remedy)
+        if self.session.options.compare_weights and self.session.workers > 1:
+            self._given = dict(settings())
+            self._fingerprint = fingerprint(self._given)
+
+    def check(self, remedy: str) -> None:
+        """Raises if the settings of an earlier step differed; a collective if they did.
+
+        Raises:
+            DisagreementError: They differ; names the values.
         """
         step, self.disputed = self.disputed, None
         if step is None:
             return
-        texts = gather_bytes(collectives, json.dumps(list(self._offered.items())).encode())
+        given = json.dumps(list((self._given or {}).items())).encode()
+        texts = gather_bytes(self.session.collectives, given)
         found = differences([dict(json.loads(text)) for text in texts])
         if found:
             raise DisagreementError(
                 f"workers disagree on the {'; on the '.join(found[:_NAMED])}; this is so since "
                 f"step {step}, and makes their models different: {remedy}"
             )
+
+    def offer(self) -> Sequence[int]:
+        """Returns the fingerprint of this worker's settings, 0 if none are given."""
+        return (self._fingerprint,)
+
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
+        """Notes whether the workers' fingerprints of a step differ."""
+        if self.disputed is None and any(row[0] != rows[0][0] for row in rows):
+            self.disputed = step
+
+    def close(self) -> None:
+        """Forgets the training."""
+        self._given, self._fingerprint, self.disputed = None, 0, None
 
 
 def fingerprint(settings: Settings) -> int:

@@ -1,0 +1,180 @@
+"""Extension of a session: what a feature sends, compares, records and saves in each step.
+
+A feature is a subclass of `StepExtension` in a file of its own, and an entry in `EXTENSIONS`
+(`lbbsp_core.runtime.extensions.every`). It can be removed by deleting both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from lbbsp_core.runtime.checkpoint.serialization import Json
+from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.protocol import StepMessage
+from lbbsp_core.runtime.options.options import SessionOptions
+from lbbsp_core.runtime.record.observers import Observers
+from lbbsp_core.runtime.record.record import RunHeader, StepLine
+
+logger = logging.getLogger("lbbsp.session")
+
+
+class Session(Protocol):
+    """What extensions know of their session, the loop, which is above them."""
+
+    collectives: Collectives
+    options: SessionOptions
+    observers: Observers
+    rank: int
+    workers: int
+
+    @property
+    def balancer(self) -> Any:
+        """`Balancer` after the last barrier."""
+        ...
+
+    def excluded_wait(self) -> AbstractContextManager[None]:
+        """Excludes the time inside the context from busy time."""
+        ...
+
+
+class StepExtension:
+    """Takes part in the steps of a session; subclasses override the hooks that they need.
+
+    Hooks are called on the thread of the training, in the order of a step: `offer` when this worker
+    has computed its gradient, then `received` and `extend` after the barrier.
+
+    Args:
+        session: Session of this worker.
+
+    Attributes:
+        width: Integers that the extension adds to the message of each step.
+    """
+
+    width: ClassVar[int] = 0
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def facts(self) -> Facts:
+        """Returns facts by name that must be the same on all workers, for the handshake."""
+        return {}
+
+    def started(self, header: Callable[[], RunHeader]) -> None:
+        """Notes that the handshake has succeeded; `header` describes the run for a record."""
+
+    def offer(self) -> Sequence[int]:
+        """Returns `width` integers in [0, 2^24) for the message of the step that ends."""
+        return ()
+
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
+        """Takes what all workers have offered in a step, by rank; the same on every worker.
+
+        The session's balancer has already decided the next plan. `messages` have the rest of what
+        was exchanged, such as the busy times.
+        """
+
+    def extend(self, line: StepLine) -> StepLine:
+        """Returns the line of a step with what is to be recorded, such as an entry of `values`.
+
+        Called only if somebody records or observes the steps.
+        """
+        return line
+
+    def summary(self) -> str:
+        """Returns a text that worker 0 logs at the end of a training; empty: none."""
+        return ""
+
+    def state(self) -> Json:
+        """Returns a state for checkpoints, the same on all workers; None: there is none."""
+        return None
+
+    def restore(self, state: Json) -> None:
+        """Continues from `state`, perhaps of another number of workers; None: none was saved."""
+
+    def flush(self) -> None:
+        """Writes what is pending to files."""
+
+    def close(self) -> None:
+        """Forgets what belongs to a training that has ended; another one may start."""
+
+
+_Kind = TypeVar("_Kind", bound=StepExtension)
+
+
+class Extensions:
+    """Extensions of a session, by class.
+
+    Args:
+        kinds: Their classes. All workers have the same ones in the same order.
+        session: Session of this worker.
+    """
+
+    def __init__(self, kinds: Sequence[type[StepExtension]], session: Session) -> None:
+        self._known = {kind: kind(session) for kind in kinds}
+        self._rank = session.rank
+        self.width = sum(kind.width for kind in kinds)
+        """Integers of all extensions in the message of a step."""
+        places = [sum(each.width for each in kinds[:number]) for number in range(len(kinds))]
+        self._receivers = [
+            (extension, slice(place, place + extension.width))
+            for place, extension in zip(places, self, strict=True)
+            if type(extension).received is not StepExtension.received
+        ]
+
+    def __iter__(self) -> Iterator[StepExtension]:
+        return iter(self._known.values())
+
+    def __getitem__(self, kind: type[_Kind]) -> _Kind:
+        """Returns the extension of a class.
+
+        Raises:
+            KeyError: The session has none.
+        """
+        return self._known[kind]  # type: ignore[return-value]
+
+    def facts(self) -> Facts:
+        """Returns the facts of all, and which ones there are."""
+        own = ", ".join(f"{type(each).__name__} {each.width}" for each in self if each.width)
+        facts = {name: fact for each in self for name, fact in each.facts().items()}
+        return {"extensions of messages": own, **facts}
+
+    def offer(self) -> tuple[int, ...]:
+        """Returns the integers of all for the message of a step."""
+        offered = tuple(integer for each in self for integer in each.offer())
+        assert len(offered) == self.width, f"{len(offered)} integers instead of {self.width}"
+        return offered
+
+    def received(self, step: int, messages: Sequence[StepMessage]) -> None:
+        """Passes on what all workers have offered in a step."""
+        for extension, place in self._receivers:
+            extension.received(step, [message.extra[place] for message in messages], messages)
+
+    def extend(self, line: StepLine) -> StepLine:
+        """Returns the line of a step with what the extensions add."""
+        for each in self:
+            line = each.extend(line)
+        return line
+
+    def state(self) -> dict[str, Json]:
+        """Returns the states of those that have one, by name."""
+        states = {type(each).__name__: each.state() for each in self}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Continues from the states that are known."""
+        for each in self:
+            each.restore(states.get(type(each).__name__))
+
+    def close(self) -> None:
+        """Logs the summaries, and ends the training."""
+        for each in self:
+            if self._rank == 0 and (text := each.summary()):
+                logger.info("%s", text)
+            each.flush()
+            each.close()

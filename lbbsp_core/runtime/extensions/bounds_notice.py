@@ -1,0 +1,162 @@
+"""Notices, each given once, that defaults bound the batches, and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lbbsp_core.cost import Cost, slowest
+from lbbsp_core.policy import Sizes
+from lbbsp_core.runtime.exchange.protocol import StepMessage
+from lbbsp_core.runtime.extensions.base import Session, StepExtension
+
+logger = logging.getLogger("lbbsp.session")
+
+PATIENCE: Final = 20
+"""Consecutive plans at the default maximum after which it is reported."""
+
+SHORT_STEPS: Final = 50
+"""Measured steps after which it is reported that they are short."""
+
+_LOOK_EVERY = 10
+"""Steps between looks at what short steps cost: a look takes some percent of a short step."""
+
+_NOTABLE = 0.5
+"""Fraction of even shares, T / D, up to which bounds of short steps are reported at once."""
+
+_NOTABLE_LOSS = 0.25
+"""Predicted loss of steps, because of these bounds, from which on they are reported, too."""
+
+_NOTABLE_COARSENESS = 0.02
+"""Predicted loss of steps, because of the granularity, from which on it is reported."""
+
+
+class BoundsNotice(StepExtension):
+    """Warns once each that the default maximum or the granularity costs speed, and of short steps.
+
+    Worker 0 does so, after each step.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._streaks: dict[int | str, int] = {}  # consecutive steps or looks in which it held
+        self._checks = [self._check_maximum, self._check_short_steps, self._check_granularity]
+
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
+        """Gives the notices that are due after a step."""
+        if self.session.rank == 0 and self.session.workers > 1:
+            self.check(self.session.balancer)
+
+    def check(self, balancer: Any) -> None:
+        """Gives the notices that are due about the latest plan of a `Balancer`."""
+        for check in tuple(self._checks):
+            if text := check(balancer):
+                self._checks.remove(check)
+                logger.warning("%s", text)
+
+    def _streak(self, what: int | str, *, holds: bool) -> int:
+        """Returns how often in a row something has held, with this time."""
+        self._streaks[what] = self._streaks.get(what, 0) + 1 if holds else 0
+        return self._streaks[what]
+
+    def _check_maximum(self, balancer: Any) -> str:
+        maximum, (sizes, _) = balancer.default_maximum, balancer.latest_plan
+        ranks = [
+            rank
+            for rank, limits in enumerate(balancer.known_limits)
+            if self._streak(rank, holds=limits.maximum is None and sizes[rank] == maximum)
+            >= PATIENCE
+        ]
+        if not ranks:
+            return ""
+        self._streaks.update(dict.fromkeys(range(len(sizes)), 0))
+        loss, constraints = "", balancer.constraints
+        if known := _known_costs(balancer):
+            free = replace(constraints, limits=balancer.known_limits).plan(known)
+            ranks = [rank for rank in ranks if free[rank] > maximum]
+            wanted = ", ".join(str(free[rank]) for rank in ranks)
+            loss = (
+                f"; its speed is that of {wanted} samples, and steps take "
+                f"{_loss(known, sizes, free):.0%} longer"
+            )
+        if not ranks:
+            return ""
+        is_raised = balancer.is_maximum_raised
+        why = "what other workers' memory leaves" if is_raised else "twice an even share"
+        total = constraints.global_batch_size
+        return (
+            f"worker {', '.join(map(str, ranks))} has had {maximum} samples in each of {PATIENCE} "
+            f"steps, the largest batch by default ({why}), because its memory is not known{loss}: "
+            "if larger batches fit into the memory of the workers, pass "
+            f"limits=lbbsp_core.Limits(1, {total}), or the largest batch that fits instead of "
+            f"{total}"
+        )
+
+    def _check_short_steps(self, balancer: Any) -> str:
+        short = balancer.short_steps
+        is_bounded = short.seconds is not None and short.fraction < 1
+        plans = self._streak("bounded", holds=is_bounded)
+        if not is_bounded:
+            self._streaks["slower"] = 0
+        if not is_bounded or short.steps < SHORT_STEPS:
+            return ""
+        are_very_short = short.fraction <= _NOTABLE
+        if not are_very_short and plans % _LOOK_EVERY:
+            return ""
+        loss = _loss_of_short_steps(balancer)
+        looks = self._streak("slower", holds=loss >= _NOTABLE_LOSS)
+        if not are_very_short and looks * _LOOK_EVERY < PATIENCE:
+            return ""
+        longer = f", so that by the forecasts steps take {loss:.0%} longer"
+        return (
+            f"steps take {_rounded(short.seconds * 1e3)} ms, too short to measure the speeds of "
+            f"workers by: batches stay within {_rounded(short.fraction * 100)} % of even shares "
+            f"until steps take {_rounded(short.threshold_seconds * 1e3)} ms"
+            f"{longer if looks else ''}; a larger global_batch_size makes them longer, and "
+            "short_step_seconds=0 lets batches follow any measurement"
+        )
+
+    def _check_granularity(self, balancer: Any) -> str:
+        coarse = balancer.constraints
+        is_given = coarse.granularity == balancer.given_constraints.granularity
+        if is_given or balancer.step % _LOOK_EVERY:
+            return ""
+        loss = 0.0
+        if known := _known_costs(balancer):
+            loss = _loss(known, coarse.plan(known), replace(coarse, granularity=1).plan(known))
+        looks = self._streak("coarse", holds=loss >= _NOTABLE_COARSENESS)
+        if looks * _LOOK_EVERY < PATIENCE:
+            return ""
+        return (
+            f"batches are multiples of {coarse.granularity} samples, with which by the forecasts "
+            f"steps take {loss * 100:.1f} % longer: a larger global_batch_size makes that less, "
+            "and granularity=1 lets batches follow speeds exactly"
+        )
+
+
+def _loss_of_short_steps(balancer: Any) -> float:
+    """Returns how much longer steps are predicted to take than without bounds of short steps."""
+    known = _known_costs(balancer)
+    sizes, _ = balancer.latest_plan
+    return _loss(known, sizes, balancer.constraints.plan(known)) if known else 0.0
+
+
+def _known_costs(balancer: Any) -> list[Cost]:
+    """Returns the predicted costs of all workers; nothing while any of them is missing."""
+    _, costs = balancer.latest_plan
+    known = [cost for cost in costs if cost is not None]
+    return known if len(known) == len(costs) else []
+
+
+def _loss(costs: Sequence[Cost], sizes: Sizes, better: Sizes) -> float:
+    """Returns how much longer a step takes with a plan than with a better one."""
+    return slowest(costs, sizes) / slowest(costs, better) - 1
+
+
+def _rounded(value: float) -> str:
+    """Returns a number with digits that do not say 0 for a small one."""
+    return f"{value:.0f}" if value >= 1 else f"{value:.1g}"

@@ -1,0 +1,23 @@
+"""The extensions of a session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.extensions.bounds_notice import BoundsNotice
+from lbbsp_core.runtime.extensions.metrics_file import Metrics
+from lbbsp_core.runtime.extensions.record_file import Recording
+from lbbsp_core.runtime.extensions.settings import SettingsComparison
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_core.runtime.extensions.weights import WeightComparison
+
+EXTENSIONS: Final[tuple[type[StepExtension], ...]] = (
+    WeightComparison,
+    SettingsComparison,
+    Stopping,
+    BoundsNotice,
+    Recording,
+    Metrics,
+)
+"""In the order of their integers in the message of a step."""

@@ -1,0 +1,65 @@
+"""Requests to stop: a worker's wish, or its preemption, after which all leave in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lbbsp_core.runtime.checkpoint.serialization import Json
+from lbbsp_core.runtime.exchange.protocol import StepMessage
+from lbbsp_core.runtime.extensions.base import StepExtension
+from lbbsp_core.runtime.record.record import PREEMPTED, REQUESTED, StepLine
+
+_STOP, _PREEMPTED = 1, 2
+
+
+class Stopping(StepExtension):
+    """Exchanges requests, so that all workers know of them after the same step."""
+
+    width = 1
+
+    requested = False
+    """Request of this worker to stop that has not been exchanged yet."""
+
+    preemption_requested = False
+    """Request of this worker to leave."""
+
+    stopping = preempted = False
+    """Requests of any worker, true on all workers after the same step."""
+
+    def request(self) -> None:
+        """Asks all workers to stop after the next exchange."""
+        self.requested = True
+
+    def request_preemption(self) -> None:
+        """Announces that this worker must leave; may be called by any thread."""
+        self.preemption_requested = True
+
+    def offer(self) -> Sequence[int]:
+        """Returns the flags of this worker."""
+        return (_STOP * self.requested + _PREEMPTED * self.preemption_requested,)
+
+    def received(
+        self, step: int, rows: Sequence[Sequence[int]], messages: Sequence[StepMessage]
+    ) -> None:
+        """Takes the flags of all."""
+        flags = 0
+        for (each,) in rows:
+            flags |= each
+        self.stopping, self.preempted = bool(flags & _STOP), bool(flags & _PREEMPTED)
+        if self.stopping:
+            self.requested = False  # has been exchanged
+
+    def extend(self, line: StepLine) -> StepLine:
+        """Records why all workers stop."""
+        if not (self.stopping or self.preempted):
+            return line
+        return replace(line, stop=PREEMPTED if self.preempted else REQUESTED)
+
+    def restore(self, state: Json) -> None:
+        """Forgets why the training stopped that is continued."""
+        self.stopping = self.preempted = False
+
+    def close(self) -> None:
+        """Drops a request to stop."""
+        self.requested = False

@@ -1,0 +1,72 @@
+"""Workers that are threads of one process and exchange real rows."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lbbsp_core import SessionOptions, WorkerSession
+
+X = 12
+PATIENCE_SECONDS = 30.0
+
+
+class Meeting:
+    """A place where all workers leave what they have and take what all have left."""
+
+    def __init__(self, workers):
+        self.slots = [None] * workers
+        self.barrier = threading.Barrier(workers, timeout=PATIENCE_SECONDS)
+
+    def gather(self, rank, value):
+        self.slots[rank] = value
+        self.barrier.wait()
+        everything = list(self.slots)
+        self.barrier.wait()
+        return everything
+
+
+class Threads:
+    """Collectives of workers that are threads; `slots` of a pipelined gather never mix."""
+
+    def __init__(self, rank, workers, meeting):
+        self.rank, self.workers, self._meeting = rank, workers, meeting
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        return [list(row) for row in self._meeting.gather(self.rank, list(values))]
+
+    def begin_gather(self, row, *, slot, priority=0) -> Callable[[], np.ndarray]:
+        return lambda: np.array(self._meeting.gather(self.rank, np.array(row)), np.float32)
+
+    def waiting(self, what):
+        return threading.Lock()  # any context manager
+
+
+def run(worker, *, workers=2, make=WorkerSession, options=None):
+    """Runs `worker(session, collectives)` in a thread for each rank; returns what they return."""
+    meeting, results, errors = Meeting(workers), [None] * workers, []
+
+    def body(rank):
+        try:
+            collectives = Threads(rank, workers, meeting)
+            given = options(rank) if options else SessionOptions()
+            session = make(collectives, X, given, framework="threads")
+            results[rank] = worker(session, collectives)
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if first or errors:
+        raise (first or errors)[0]
+    return results
+
+
+def step(session, collectives):
+    rows = collectives.all_gather([int(limb) for limb in session.before_allreduce()])
+    session.after_allreduce(rows)
