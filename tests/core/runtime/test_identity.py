@@ -63,4 +63,4 @@ def test_a_gpu_whose_name_cannot_be_read_has_a_number(monkeypatch, failing):
     functions = {name: answer(name) for name in (f"nvml{each}" for each in names)}
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, **functions))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu(0) == ("gpu 0" if failing else "H100")
+    assert gpu(0) == ("gpu 0" if failing == "nvmlDeviceGetName" else "H100")
