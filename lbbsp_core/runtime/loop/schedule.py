@@ -37,7 +37,7 @@ class Schedule:
         self._use_bounds(trace)
         self.workers = self.constraints.workers
         self.step = 0
-        self._parts = parts
+        self.parts = parts
         self._order: Order | None = None
         self._order_start = 0
         self._plans: dict[int, _Plan] = {}
@@ -173,7 +173,7 @@ class Schedule:
         plan, _, given = self._plans[step]
         if self._order is None:
             return StepShares(plan, plan, plan)
-        in_order, parts = self.step_of_order(step), self._parts
+        in_order, parts = self.step_of_order(step), self.parts
         return self._order.shares(in_order, plan, given.limits, given.granularity, parts)
 
     def _place(self) -> tuple[int, Snapshot | None, int, tuple[Sizes, ...]]:
