@@ -204,7 +204,7 @@ class Balancer(Schedule):
         self._situation = self._situation._replace(peers=peers)
         self._needs_peers = False
         before, drawn = self.trace, self._plans
-        self.trace = chain.narrow(self._options, self._situation, chain.FIXED)
+        self._use_bounds(chain.narrow(self._options, self._situation, chain.FIXED))
         if self.trace != before:
             plans = [*(plan.sizes for plan in drawn.values()), self._policy_state.sizes]
             if not (self._continues and self._are_allowed(plans)):
@@ -283,7 +283,8 @@ class Balancer(Schedule):
         _check_plans(self.step, self._policy_state.sizes, messages)
         peers = self._situation.peers
         costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
-        running = self._running()._replace(messages=messages, next_costs=costs)
+        busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
+        running = self._running()._replace(messages=messages, busy_seconds=busy, next_costs=costs)
         if self._record:
             # The line has the driving factors that were known before the step.
             self._record.write(running.line(wall_seconds, self._known_drivers))

@@ -24,6 +24,7 @@ class RunningStep(NamedTuple):
             down, and the overhead has a larger share in it.
         first_uses: What is known of each worker's batches; empty: first uses cost nothing.
         messages: Messages of all workers at the end of the step.
+        busy_seconds: Exchanged busy time of each worker.
         next_costs: Costs for the next plan.
     """
 
@@ -33,12 +34,8 @@ class RunningStep(NamedTuple):
     is_short: bool
     first_uses: tuple[FirstUses, ...]
     messages: Sequence[StepMessage] = ()
+    busy_seconds: tuple[float, ...] = ()
     next_costs: Sequence[Cost | None] = ()
-
-    @property
-    def busy_seconds(self) -> tuple[float, ...]:
-        """Exchanged busy time of each worker."""
-        return tuple(message.busy_nanoseconds / 1e9 for message in self.messages)
 
     def predicted(self, rank: int) -> float | None:
         """Returns the predicted busy seconds of a worker, unless the step is short."""

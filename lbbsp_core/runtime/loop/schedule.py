@@ -34,19 +34,19 @@ class Schedule:
 
     def __init__(self, rank: int, lag: int, parts: int, trace: chain.Trace) -> None:
         self.rank = rank
-        self.trace = trace  # changes with the facts of the peers
+        self._use_bounds(trace)
         self.workers = self.constraints.workers
         self.step = 0
-        self._parts = parts
+        self.parts = parts
         self._order: Order | None = None
         self._order_start = 0
         self._plans: dict[int, _Plan] = {}
         self._set_lag(lag)
 
-    @property
-    def constraints(self) -> BatchConstraints:
-        """Constraints of all plans; the next plan may have narrower ones."""
-        return chain.last(self.trace)
+    def _use_bounds(self, trace: chain.Trace) -> None:
+        """Sets the constraints of all plans; the next plan may have narrower ones."""
+        self.trace, self.constraints = trace, chain.last(trace)
+        self._required = chain.required(trace)
 
     @property
     def default_maximum(self) -> int | None:
@@ -61,7 +61,7 @@ class Schedule:
     @property
     def known_limits(self) -> tuple[Limits, ...]:
         """Limits by rank without the default maximum."""
-        return chain.required(self.trace).limits
+        return self._required.limits
 
     @property
     def latest_plan(self) -> tuple[Sizes, Sequence[Cost | None]]:
@@ -88,11 +88,11 @@ class Schedule:
 
     def _plan(self, sizes: Sizes, costs: Sequence[Cost | None]) -> _Plan:
         # The default maximum does not bound the cut: many small samples may have a plan's work.
-        return _Plan(sizes, costs, chain.required(self.trace))
+        return _Plan(sizes, costs, self._required)
 
     def _are_allowed(self, plans: Iterable[Sizes]) -> bool:
         # Noise of layers depends on plans: those that have run are to stay.
-        return all(map(chain.required(self.trace).allow, plans))
+        return all(map(self._required.allow, plans))
 
     def use_order(self, order: Order) -> None:
         """Plans for the steps of `order`; an order other than the last one starts at this step.
@@ -173,7 +173,7 @@ class Schedule:
         plan, _, given = self._plans[step]
         if self._order is None:
             return StepShares(plan, plan, plan)
-        in_order, parts = self.step_of_order(step), self._parts
+        in_order, parts = self.step_of_order(step), self.parts
         return self._order.shares(in_order, plan, given.limits, given.granularity, parts)
 
     def _place(self) -> tuple[int, Snapshot | None, int, tuple[Sizes, ...]]:

@@ -145,9 +145,7 @@ class WorkerSession:
         self._identity = Identity.here(devices.names)
         self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()
         self._parts = parts
-        granularity = options.granularity or default_granularity(
-            devices.are_gpus, self.workers, global_batch_size
-        )
+        usual = default_granularity(devices.are_gpus, self.workers, global_batch_size)
         self._balancer = Balancer(
             rank=self.rank,
             workers=self.workers,
@@ -159,7 +157,7 @@ class WorkerSession:
             granularity=options.granularity or 1,
             bounds=BatchBounds(
                 parts=parts,
-                granularity=granularity,
+                granularity=options.granularity or usual,
                 shows_memory=devices.show_memory,
                 default_maximum=True,
                 short_step_seconds=options.short_step_seconds,
@@ -188,9 +186,6 @@ class WorkerSession:
         """Creates the order of `num_samples` samples, see `lbbsp_core.order.make_order`.
 
         The seed defaults to that of the options.
-
-        Raises:
-            ValueError: The data set is smaller than one global batch, or `work` is wrong.
         """
         return make_order(
             num_samples,
@@ -362,10 +357,8 @@ class WorkerSession:
     def load_state(self, state: Json, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continues from a saved state, also with another number of workers.
 
-        Call it before the first step, on every worker, with the order of the saved state.
-
-        Raises:
-            ValueError: The state was not saved by `save_state`, or cannot be read.
+        Call it before the first step, on every worker, with the order of the saved state. Raises a
+        `ValueError` if the state was not saved by `save_state`, or cannot be read.
         """
         self.restore(restored_state(self.balancer, state, arrays))
         known = state.get("extensions") if isinstance(state, dict) else None
