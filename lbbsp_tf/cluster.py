@@ -38,28 +38,6 @@ def check_tf_config() -> None:
         raise ValueError(f"TF_CONFIG {problem}: {text}; {TF_CONFIG_REMEDY}")
 
 
-def check_chief() -> None:
-    """Raises an error unless this process is the chief of workers and parameter servers."""
-    check_tf_config()
-    config = json.loads(env.tf_config() or "{}")
-    cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
-    missing = [each for each in ("chief", "worker", "ps") if not cluster.get(each)]
-    remedy = (
-        "start the script with `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG "
-        "accordingly"
-    )
-    if missing:
-        raise ValueError(
-            f"TF_CONFIG must name a chief, workers and parameter servers (ps), but names no "
-            f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {remedy}"
-        )
-    if kind != "chief":
-        raise ValueError(
-            f"the task type in TF_CONFIG must be 'chief', got {kind!r}: workers and parameter "
-            f"servers run `python -m lbbsp_tf.server`; {remedy}"
-        )
-
-
 def cluster_size() -> int:
     """Returns the number of workers in a valid ``TF_CONFIG``, chief included; 0 if it is unset."""
     cluster = json.loads(env.tf_config() or "{}").get("cluster", {})

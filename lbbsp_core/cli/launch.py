@@ -53,8 +53,7 @@ def launch(
         int | None,
         typer.Option(
             metavar="S",
-            help="Number of parameter servers. mxnet: 1 by default. tensorflow: none by default; "
-            "with servers the script runs once, as the chief of a ParameterServerStrategy.",
+            help="Number of parameter servers of mxnet; 1 by default.",
         ),
     ] = None,
     speeds: Annotated[

@@ -80,7 +80,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
-        self._scripts: list[ChildProcess] = []
+        self._scripts = self._workers  # of the helpers, none has output
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch_job(self._folder)
 
@@ -91,38 +91,22 @@ class Supervisor:
         places: Sequence[Place] | None = None,
         started: float = 0.0,
     ) -> None:
-        """Starts the workers with their neighbours, and helpers, which are not slowed down.
-
-        Output of a coordinator, whose script is the only one, is reported as that of rank 0.
-        """
+        """Starts the workers with their neighbours, and helpers, which are not slowed down."""
         for cgroup in self._throttle.cgroups():
             self._reaper.watch_cgroup(cgroup)
         for helper in job.helpers:
             index = len(job.workers) + len(self._helpers)
             self._helpers.append(self._start(index, *helper, (), _discard_output))
-        if job.coordinator is None:
-            worker_command, worker_output = command, self._output
-        else:
-            worker_command, worker_output = job.worker_command, _discard_output
         for rank, environment in enumerate(job.workers):
             cgroups = self._throttle.cgroups_of(rank)
             place = Place() if places is None else places[rank]
             name = f"worker {rank}"
             worker = self._start(
-                rank, name, worker_command, environment, cgroups, worker_output, place.cores
+                rank, name, command, environment, cgroups, self._output, place.cores
             )
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
             self._start_neighbours(rank, place, cgroups, len(job.workers), started)
-        if job.coordinator is None:
-            self._scripts = self._workers
-        else:
-            index = len(self._processes())
-            chief = self._start(
-                index, "chief", command, job.coordinator, (), lambda _, line: self._output(0, line)
-            )
-            self._helpers.append(chief)
-            self._scripts = [chief]
 
     def _start_neighbours(
         self, rank: int, place: Place, cgroups: Sequence[Path], workers: int, started: float

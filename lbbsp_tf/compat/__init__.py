@@ -1,6 +1,5 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
-from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import (
     allow_conditional_updates,
