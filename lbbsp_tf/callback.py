@@ -23,6 +23,8 @@ from lbbsp_tf.data.dataset import PlaceholderDataset
 from lbbsp_tf.devices import devices_of
 from lbbsp_tf.exactness import agreement, checks
 from lbbsp_tf.exactness.effects import kinds_of_evaluated
+from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.exchange.replicas import LocalReplicas, ReplicaSessions
 from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.monitoring.logs import FigureLogs
 from lbbsp_tf.monitoring.tensorboard import WorkerScalars
@@ -31,8 +33,6 @@ from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.reliability.leaving import leave_together
 from lbbsp_tf.reliability.liveness import current_activity, start_heartbeat
 from lbbsp_tf.step.batchnorm import synchronized_layers
-from lbbsp_tf.step.collectives import mirrored_collectives
-from lbbsp_tf.step.replicas import LocalReplicas, ReplicaSessions
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.training import Training
 

@@ -11,8 +11,8 @@ from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.settings import Settings
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf.data.feed import TrainingInput
+from lbbsp_tf.exchange.replicas import ReplicaSessions
 from lbbsp_tf.step.preparation import StepPreparation
-from lbbsp_tf.step.replicas import ReplicaSessions
 
 _REMEDY = "let it follow what loop.epoch() yields, which is the same on all workers"
 

@@ -42,8 +42,8 @@ from lbbsp_tf.compat.values import (
     replaced,
     replaced_attribute,
 )
-from lbbsp_tf.data.rows import count_rows, first_leaf, slice_rows
 from lbbsp_tf.reliability.liveness import current_activity
+from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
 

@@ -23,8 +23,8 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.host import HostCalls
 from lbbsp_tf.data.iteration import SharedReads, SwitchingIterator
 from lbbsp_tf.data.mapping import SampleMap, over_samples
-from lbbsp_tf.data.rows import count_rows, first_leaf
 from lbbsp_tf.data.sources import Draw, Source
+from lbbsp_tf.rows import count_rows, first_leaf
 
 
 class SessionPlan:

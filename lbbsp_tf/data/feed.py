@@ -16,7 +16,7 @@ from lbbsp_tf.data.dataset import BatchIterator, PlaceholderDataset, PlannedPipe
 from lbbsp_tf.data.mapping import SampleMap
 from lbbsp_tf.data.sources import Arrays, Batches, Source, open_source
 from lbbsp_tf.data.stream import Stream
-from lbbsp_tf.step.replicas import ReplicaSessions
+from lbbsp_tf.exchange.replicas import ReplicaSessions
 
 logger = logging.getLogger("lbbsp.tf")
 

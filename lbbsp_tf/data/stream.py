@@ -14,8 +14,8 @@ from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.host import HostCalls
 from lbbsp_tf.data.iteration import SwitchingIterator
 from lbbsp_tf.data.mapping import unpacked
-from lbbsp_tf.data.rows import count_rows, slice_rows
 from lbbsp_tf.data.sources import Draw, Fingerprints, Plan, step_numbers
+from lbbsp_tf.rows import count_rows, slice_rows
 
 
 class _Records(NamedTuple):

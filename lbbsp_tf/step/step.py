@@ -19,7 +19,7 @@ from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.data.rows import count_rows, first_leaf
+from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.step.weighting import Weighting
 
