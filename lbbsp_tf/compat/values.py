@@ -26,16 +26,18 @@ def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replaces a method of one instance inside the context, hidden from Keras's tracking."""
+    """Replaces an attribute inside the context: of a class, a module, or one instance."""
+    is_instance = not isinstance(owner, type | ModuleType)
+    kind = object if is_instance else type(owner)  # `object`: hidden from Keras's tracking
     before = vars(owner).get(name)
-    object.__setattr__(owner, name, value)
+    kind.__setattr__(owner, name, value)
     try:
         yield
     finally:
         if before is None:
-            object.__delattr__(owner, name)
+            kind.__delattr__(owner, name)
         else:
-            object.__setattr__(owner, name, before)
+            kind.__setattr__(owner, name, before)
 
 
 class PerThread(threading.local):
@@ -52,17 +54,6 @@ class PerThread(threading.local):
             yield
         finally:
             self.value = before
-
-
-@contextmanager
-def replaced_attribute(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
-    """Replaces an attribute of a class or a module inside the context."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:

@@ -32,11 +32,10 @@ class LocalReplicas:
         return [list(values) for _ in range(self.workers)]
 
 
-class ReplicaSessions(Sequence[WorkerSession]):
+class ReplicaSessions(list[WorkerSession]):
     """Sessions of the replicas of this process, in the order of their ranks.
 
-    Methods act on all of them; properties are those of the leader, which are the same in all.
-    `collectives` have the rank of this process's first replica.
+    Methods act on all of them. `collectives` have the rank of this process's first replica.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         self._repeating = [
             _Repeating(self._recording, collectives.rank + i) for i in range(1, count)
         ]
-        self._sessions = [
+        super().__init__(
             WorkerSession(
                 each,
                 global_batch_size,
@@ -64,25 +63,15 @@ class ReplicaSessions(Sequence[WorkerSession]):
                 devices=devices,
             )
             for each in (self._recording, *self._repeating)
-        ]
-
-    @property
-    def leader(self) -> WorkerSession:
-        """Session of the first replica, through which the process communicates."""
-        return self._sessions[0]
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __getitem__(self, index: int) -> WorkerSession:
-        return self._sessions[index]
+        )
+        self.leader = self[0]  # through which the process communicates
 
     def start(self, facts: Mapping[str, int]) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""
         self._recording.answers.clear()
-        self.leader.start(facts)
-        for repeating, session in zip(self._repeating, self._sessions[1:], strict=True):
+        for repeating in self._repeating:
             repeating.position = 0
+        for session in self:
             session.start(facts)
 
     def use_order(self, order: GlobalOrder) -> None:
@@ -95,25 +84,10 @@ class ReplicaSessions(Sequence[WorkerSession]):
         for session in self:
             session.use_lag(lag)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
-        for session in self:
-            session.begin_epoch(epoch)
-
-    def begin_step(self) -> None:
-        """Restarts the timers if the step is excluded."""
-        for session in self:
-            session.begin_step()
-
     def exclude_step(self) -> None:
         """Excludes the running step from learning, because it contains other work."""
         for session in self:
             session.exclude_step()
-
-    def skip_step(self) -> None:
-        """Advances by a step without an exchange."""
-        for session in self:
-            session.skip_step()
 
     def save_state(self) -> tuple[Json, Arrays]:
         """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
