@@ -17,6 +17,7 @@ from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
 from lbbsp_tf import compat
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import PlaceholderDataset
@@ -31,7 +32,7 @@ from lbbsp_tf.loop import BalancedLoop
 from lbbsp_tf.reliability.board import Meetings
 from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.reliability.leaving import leave_together
-from lbbsp_tf.reliability.liveness import current_activity, start_heartbeat
+from lbbsp_tf.reliability.liveness import start_heartbeat
 from lbbsp_tf.training import Training
 
 logger = logging.getLogger("lbbsp.tf")

@@ -76,19 +76,18 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     minute. Worker 0 warns of different drivers.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
-    from lbbsp_tf.reliability.board import CoordinationBoard, read_value
+    from lbbsp_tf import service
 
-    if not CoordinationBoard.is_available():
+    if not service.has_time_limits():
         return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
     own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        context.context().set_config_key_value(f"lbbsp/devices/{rank}", own)
+        service.write(f"lbbsp/devices/{rank}", own)
     told: list[list[Any]] = []
     while len(told) < workers:
-        text = read_value(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
+        text = service.read(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
         if text is None:
             return  # a worker without a LoadBalancer fails in the handshake
         told.append(json.loads(text))

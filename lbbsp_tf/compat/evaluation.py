@@ -21,6 +21,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_core.runtime.exchange.digest import SAMPLES
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import (
@@ -42,7 +43,6 @@ from lbbsp_tf.compat.values import (
     patched,
     replaced,
 )
-from lbbsp_tf.reliability.liveness import current_activity
 from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
