@@ -99,11 +99,11 @@ class Training:
         self._train_step, self._known_traces = train_step, None
         self._step = BalancedStep(
             train_step,
-            self._strategy,
-            sessions=self.sessions,
-            next_batches=[each.next_batch for each in self.input.iterators],
-            weighting=self._weighting,
-            share_of_sample=self._share_of_sample,
+            self.sessions,
+            [each.next_batch for each in self.input.iterators],
+            self._weighting,
+            self._share_of_sample,
+            compat.shared_global_seed(self._strategy),
         )
         if self._verify:
             self._compare_with_one_process()

@@ -631,6 +631,19 @@ def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_
         plain.calls = items.calls = ()
 
 
+def test_a_fit_closes_the_source_that_it_has_drawn_from():
+    feed, drawn, created_by_a_callback = (
+        TrainingInput(StubSession(), None),
+        InBatches(),
+        InBatches(),
+    )
+    feed.dataset(InputOptions(drawn))
+    feed.begin_alone()
+    feed.dataset(InputOptions(created_by_a_callback))
+    feed.end_fit()
+    assert (drawn.epochs, created_by_a_callback.epochs) == (1, 0)
+
+
 def test_images_of_keras_generators_are_read_in_order():
     x = np.ones((SAMPLES, 4, 4, 1)) * NUMBERS[:, None, None, None]
     for options in ({}, {"seed": 3}, {"shuffle": False}):
