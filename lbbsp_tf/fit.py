@@ -69,7 +69,7 @@ class BalancedFit(keras.callbacks.Callback):
             checks.check_model(self.model, self.strategy)
             compat.take_whole_batches(self.model)
             # Under this strategy `fit` has already built the model for its data.
-            if not self._input.is_announced:
+            if self._input.announced is None:
                 raise checks.not_fed_by_balancer()
         checks.check_steps(self.params.get("steps"), order and order.steps_per_epoch)
         if self.active:

@@ -75,7 +75,8 @@ class Training:
         self._weights, self._settings = weights, settings
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
-        self.sessions.start({"shapes and types of the data": self.input.spec, **facts})
+        spec = self.input.pipeline.batches.element_spec
+        self.sessions.start({"shapes and types of the data": str(spec), **facts})
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
@@ -159,7 +160,7 @@ class Training:
         self._leader.activity.enter(Activity.TRAINED)
 
     def _prove(self, train_step: TrainStep) -> Weighting:
-        batch, by_tokens = self.input.first_samples(SAMPLES), self._weight_by == "mask"
+        batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
         found = prove(train_step, self._strategy, batch, by_tokens=by_tokens)
         # Processors round differently, and so may the figures in the reasons to refuse.
         outcome = "refused" if isinstance(found, Refusal) else repr(found)
@@ -176,7 +177,7 @@ class Training:
         """Compares a weighted step on unequal batches with the whole batch in one process."""
         leader, train_step = self._leader, self._train_step
         sizes = uneven_sizes(leader.order.size(0), leader.workers)
-        batch = self.input.first_samples(sum(sizes))
+        batch = self.input.pipeline.first_samples(sum(sizes))
         self.verified_error = error = largest_error(
             self._strategy, train_step.function, self._step.weighted, batch, sizes
         )

@@ -74,9 +74,13 @@ def is_patched(function: Callable[..., Nest]) -> bool:
     return hasattr(function, _DONE)
 
 
-def is_broken(function: Callable[..., Nest], sign: str) -> bool:
-    """Returns whether the source of a function that is not patched yet contains `sign`."""
-    return not is_patched(function) and sign in inspect.getsource(function)
+def patch_broken(
+    owner: type | ModuleType, name: str, sign: str, replacement: Callable[..., Any]
+) -> None:
+    """Patches a function, where there is one, if its source contains `sign`."""
+    function = getattr(owner, name, None)
+    if function and not is_patched(function) and sign in inspect.getsource(function):
+        patch(owner, name, replacement)
 
 
 def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
 from lbbsp_tf.data.iterators import SwitchingIterator
 from lbbsp_tf.data.options import InputOptions
@@ -32,15 +31,15 @@ class TrainingInput:
     """Input of one balancer: from `dataset` to the end of the fit that trains on it.
 
     A callback may create further data sets during a fit, which goes on with its own: `latest` is
-    the one that was created last, and `_pipeline` that of the fit.
+    the one that was created last, and `pipeline` that of the fit.
     """
 
     def __init__(self, sessions: ReplicaSessions, strategy: tf.distribute.Strategy) -> None:
         self._sessions = sessions
         self._session = sessions.leader
         self._strategy = strategy
-        self._announced: Pipeline | None = None  # the one that Keras has built the model for
-        self._pipeline: Pipeline | None = None
+        self.announced: Pipeline | None = None  # the one that Keras has built the model for
+        self.pipeline: Pipeline | None = None
         self.latest: Pipeline | None = None
         self._drawn: Sequence[Pipeline] = []
         self.iterators: list[SwitchingIterator] = []  # the same for data sets of one structure
@@ -51,27 +50,17 @@ class TrainingInput:
     @property
     def order(self) -> GlobalOrder | None:
         """Order of the data set that a fit was given last, or else of the latest one."""
-        pipeline = self._announced or self.latest
+        pipeline = self.announced or self.latest
         return pipeline.order if pipeline else None
-
-    @property
-    def is_announced(self) -> bool:
-        """True if the data set that Keras has built the model for came from `dataset`."""
-        return self._announced is not None
-
-    @property
-    def spec(self) -> str:
-        """Shapes and types of batches, as text."""
-        return str(self._pipeline.batches.element_spec)
 
     @property
     def is_reshuffled(self) -> bool:
         """True if the order of the fit's data cannot be continued in its middle."""
-        return self._pipeline.source.is_reshuffled
+        return self.pipeline.source.is_reshuffled
 
     def dataset(self, options: InputOptions) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of a fit; see `LoadBalancer.dataset`."""
-        self._announced = None  # by a fit that has failed
+        self.announced = None  # by a fit that has failed
         source = options.open(self._session.balancer.constraints.global_batch_size)
         if options.prefetch is None:
             ahead = not source.in_memory or options.map is not None
@@ -101,13 +90,13 @@ class TrainingInput:
 
     def _announce(self, pipeline: Pipeline) -> None:
         """Notes which data set Keras builds the model for, before the fit starts."""
-        self._announced = pipeline
+        self.announced = pipeline
         self._may_iterate = False
 
     def begin_fit(self) -> None:
         """Prepares the session for the announced data set; call it when the training begins."""
-        pipeline, self._announced = self._announced, None
-        self._pipeline = self.latest = pipeline
+        pipeline, self.announced = self.announced, None
+        self.pipeline = self.latest = pipeline
         self._sessions.use_order(pipeline.order)
         self._sessions.use_lag(1 + pipeline.options.prefetch)
         self._may_iterate = True
@@ -116,7 +105,7 @@ class TrainingInput:
 
     def begin_alone(self) -> None:
         """Begins the fit of a single worker, which draws from the latest data set, if any."""
-        self._pipeline = self.latest
+        self.pipeline = self.latest
 
     def compare_samples(self) -> None:
         """Compares some samples with those of the other workers; a collective.
@@ -124,7 +113,7 @@ class TrainingInput:
         Samples of a stream are compared as they are read. Samples that change when they are read
         again (random augmentation), on any worker, are skipped.
         """
-        source = self._pipeline.source
+        source = self.pipeline.source
         if source.records is not None:
             return
         digests = source.digests
@@ -138,10 +127,10 @@ class TrainingInput:
 
     def _check_iteration(self, pipeline: Pipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun."""
-        if self._may_iterate and pipeline is self._pipeline:
+        if self._may_iterate and pipeline is self.pipeline:
             self._may_iterate = False
             return
-        if self._pipeline is not None:
+        if self.pipeline is not None:
             raise ValueError(
                 "validation_data must be arrays or a tf.data.Dataset: only the training step can "
                 "draw from balancer.dataset(...)"
@@ -153,7 +142,7 @@ class TrainingInput:
 
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         spec = pipeline.batches.element_spec
         if not self.iterators or self.iterators[0].element_spec != spec:
             self.iterators = [SwitchingIterator(spec) for _ in self._sessions]
@@ -164,13 +153,9 @@ class TrainingInput:
         self._draw_epoch()
 
     def _draw_epoch(self) -> None:
-        self._end = self._session.step + self._pipeline.order.steps_per_epoch
+        self._end = self._session.step + self.pipeline.order.steps_per_epoch
         for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
             iterator.start(pipeline.batches)
-
-    def first_samples(self, count: int) -> Nest:
-        """Returns the first samples of the data set, the same on all workers."""
-        return self._pipeline.first_samples(count)
 
     def begin_step(self) -> None:
         """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
@@ -191,12 +176,12 @@ class TrainingInput:
     def end_epoch(self) -> None:
         """Compares what the workers have read, and warns if their input is too slow."""
         self._compare_records()
-        self._wait.warn(self._session.rank, self._pipeline.options)
+        self._wait.warn(self._session.rank, self.pipeline.options)
 
     def end_fit(self) -> None:
         """Releases the data."""
-        pipeline, self._pipeline = self._pipeline, None
-        self._announced, self._may_iterate = None, False
+        pipeline, self.pipeline = self.pipeline, None
+        self.announced, self._may_iterate = None, False
         for iterator in self.iterators:
             iterator.stop()
         self._drawn = []
@@ -206,7 +191,7 @@ class TrainingInput:
 
     def _compare_records(self) -> None:
         """Checks that all workers have read the same records; a collective."""
-        records = self._pipeline.source.records
+        records = self.pipeline.source.records
         if records is None:
             return
         try:

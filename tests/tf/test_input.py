@@ -682,7 +682,7 @@ def test_samples_that_rarely_change_are_not_compared(changes):
     disagrees = DisagreementError("workers disagree on samples")
     feed._session.check_samples = Mock(side_effect=disagrees)
     feed._session.any_worker = bool
-    feed._pipeline = SimpleNamespace(source=Items(Rare(range(64))))
+    feed.pipeline = SimpleNamespace(source=Items(Rare(range(64))))
     with nullcontext() if changes else pytest.raises(DisagreementError):
         feed.compare_samples()
     feed._session.check_samples.assert_called_once()
