@@ -97,8 +97,9 @@ class TrainingInput:
         """Prepares the session for the announced data set; call it when the training begins."""
         pipeline, self.announced = self.announced, None
         self.pipeline = self.latest = pipeline
-        self._sessions.use_order(pipeline.order)
-        self._sessions.use_lag(1 + pipeline.options.prefetch)
+        for session in self._sessions:
+            session.use_order(pipeline.order)
+            session.use_lag(1 + int(pipeline.options.prefetch))
         self._may_iterate = True
         self._steps = 0
         self._wait = InputWait()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_core.runtime.checkpoint.session_state import gather_state
 from lbbsp_core.runtime.exchange.collectives import Collectives
@@ -73,16 +72,6 @@ class ReplicaSessions(list[WorkerSession]):
             repeating.position = 0
         for session in self:
             session.start(facts)
-
-    def use_order(self, order: GlobalOrder) -> None:
-        """Uses the samples of `order` from the running step on."""
-        for session in self:
-            session.use_order(order)
-
-    def use_lag(self, lag: int) -> None:
-        """Changes the lag of the plans; see `WorkerSession.use_lag`."""
-        for session in self:
-            session.use_lag(lag)
 
     def exclude_step(self) -> None:
         """Excludes the running step from learning, because it contains other work."""
