@@ -101,7 +101,7 @@ class Training:
         self._step = BalancedStep(
             train_step,
             self.sessions,
-            [each.next_batch for each in self.input.iterators],
+            [each.get_next for each in self.input.iterators],
             self._weighting,
             self._share_of_sample,
             compat.shared_global_seed(self._strategy),

@@ -211,12 +211,11 @@ class Arrays(Source):
         rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
         return rest if isinstance(rest, tuple) else (rest,)
 
-    def batches(self, plan: Plan) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
         index = [tf.TensorSpec([None], tf.int64)]
-        return plan.batches(
-            lambda _, drawn: [drawn.samples], index, lambda drawn: self._take(drawn[0], plan.host)
-        )
+        read = lambda _, drawn: [drawn.samples]  # noqa: E731
+        return plan.batches(host, read, index, lambda drawn: self._take(drawn[0], host))
 
     def example(self, index: Indices) -> Nest:
         """Returns a batch of samples."""

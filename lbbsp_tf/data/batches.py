@@ -11,7 +11,7 @@ from keras.utils import PyDataset
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import Draw, Plan
+from lbbsp_tf.data.plan import Draw, HostCalls, Plan
 from lbbsp_tf.data.source import Fingerprints, Source, as_native, as_spec, spec_of, string_bytes
 
 
@@ -55,7 +55,7 @@ class Batches(Source):
             for hook in ("on_epoch_begin", "on_epoch_end")
         )
 
-    def batches(self, plan: Plan) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
 
         def read(step: int, drawn: Draw) -> list[np.ndarray]:
@@ -74,7 +74,9 @@ class Batches(Source):
                     f"item 0: convert the values to one type ({error})"
                 ) from error
 
-        return plan.batches(read, self._specs, partial(tf.nest.pack_sequence_as, self._structure))
+        return plan.batches(
+            host, read, self._specs, partial(tf.nest.pack_sequence_as, self._structure)
+        )
 
     def example(self, index: Indices) -> Nest:
         """Returns a batch of samples of the first item, which is not read again."""

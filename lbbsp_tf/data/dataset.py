@@ -22,7 +22,7 @@ from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.mapping import SampleMap, composed, keeping_rows, over_samples
 from lbbsp_tf.data.options import InputOptions
-from lbbsp_tf.data.plan import Plan, SharedReads
+from lbbsp_tf.data.plan import HostCalls, Plan, SharedReads
 from lbbsp_tf.data.source import Source
 
 
@@ -47,13 +47,14 @@ class Pipeline:
     reads: SharedReads | None = None
 
     @cached_property
-    def _plan(self) -> Plan:
-        return Plan(self.session, self.order, self.reads)  # keeps the Python functions alive
+    def _host(self) -> HostCalls:
+        return HostCalls()  # kept alive with the pipeline
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches of an epoch, from the step that is running when it is opened on."""
-        batches = self._mapped(self.source.batches(self._plan))
+        plan = Plan(self.session, self.order, self.reads)
+        batches = self._mapped(self.source.batches(plan, self._host))
         if self.options.prefetch:
             batches = batches.prefetch(int(self.options.prefetch))
         return batches.with_options(self._tf_options())

@@ -13,7 +13,7 @@ import tensorflow as tf
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
-from lbbsp_tf.data.iterators import SwitchingIterator
+from lbbsp_tf.data.iterators import BatchIterator
 from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.data.source import Source
 from lbbsp_tf.exchange.replicas import ReplicaSessions
@@ -42,7 +42,7 @@ class TrainingInput:
         self.pipeline: Pipeline | None = None
         self.latest: Pipeline | None = None
         self._drawn: Sequence[Pipeline] = []
-        self.iterators: list[SwitchingIterator] = []  # the same for data sets of one structure
+        self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
         self._steps = self._end = 0
         self._wait = InputWait()
@@ -146,7 +146,7 @@ class TrainingInput:
         pipeline = self.pipeline
         spec = pipeline.batches.element_spec
         if not self.iterators or self.iterators[0].element_spec != spec:
-            self.iterators = [SwitchingIterator(spec) for _ in self._sessions]
+            self.iterators = [BatchIterator(spec) for _ in self._sessions]
         if pipeline.source.records is not None:
             pipeline.source.records.forget_from(self._session.step)
         # Iterators do not keep their pipelines alive.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.digest import Digest, sampled
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import Plan
+from lbbsp_tf.data.plan import HostCalls, Plan
 from lbbsp_tf.data.source import Source, as_spec, digests_of, spec_of, string_bytes
 
 _READ_AGAIN = 8
@@ -50,12 +50,12 @@ class Items(Source):
             self._varies.append(not spec.shape.is_fully_defined())
         self.restore = self._crop if any(self._varies) else None
 
-    def batches(self, plan: Plan) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
         pairs = list(zip(self._specs, self._varies, strict=True))
         rows = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec, _ in pairs]
         rows += [tf.TensorSpec([None, len(s.shape)], tf.int64) for s, varies in pairs if varies]
-        return plan.batches(lambda _, drawn: self._read(drawn.samples), rows, self._packed)
+        return plan.batches(host, lambda _, drawn: self._read(drawn.samples), rows, self._packed)
 
     def example(self, index: Indices) -> Nest:
         """Returns a batch of samples."""

@@ -9,16 +9,12 @@ from lbbsp_tf.compat import Nest
 
 
 class SwitchingIterator:
-    """Iterator over one data set after the other.
-
-    A step that is traced once can so train on further data sets of the same structure.
-    """
+    """Iterator over one data set after the other."""
 
     def __init__(self, element_spec: Nest) -> None:
         self.element_spec = element_spec
         # The iterator holds its first data set indefinitely, so that one is empty.
         self._empty = tf.data.Dataset.from_generator(tuple, output_signature=element_spec)
-        self.waited = compat.plain_variable(0.0, tf.float64)  # seconds, of `next_batch`
         with tf.device("/CPU:0"):
             self._iterator = iter(self._empty)
 
@@ -40,12 +36,20 @@ class SwitchingIterator:
         """Returns the next element, also in a graph."""
         return self._iterator.get_next()
 
-    def next_batch(self) -> Nest:
+
+class BatchIterator(SwitchingIterator):
+    """Iterator from which a step draws; one that is traced once trains on further data sets."""
+
+    def __init__(self, element_spec: Nest) -> None:
+        super().__init__(element_spec)
+        self.waited = compat.plain_variable(0.0, tf.float64)  # seconds, for batches
+
+    def get_next(self) -> Nest:
         """Returns the running step's batch in the step's graph, and adds up the wait for it."""
         with tf.device("/CPU:0"):
             asked = tf.timestamp()
             with tf.control_dependencies([asked]):
-                batch = self.get_next()
+                batch = super().get_next()
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 self.waited.assign_add(tf.timestamp() - asked)
         return batch

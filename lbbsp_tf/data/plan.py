@@ -103,10 +103,10 @@ class Plan:
         self._session = session
         self._reads = reads
         self.order = order
-        self.host = HostCalls()
 
     def batches(
         self,
+        host: HostCalls,
         read: Callable[[int, Draw], Sequence[np.ndarray]],
         specs: Sequence[tf.TensorSpec],
         pack: Callable[[list[tf.Tensor]], Nest],
@@ -114,6 +114,9 @@ class Plan:
         """Returns the batches of an epoch, from the step that is running when it is opened on.
 
         Args:
+            host: Calls of Python functions, which live as long as the data set. They refer to this
+                plan, which must not refer to them: a data set in a cycle of references would be
+                deleted by the garbage collector, which holds the GIL that its threads wait for.
             read: Called in Python with a global step and this worker's samples of it.
             specs: Specifications of the arrays that it returns.
             pack: Called in the graph with their tensors; returns the batch.
@@ -130,11 +133,11 @@ class Plan:
             return read(number, drawn)
 
         def count(_: tf.Tensor) -> tf.data.Dataset:
-            (step,) = self.host.call(first_step, [], [scalar])
+            (step,) = host.call(first_step, [], [scalar])
             return tf.data.Dataset.range(step, step + self.order.steps_per_epoch)
 
         steps = tf.data.Dataset.from_tensors(0).flat_map(count)
-        return steps.map(lambda step: pack(self.host.call(draw, [step], specs)))
+        return steps.map(lambda step: pack(host.call(draw, [step], specs)))
 
     def read_once(self, step: int, read: Callable[[], T]) -> T:
         """Returns what was read for a step, once for all replicas of this process."""

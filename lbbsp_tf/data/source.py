@@ -19,7 +19,7 @@ import tensorflow as tf
 from lbbsp_core.order import Indices
 from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.plan import Plan
+from lbbsp_tf.data.plan import HostCalls, Plan
 
 
 class Fingerprints:
@@ -63,7 +63,7 @@ class Source(ABC):
     """Fingerprints of what was read, if workers may read different data."""
 
     @abstractmethod
-    def batches(self, plan: Plan) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches of an epoch."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.iterators import SwitchingIterator
 from lbbsp_tf.data.mapping import unpacked
-from lbbsp_tf.data.plan import Draw, Plan
+from lbbsp_tf.data.plan import Draw, HostCalls, Plan
 from lbbsp_tf.data.source import Fingerprints, Source
 from lbbsp_tf.rows import count_rows, slice_rows
 
@@ -95,7 +95,7 @@ class Stream(Source):
         self._at: int | None = None  # step of the order whose batch the reader gives next
         self._ahead: _Records | None = None  # read, but not given yet
 
-    def batches(self, plan: Plan) -> tf.data.Dataset:
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
         """Returns this worker's batches."""
         spec = self._passes().element_spec.batch
         specs = tf.nest.flatten(spec, expand_composites=True)
@@ -109,7 +109,7 @@ class Stream(Source):
                 return [leaf.numpy() for leaf in tf.nest.flatten(rows, expand_composites=True)]
 
         pack = partial(tf.nest.pack_sequence_as, spec, expand_composites=True)
-        return plan.batches(keep, specs, pack)
+        return plan.batches(host, keep, specs, pack)
 
     def example(self, index: Indices) -> Nest:
         """Returns a batch of samples."""
