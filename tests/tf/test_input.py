@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections import UserDict, namedtuple
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -686,6 +688,19 @@ def test_samples_that_rarely_change_are_not_compared(changes):
     with nullcontext() if changes else pytest.raises(DisagreementError):
         feed.compare_samples()
     feed._session.check_samples.assert_called_once()
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, slices])
+def test_a_dropped_data_set_is_gone_at_once(make):
+    gc.disable()  # it would wait for the threads of iterators while it holds the GIL
+    try:
+        feed = TrainingInput(StubSession(), None)
+        list(feed.dataset(InputOptions(make())))
+        gone = weakref.ref(feed.latest), weakref.ref(feed.latest.source)
+        del feed
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
