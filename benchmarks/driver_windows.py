@@ -109,7 +109,7 @@ def record_worker(options: argparse.Namespace) -> None:
 
 def seconds_of_gather(strategy: Any) -> float:
     """Returns the seconds of a gather, after one that lets all workers start together."""
-    from lbbsp_tf.step.collectives import mirrored_collectives
+    from lbbsp_tf.exchange.collectives import mirrored_collectives
 
     collectives = mirrored_collectives(strategy)
     collectives.all_gather([0])

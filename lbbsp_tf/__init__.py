@@ -1,7 +1,5 @@
 """LB-BSP for Keras: one callback balances `model.fit` over unequal workers.
 
-For comparison, `fit_asynchronously` trains by ASP, through parameter servers.
-
 Importing this package checks ``TF_CONFIG``, because TensorFlow's own strategy raises an unrelated
 error or hangs if it is wrong. In a worker of several, a script that fails anywhere after the
 import ends at once.
@@ -17,7 +15,6 @@ import_keras()
 
 from lbbsp_tf import compat  # noqa: E402
 from lbbsp_tf.callback import LoadBalancer  # noqa: E402
-from lbbsp_tf.parameter_server import fit_asynchronously, parameter_server_strategy  # noqa: E402
 from lbbsp_tf.step.batchnorm import synchronize_batch_norm  # noqa: E402
 
 compat.compare_variables()
@@ -25,7 +22,5 @@ compat.compare_variables()
 __all__ = [
     "LoadBalancer",
     "check_tf_config",
-    "fit_asynchronously",
-    "parameter_server_strategy",
     "synchronize_batch_norm",
 ]

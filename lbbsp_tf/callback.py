@@ -12,37 +12,33 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from lbbsp_core.runtime.checkpoint.writer import Every, require_every
-from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import fail_fast
 from lbbsp_core.runtime.reliability.preemption import end_with_peers
 from lbbsp_tf import compat
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import addresses, check_devices, check_tf_config, rank_and_workers
 from lbbsp_tf.compat import Nest
 from lbbsp_tf.data.dataset import PlaceholderDataset
+from lbbsp_tf.data.options import InputOptions
 from lbbsp_tf.devices import devices_of
 from lbbsp_tf.exactness import agreement, checks
 from lbbsp_tf.exactness.effects import kinds_of_evaluated
+from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.exchange.replicas import LocalReplicas, ReplicaSessions
+from lbbsp_tf.fit import BalancedFit
 from lbbsp_tf.loop import BalancedLoop
-from lbbsp_tf.monitoring.logs import FigureLogs
-from lbbsp_tf.monitoring.tensorboard import WorkerScalars
 from lbbsp_tf.reliability.board import Meetings
 from lbbsp_tf.reliability.checkpoints import Checkpoints
 from lbbsp_tf.reliability.leaving import leave_together
-from lbbsp_tf.reliability.liveness import current_activity, start_heartbeat
-from lbbsp_tf.step.batchnorm import synchronized_layers
-from lbbsp_tf.step.collectives import mirrored_collectives
-from lbbsp_tf.step.replicas import LocalReplicas, ReplicaSessions
-from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.reliability.liveness import start_heartbeat
 from lbbsp_tf.training import Training
 
 logger = logging.getLogger("lbbsp.tf")
 
-Logs = dict[str, float] | None
 
-
-class LoadBalancer(keras.callbacks.Callback):
+class LoadBalancer(BalancedFit):
     """Balances `model.fit` over unequal workers by LB-BSP, without changing what is learned.
 
     In every step, each worker's share of the constant global batch follows its predicted speed,
@@ -107,50 +103,42 @@ class LoadBalancer(keras.callbacks.Callback):
         logs: bool = True,
         **options: object,
     ) -> None:
-        super().__init__()
         checks.require_strategy(strategy)
         check_tf_config()
         checks.check_keras()
-        self.strategy = strategy
-        self.rank, self.workers = rank_and_workers(strategy.cluster_resolver)
-        checks.check_strategy(strategy, self.workers)
-        self.replicas = strategy.num_replicas_in_sync
-        local = self.replicas // self.workers
+        self.rank, workers = rank_and_workers(strategy.cluster_resolver)
+        checks.check_strategy(strategy, workers)
+        replicas = strategy.num_replicas_in_sync
+        local = replicas // workers
         given = SessionOptions.of(options, LoadBalancer.__init__)
-        if self.workers > 1:
+        if workers > 1:
             heartbeat = start_heartbeat(self.rank, addresses(strategy.cluster_resolver), given)
-            leave_together(self.rank, self.workers, heartbeat)
+            leave_together(self.rank, workers, heartbeat)
             compat.let_sigterm_end()
             if heartbeat is not None:
                 end_with_peers(heartbeat.leave)
             with current_activity().during(Activity.MEETING):
-                check_devices(self.rank, self.workers, strategy.extended.worker_devices)
+                check_devices(self.rank, workers, strategy.extended.worker_devices)
         sessions = ReplicaSessions(
-            mirrored_collectives(strategy) if self.workers > 1 else LocalReplicas(local),
+            mirrored_collectives(strategy) if workers > 1 else LocalReplicas(local),
             local,
             global_batch_size,
             given,
             versions={"tensorflow": tf.__version__, "keras": keras.__version__},
             activity=current_activity(),
-            devices=devices_of(strategy) if self.active else None,
+            devices=devices_of(strategy) if replicas > 1 else None,
         )
-        self._training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
-        self._sessions, self._session = sessions, sessions.leader
-        self._input = self._training.input
+        training = Training(strategy, sessions, weight_by=weight_by, verify=verify)
         require_every(every, checkpoint or None)
-        self._checkpoints = checkpoint and Checkpoints(
+        checkpoints = checkpoint and Checkpoints(
             checkpoint,
             every,
             strategy=strategy,
             sessions=sessions,
-            training_input=self._input,
-            processes=self.workers,
+            training_input=training.input,
+            processes=workers,
         )
-        self._logs = FigureLogs(self._session) if logs and self.active else None
-        self._scalars = WorkerScalars(self._session)
-        self._train_function: Callable[..., object] | None = None
-        self._traced_for: tuple[object, ...] = ()
-        self._in_fit = self._in_step = False
+        super().__init__(strategy, workers, training, checkpoints or None, logs=logs)
         compat.patch_keras()  # fit needs it under a strategy, also with a single replica
         if not self.active:
             logger.warning("LoadBalancer is passive, because there is only one replica")
@@ -169,11 +157,6 @@ class LoadBalancer(keras.callbacks.Callback):
             fail_fast()  # for a cluster that is not described by TF_CONFIG
 
     @property
-    def active(self) -> bool:
-        """True if there is more than one replica, among which batches can be divided."""
-        return self.replicas > 1
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Plan of the running step: samples by rank."""
         return self._session.sizes
@@ -181,7 +164,7 @@ class LoadBalancer(keras.callbacks.Callback):
     @property
     def verified_error(self) -> float | None:
         """Difference that ``verify=True`` has found, relative to the gradient; else None."""
-        return self._training.preparation.verified_error
+        return self._training.verified_error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -203,7 +186,8 @@ class LoadBalancer(keras.callbacks.Callback):
         Raises:
             RuntimeError: `dataset` was not called with ``validation_split=`` before.
         """
-        data = self._input.validation_data
+        latest = self._input.latest
+        data = latest.source.validation_data if latest else None
         if data is None:
             raise RuntimeError(
                 "there is no validation data: call balancer.dataset(..., validation_split=...) "
@@ -277,25 +261,8 @@ class LoadBalancer(keras.callbacks.Callback):
             ValueError: The kind of data is not supported, lengths differ, the data set is smaller
                 than one global batch, or `work` is wrong; names the remedy.
         """
-        self._in_fit = False  # a failed fit does not call on_train_end
-        self._input.forget_fit()
-        return self._input.dataset(
-            x,
-            y,
-            sample_weight,
-            seed=seed,
-            map=map,
-            batch_map=batch_map,
-            shuffle=shuffle,
-            steps_per_epoch=steps_per_epoch,
-            validation_split=validation_split,
-            num_samples=num_samples,
-            batched=batched,
-            padded=padded,
-            readers=readers,
-            prefetch=prefetch,
-            work=work,
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}
+        return self._input.dataset(InputOptions(**given))
 
     def loop(
         self,
@@ -348,184 +315,3 @@ class LoadBalancer(keras.callbacks.Callback):
             Those of all samples; outside of a balanced step, and with one replica, `gradients`.
         """
         return compat.sum_gradients(gradients)
-
-    # Hooks of Keras, in the order in which it calls them
-
-    def set_model(self, model: keras.Model) -> None:
-        """Takes the model of the fit, unless it belongs to Keras 2."""
-        checks.check_model_class(model)
-        super().set_model(model)
-
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Checks the arguments of the fit, and starts the session with the handshake."""
-        self._in_fit = False
-        checks.check_callbacks(compat.running_callbacks(), LoadBalancer)
-        if not self.active and self._input.order is None:
-            if self._checkpoints:
-                raise checks.not_fed_by_balancer()
-            return  # a single worker with the user's own data
-        if self.active:
-            checks.check_model(self.model, self.strategy)
-            compat.take_whole_batches(self.model)
-            # Under this strategy `fit` has already built the model for its data.
-            if not self._input.is_announced:
-                raise checks.not_fed_by_balancer()
-        checks.check_steps(self.params.get("steps"), self.steps_per_epoch)
-        if self.active:
-            facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
-            self._training.begin(facts, partial(agreement.weights_of, self.model))
-            self._scalars.begin_fit(compat.running_callbacks())
-            if self._logs:
-                self._logs.begin_fit()
-        else:
-            compat.require_targets(self.model, self._input.latest.batches.element_spec)
-            if self._checkpoints:
-                compat.build(self.model, self._input.latest.example)
-        if self.active or self._checkpoints:
-            self._run_after_history()
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
-        if self._logs:
-            self._logs.begin_epoch()
-        if not self._in_fit:
-            self._in_fit = True
-            self._begin_first_epoch(epoch)
-        elif self.active:
-            self._training.begin_epoch()
-
-    def _begin_first_epoch(self, epoch: int) -> None:
-        resumes = bool(self._checkpoints) and self._checkpoints.resumes
-        if self.active:
-            self._training.begin_first_epoch(epoch, resumes=resumes)
-            self._replace_train_function()
-        elif not resumes:
-            self._sessions.begin_epoch(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Sets the weight of a sample; restarts the timer if the step is excluded."""
-        if self.active:
-            compat.set_last_rows(self.model, self.sizes[self._session.rank])
-            self._training.begin_step()
-            self._in_step = True
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Advances the session of a single worker, which has no exchange."""
-        if self.active:
-            self._training.end_step()
-            self._scalars.end_step()
-        elif self._input.order is not None:
-            self._sessions.skip_step()
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Compares what the workers have read, and warns if their input is too slow."""
-        if self.active:
-            self._input.end_epoch()
-            self._scalars.end_epoch()
-
-    def on_test_begin(self, logs: Logs = None) -> None:
-        """Excludes the step after an evaluation inside `fit`."""
-        self._sessions.exclude_step()
-        self._training.leave_steps()
-
-    def on_train_end(self, logs: Logs = None) -> None:
-        """Ends the session, and restores the model and its history."""
-        self._in_fit = False
-        if self.active:
-            self._training.end()
-            self._scalars.end_fit()
-            if self._logs:
-                self._logs.end_fit()
-            self.model.train_function = None
-        else:
-            self._input.end_fit()
-        if self.active or self._checkpoints:
-            for hook in ("on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_epoch_end"):
-                vars(self.model.history).pop(hook, None)
-
-    # Helpers
-
-    def _replace_train_function(self) -> None:
-        """Wraps the model's step for this fit; traces it again only if the model has changed."""
-        model = self.model
-        config = getattr(model, "_compile_config", None)
-        layers = synchronized_layers(model)
-        traced_for = (model, model.optimizer, config, *self._input.iterators, *layers)
-        if [*map(id, traced_for)] != [*map(id, self._traced_for)]:
-            step = self._training.preparation.prepare(TrainStep.of_model(model))
-            with compat.replaced(model, "train_step", step):
-                model.make_train_function(force=True)
-            self._train_function = self._only_in_fit(model, model.train_function)
-            self._traced_for = traced_for
-        model.train_function = self._train_function
-
-    def _only_in_fit(
-        self, model: keras.Model, train_function: Callable[..., Nest]
-    ) -> Callable[..., Nest]:
-        """Wraps a balanced train function, which a fit that fails leaves in the model."""
-
-        def train(iterator: Nest) -> Nest:
-            if self._in_step:
-                self._in_step = False
-                return train_function(iterator)
-            model.make_train_function(force=True)  # trained without the balancer
-            return model.train_function(iterator)
-
-        return train
-
-    def _run_after_history(self) -> None:
-        """Handles requests to stop after all other callbacks, on all workers together (rule 11).
-
-        Keras appends its History callback to the user's callbacks. Code that runs after History's
-        hooks therefore sees every request to stop, and can delay it until it has been exchanged.
-        """
-        model, history, session = self.model, self.model.history, self._session
-        checkpoints = self._checkpoints
-
-        def last_at_train_begin(logs: Logs = None) -> None:
-            type(history).on_train_begin(history, logs)
-            if self.workers > 1:
-                agreement.share_restored_model(model, mirrored_collectives(self.strategy))
-                agreement.check_learning_rates(model, mirrored_collectives(self.strategy))
-            if checkpoints:
-                checkpoints.begin_fit(model, self.params["epochs"])
-
-        def check_models() -> None:
-            if self.workers > 1:
-                agreement.check_models(model, mirrored_collectives(self.strategy))
-
-        def last_at_epoch_begin(epoch: int, logs: Logs = None) -> None:
-            type(history).on_epoch_begin(history, epoch, logs)
-            if checkpoints:  # after callbacks that change the model at the start of an epoch
-                checkpoints.begin_epoch(epoch)
-
-        def last_at_batch_end(batch: int, logs: Logs = None) -> None:
-            type(history).on_train_batch_end(history, batch, logs)
-            if self.active:
-                if model.stop_training:
-                    session.request_stop()
-                model.stop_training = session.stopping
-            if checkpoints:
-                is_last = model.stop_training or batch + 1 == self.params["steps"]
-                checkpoints.end_step(batch, is_last=is_last)
-
-        def last_at_epoch_end(epoch: int, logs: Logs = None) -> None:
-            type(history).on_epoch_end(history, epoch, logs)
-            model.stop_training = session.any_worker(
-                model.stop_training or session.extensions[Stopping].requested
-            )
-            check_models()
-            if checkpoints:
-                checkpoints.end_epoch(epoch, stops=model.stop_training)
-
-        def last_at_train_end(logs: Logs = None) -> None:
-            vars(history).pop("on_train_end", None)
-            check_models()
-            if checkpoints:
-                checkpoints.end_fit()
-
-        history.on_train_begin = last_at_train_begin
-        history.on_epoch_begin = last_at_epoch_begin
-        history.on_train_batch_end = last_at_batch_end
-        history.on_epoch_end = last_at_epoch_end
-        history.on_train_end = last_at_train_end

@@ -38,28 +38,6 @@ def check_tf_config() -> None:
         raise ValueError(f"TF_CONFIG {problem}: {text}; {TF_CONFIG_REMEDY}")
 
 
-def check_chief() -> None:
-    """Raises an error unless this process is the chief of workers and parameter servers."""
-    check_tf_config()
-    config = json.loads(env.tf_config() or "{}")
-    cluster, kind = config.get("cluster", {}), config.get("task", {}).get("type")
-    missing = [each for each in ("chief", "worker", "ps") if not cluster.get(each)]
-    remedy = (
-        "start the script with `lbbsp launch -n WORKERS --servers 1 SCRIPT`, or set TF_CONFIG "
-        "accordingly"
-    )
-    if missing:
-        raise ValueError(
-            f"TF_CONFIG must name a chief, workers and parameter servers (ps), but names no "
-            f"{', '.join(missing)}: {env.tf_config() or 'it is not set'}; {remedy}"
-        )
-    if kind != "chief":
-        raise ValueError(
-            f"the task type in TF_CONFIG must be 'chief', got {kind!r}: workers and parameter "
-            f"servers run `python -m lbbsp_tf.server`; {remedy}"
-        )
-
-
 def cluster_size() -> int:
     """Returns the number of workers in a valid ``TF_CONFIG``, chief included; 0 if it is unset."""
     cluster = json.loads(env.tf_config() or "{}").get("cluster", {})
@@ -98,19 +76,18 @@ def check_devices(rank: int, workers: int, devices: tuple[str, ...]) -> None:
     minute. Worker 0 warns of different drivers.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
-    from lbbsp_tf.reliability.board import CoordinationBoard, read_value
+    from lbbsp_tf import service
 
-    if not CoordinationBoard.is_available():
+    if not service.has_time_limits():
         return  # the wait for a worker could not be limited
     own_type = tf.DeviceSpec.from_string(devices[0]).device_type
     own = json.dumps([own_type, len(devices), driver_version() if own_type == "GPU" else ""])
     with contextlib.suppress(tf.errors.AlreadyExistsError):  # keys cannot be overwritten
-        context.context().set_config_key_value(f"lbbsp/devices/{rank}", own)
+        service.write(f"lbbsp/devices/{rank}", own)
     told: list[list[Any]] = []
     while len(told) < workers:
-        text = read_value(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
+        text = service.read(f"lbbsp/devices/{len(told)}", _PEER_MILLISECONDS)
         if text is None:
             return  # a worker without a LoadBalancer fails in the handshake
         told.append(json.loads(text))

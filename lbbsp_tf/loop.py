@@ -64,7 +64,7 @@ class BalancedLoop:
             return
         if self._run is None:
             training.begin_first_epoch(0)
-            step = training.preparation.prepare(self._train_step)
+            step = training.prepare(self._train_step)
 
             def run() -> Nest:
                 self._graph, self._found = compat.current_graph(), None
@@ -73,7 +73,7 @@ class BalancedLoop:
             self._run = tf.function(run, autograph=False)
         else:
             training.begin_epoch()
-        for _ in range(training.input.order.steps_per_epoch):
+        for _ in range(self._leader.order.steps_per_epoch):
             if self._leader.stopping:
                 return
             training.begin_step()
@@ -121,4 +121,4 @@ class BalancedLoop:
             )
         for batch in self._data:
             yield self._run(batch)
-            self._training.sessions.skip_step()
+            self._leader.balancer.skip_to(self._leader.step + 1)

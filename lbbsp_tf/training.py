@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.handshake import Facts
+from lbbsp_core.runtime.exchange.protocol import fingerprint
 from lbbsp_core.runtime.extensions.settings import Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_core.validate import require_known
+from lbbsp_tf import compat
 from lbbsp_tf.data.feed import TrainingInput
-from lbbsp_tf.step.preparation import StepPreparation
-from lbbsp_tf.step.replicas import ReplicaSessions
+from lbbsp_tf.exactness.proof import SAMPLES, Refusal, prove
+from lbbsp_tf.exactness.verification import largest_error, uneven_sizes
+from lbbsp_tf.exchange.replicas import ReplicaSessions
+from lbbsp_tf.step.step import BalancedStep
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.step.weighting import WAYS, Weighting
+
+logger = logging.getLogger("lbbsp.tf")
 
 _REMEDY = "let it follow what loop.epoch() yields, which is the same on all workers"
 
 
 class Training:
-    """Parts of one balancer, which take part in each event of a training."""
+    """Training with one balancer: its input, its sessions, and the balanced step.
+
+    Args:
+        strategy: Strategy of the user.
+        sessions: Sessions of this process's replicas.
+        weight_by: See `LoadBalancer`.
+        verify: See `LoadBalancer`.
+    """
 
     def __init__(
         self,
@@ -30,13 +48,20 @@ class Training:
         weight_by: str,
         verify: bool,
     ) -> None:
-        self.sessions = sessions
+        self._strategy = strategy
+        self._weight_by = require_known("weight_by", weight_by, WAYS)
+        self._verify = verify
+        self.verified_error: float | None = None
+        self.sessions, self._leader = sessions, sessions.leader
         self.input = TrainingInput(sessions, strategy)
         self._weights: Callable[[], Iterable[np.ndarray]] = tuple
         self._settings: Callable[[], Settings] | None = None
-        self.preparation = StepPreparation(
-            strategy, sessions, self.input, weight_by=weight_by, verify=verify
-        )
+        self._train_step: TrainStep | None = None
+        self._step: BalancedStep | None = None
+        self._weighting: Weighting | None = None
+        self._known_traces: int | None = None
+        self._samples = 0  # of all replicas in the step
+        self._share_of_sample = compat.plain_variable(0.0, tf.float64)
 
     def begin(
         self,
@@ -52,48 +77,125 @@ class Training:
         self._weights, self._settings = weights, settings
         self.input.begin_fit()
         self.sessions.close()  # a failed fit does not close its session
-        self.sessions.start({"shapes and types of the data": self.input.spec, **facts})
+        spec = self.input.pipeline.batches.element_spec
+        self.sessions.start({"shapes and types of the data": str(spec), **facts})
         self.input.compare_samples()
 
     def begin_first_epoch(self, epoch: int, *, resumes: bool = False) -> None:
         """Moves to the epoch at which the training begins, and starts to draw; a collective."""
         if not resumes:  # else the sessions are at a step of it already
-            self.sessions.begin_epoch(epoch)
-        handshake.compare(self.sessions.leader.collectives, {"first epoch": epoch})
+            for session in self.sessions:
+                session.begin_epoch(epoch)
+        handshake.compare(self._leader.collectives, {"first epoch": epoch})
         self.input.begin_epochs()
 
+    def prepare(self, train_step: TrainStep) -> BalancedStep:
+        """Returns the balanced step of a fit, proven to be exact; a collective."""
+        # Strategies broadcast what they create. A script may have seeded one worker only.
+        if self._leader.any_worker(not compat.has_global_seed()):
+            compat.forget_global_seed()
+        if train_step.in_loop or len(self.sessions) > 1:
+            # Callbacks and loops see the results of a process, and only once.
+            of_all = compat.with_results_of_all(train_step.function)
+            train_step = replace(train_step, function=of_all)
+        self._weighting = Weighting.chosen(self._weight_by) or self._prove(train_step)
+        self._train_step, self._known_traces = train_step, None
+        self._step = BalancedStep(
+            train_step,
+            self.sessions,
+            [each.get_next for each in self.input.iterators],
+            self._weighting,
+            self._share_of_sample,
+            compat.shared_global_seed(self._strategy),
+        )
+        if self._verify:
+            self._compare_with_one_process()
+        return self._step
+
     def begin_epoch(self) -> None:
-        """Begins a further epoch, whose first step is excluded; a collective."""
-        self.preparation.begin_epoch()
+        """Begins a further epoch, whose first step is excluded; a collective.
+
+        If a step was traced again since the last proof, its weighting is proven once more.
+        """
+        traced = self._step.traces > (self._known_traces or self._step.traces)
+        if self._leader.any_worker(traced) and not Weighting.chosen(self._weight_by):
+            self._known_traces = self._step.traces
+            if self._prove(self._train_step) != self._weighting:
+                raise ValueError(
+                    f"{self._train_step.name} computes another kind of loss than when the fit "
+                    "began: compile the model again, and call fit for each kind of loss"
+                )
         self.sessions.exclude_step()
 
     def begin_step(self) -> None:
         """Sets the weight of a sample; restarts the timers if the step is excluded."""
+        leader, is_last = self._leader, False
         self.input.begin_step()
-        self.preparation.set_samples(sum(self.sessions.leader.sizes))
-        leader, is_last = self.sessions.leader, False
+        samples = sum(leader.sizes)
+        if samples != self._samples:
+            self._share_of_sample.assign(1.0 / samples)
+            self._samples = samples
         if self._settings:
             leader.extensions[SettingsComparison].compare(self._settings, _REMEDY)
-            is_last = (leader.step + 1) % self.input.order.steps_per_epoch == 0
+            is_last = (leader.step + 1) % leader.order.steps_per_epoch == 0
         leader.extensions[WeightComparison].compare(self._weights, now=is_last)
-        self.sessions.begin_step()
+        for session in self.sessions:
+            session.begin_step()
 
     def end_step(self) -> None:
         """Adds up the waits for input; compares the first records of a training."""
         self.input.end_step()
-        self.preparation.end_step()
-        extensions = self.sessions.leader.extensions
+        if self._known_traces is None:
+            self._known_traces = self._step.traces  # the first step is traced after its proof
+        extensions = self._leader.extensions
         extensions[WeightComparison].check()
         extensions[SettingsComparison].check(_REMEDY)
         self.leave_steps()
 
     def leave_steps(self) -> None:
         """Notes that this worker is outside of steps, in a callback or an evaluation."""
-        leader = self.sessions.leader
-        leader.activity.enter(Activity.OUTSIDE, leader.step)
+        self._leader.activity.enter(Activity.OUTSIDE, self._leader.step)
 
     def end(self) -> None:
         """Releases the data, and ends the sessions."""
         self.input.end_fit()
         self.sessions.close()
-        self.sessions.leader.activity.enter(Activity.TRAINED)
+        self._leader.activity.enter(Activity.TRAINED)
+
+    def _prove(self, train_step: TrainStep) -> Weighting:
+        batch, by_tokens = self.input.pipeline.first_samples(SAMPLES), self._weight_by == "mask"
+        found = prove(train_step, self._strategy, batch, by_tokens=by_tokens)
+        # Processors round differently, and so may the figures in the reasons to refuse.
+        outcome = "refused" if isinstance(found, Refusal) else repr(found)
+        handshake.compare(self._leader.collectives, {"weighting of the loss": fingerprint(outcome)})
+        if isinstance(found, Refusal):
+            raise ValueError(
+                f"{found.problem}, so unequal batches would not learn what one process learns: "
+                f'{found.remedy}; or accept this with LoadBalancer(..., weight_by="samples")'
+            )
+        logger.debug("weighting of the loss: %s", found)
+        return found
+
+    def _compare_with_one_process(self) -> None:
+        """Compares a weighted step on unequal batches with the whole batch in one process."""
+        leader, train_step = self._leader, self._train_step
+        sizes = uneven_sizes(leader.order.size(0), leader.workers)
+        batch = self.input.pipeline.first_samples(sum(sizes))
+        self.verified_error = error = largest_error(
+            self._strategy, train_step.function, self._step.weighted, batch, sizes
+        )
+        if leader.rank == 0:
+            print(
+                f"lbbsp: a step on batches of {', '.join(map(str, sizes))} samples differs by "
+                f"{error:.1e} from the whole batch in one process (largest difference of a "
+                "variable's gradient, relative to it)",
+                flush=True,
+            )
+        largest = 0.1 if train_step.is_inexact else 0.01
+        has_failed = leader.any_worker(not error <= largest)
+        if has_failed and not Weighting.chosen(self._weight_by):
+            raise ValueError(
+                f"the verification of {train_step.name} has failed: a step on unequal batches "
+                f"differs by {error:.1e} from the whole batch in one process: accept this with "
+                'LoadBalancer(..., weight_by="samples"), or report it'
+            )

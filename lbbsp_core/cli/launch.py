@@ -34,10 +34,7 @@ def launch(
     ),
     framework: Framework = "tensorflow",
     servers: int | None = typer.Option(
-        None,
-        metavar="S",
-        help="Number of parameter servers. mxnet: 1 by default. tensorflow: none by default; "
-        "with servers the script runs once, as the chief of a ParameterServerStrategy.",
+        None, metavar="S", help="Number of parameter servers of mxnet; 1 by default."
     ),
     speeds: str | None = typer.Option(
         None, metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."

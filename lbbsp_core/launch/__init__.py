@@ -72,7 +72,7 @@ def launch(
 
     Args:
         command: The script and its arguments, or "-m", a module and its arguments. This Python
-            runs it in every worker, or once where tensorflow has servers.
+            runs it in every worker.
         workers: Number of workers, >= 1.
         speeds: Relative speeds, one per worker, > 0. None emulates no speeds.
         speeds_at: Pairs of seconds since the start and the speeds from then on.
@@ -85,12 +85,9 @@ def launch(
             restarts all workers.
         grace: Seconds that scripts have to end after SIGTERM, >= 0.
         framework: Framework whose cluster description the workers get: "tensorflow" or "mxnet".
-        servers: Number of parameter servers, >= 1. The default is 1 for mxnet. For tensorflow the
-            default is none, with synchronous training; with servers the script runs once, as the
-            chief of a ``ParameterServerStrategy``, and the workers execute its requests.
-        output: Called with the rank (a chief's is 0) and each line of a script's output, from
-            threads, one call at a time. By default the line is printed as ``[rank] line``, or
-            ``[chief] line``.
+        servers: Number of parameter servers of mxnet, >= 1; by default 1.
+        output: Called with the rank and each line of a script's output, from threads, one call at
+            a time. By default the line is printed as ``[rank] line``.
         emulation: Mechanism that slows workers down: "cgroup" (CPU quotas), "duty-cycle"
             (stopping and continuing them), or "auto" (quotas where they are permitted).
         contention: Schedules of the processes that compete with each worker for its core, see
@@ -124,7 +121,7 @@ def launch(
         speeds = speeds if speeds is not None or cores else [1.0] * workers
     plan = _plan(speeds, speeds_at, workers)
     emulated = plan is not None or contention is not None
-    may_mix = framework != "tensorflow" or servers is not None
+    may_mix = framework != "tensorflow"
     gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
     check_command(command)
     if gpus is not None and gpus.note is not None:
@@ -144,7 +141,7 @@ def launch(
         )
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
-        write = output or partial(_print_line, job.coordinator is not None)
+        write = output or _print_line
         shares = None if plan is None else plan.of(attempt.members)
         changes = () if shares is None else shares.stages[1:]
         placed = None if contention is None else places(contention, attempt.members, shares, cores)
@@ -232,10 +229,10 @@ def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: boo
     return throttle
 
 
-def _print_line(of_chief: bool, rank: int, line: str) -> None:
+def _print_line(rank: int, line: str) -> None:
     """Prints a line in one write, whatever the encoding of our output."""
-    source, encoding = "chief" if of_chief else rank, sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"[{source}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(f"[{rank}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 

@@ -40,13 +40,11 @@ class Helper(NamedTuple):
 class JobSpec(NamedTuple):
     """Environments of a job's processes, and what they run.
 
-    All workers run the script, unless there is a coordinator: then it alone does.
+    All workers run the script.
     """
 
     workers: list[dict[str, str]]  # environment of each worker, by rank
     helpers: list[Helper]  # not slowed down by emulated speeds
-    coordinator: dict[str, str] | None = None  # its environment
-    worker_command: tuple[str, ...] = ()  # arguments of Python in the workers of a coordinator
 
 
 def free_ports(count: int) -> list[int]:
@@ -95,7 +93,6 @@ def job_spec(
     return own._replace(
         workers=[complete(role, gpus) for role, gpus in zip(own.workers, given, strict=True)],
         helpers=[h._replace(environment=complete(h.environment, beside)) for h in own.helpers],
-        coordinator=None if own.coordinator is None else complete(own.coordinator, beside),
     )
 
 
@@ -110,28 +107,16 @@ def cluster_variables(framework: str, workers: int, servers: int | None = None) 
 
 
 def tensorflow_cluster(workers: int, servers: int | None) -> JobSpec:
-    """Returns one TF_CONFIG per process, as the strategies of tf.distribute read it.
-
-    Without servers, the workers form a MultiWorkerMirroredStrategy. With servers, the chief runs
-    the script under a ParameterServerStrategy, and workers and servers execute its requests.
-    """
-    counts = {"worker": workers}
+    """Returns one TF_CONFIG per worker, as MultiWorkerMirroredStrategy reads it."""
     if servers is not None:
-        _check_servers(servers, ", or omit it for synchronous training without servers")
-        counts |= {"ps": servers, "chief": 1}
-    ports = iter(free_ports(sum(counts.values())))
-    cluster = {kind: [f"{HOST}:{next(ports)}" for _ in range(n)] for kind, n in counts.items()}
-
-    def configs(kind: str) -> list[dict[str, str]]:
-        tasks = [{"type": kind, "index": index} for index in range(counts[kind])]
-        return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
-
-    if servers is None:
-        return JobSpec(configs("worker"), [])
-    serve = ("-m", "lbbsp_tf.server")
-    helpers = [Helper(f"server {i}", serve, config) for i, config in enumerate(configs("ps"))]
-    (chief,) = configs("chief")
-    return JobSpec(configs("worker"), helpers, chief, serve)
+        raise ValueError(
+            f"servers must be omitted for tensorflow, got {servers!r}: its workers train "
+            "synchronously without servers; asynchronous training needs --framework mxnet"
+        )
+    cluster = {"worker": [f"{HOST}:{port}" for port in free_ports(workers)]}
+    tasks = [{"type": "worker", "index": index} for index in range(workers)]
+    configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+    return JobSpec([{"TF_CONFIG": config} for config in configs], [])
 
 
 def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
@@ -141,7 +126,8 @@ def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
     make these ranks ours.
     """
     servers = 1 if servers is None else servers
-    _check_servers(servers)
+    if servers != int(servers) or servers < 1:
+        raise ValueError(f"servers must be an integer >= 1, got {servers!r}: start at least one")
     root, *ports = free_ports(1 + workers)
     common = {
         "DMLC_PS_ROOT_URI": HOST,
@@ -157,13 +143,6 @@ def mxnet_cluster(workers: int, servers: int | None) -> JobSpec:
         [{**common, "DMLC_ROLE": "worker", "PORT": str(port)} for port in sorted(ports)],
         [Helper(name, command, {**common, "DMLC_ROLE": role}) for name, role in roles],
     )
-
-
-def _check_servers(servers: int, alternative: str = "") -> None:
-    if servers != int(servers) or servers < 1:
-        raise ValueError(
-            f"servers must be an integer >= 1, got {servers!r}: start at least one{alternative}"
-        )
 
 
 FRAMEWORKS: Final[Mapping[str, Callable[[int, int | None], JobSpec]]] = MappingProxyType(

@@ -77,7 +77,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
-        self._scripts: list[ChildProcess] = []
+        self._scripts = self._workers  # of the helpers, none has output
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
@@ -88,23 +88,17 @@ class Supervisor:
         places: Sequence[Place] | None = None,
         started: float = 0.0,
     ) -> None:
-        """Starts the workers with their neighbours, and helpers, which are not slowed down.
-
-        Output of a coordinator, whose script is the only one, is reported as that of rank 0.
-        """
+        """Starts the workers with their neighbours, and helpers, which are not slowed down."""
         for cgroup in self._throttle.cgroups():
             self._reaper.watch("cgroup", cgroup)
         beside = itertools.count(len(job.workers))  # indices of the processes beside the workers
         for helper in job.helpers:
             self._helpers.append(self._start(next(beside), *helper))
-        worker_command, worker_output = command, self._output
-        if job.coordinator is not None:
-            worker_command, worker_output = job.worker_command, _discard
         for rank, environment in enumerate(job.workers):
             place = Place() if places is None else places[rank]
             cgroups = self._throttle.cgroups_of(rank)
             start = partial(self._start, cgroups=cgroups, cores=place.cores)
-            worker = start(rank, f"worker {rank}", worker_command, environment, worker_output)
+            worker = start(rank, f"worker {rank}", command, environment, self._output)
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
             now, name = time.monotonic(), f"neighbour of worker {rank}"
@@ -112,12 +106,6 @@ class Supervisor:
                 file = self._folder / f"neighbour-{rank}-{number}.json"
                 compete = place.command(number, file, now, started)
                 self._helpers.append(start(next(beside), name, compete, os.environ))
-        self._scripts = self._workers
-        if job.coordinator is not None:
-            of_rank_0 = lambda _, line: self._output(0, line)  # noqa: E731
-            chief = self._start(next(beside), "chief", command, job.coordinator, of_rank_0)
-            self._helpers.append(chief)
-            self._scripts = [chief]
 
     def _start(
         self,

@@ -1,6 +1,5 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
-from lbbsp_tf.compat.asynchronous import atomic_iterations, without_metrics
 from lbbsp_tf.compat.batch_norm import synchronize_moments
 from lbbsp_tf.compat.conditional_updates import (
     allow_conditional_updates,
@@ -16,13 +15,10 @@ from lbbsp_tf.compat.evaluation import (
     Kind,
     has_mean_loss,
     has_rows,
-    last_rows,
     patch_evaluation,
     regularisation,
-    set_last_rows,
 )
 from lbbsp_tf.compat.fitting import build, patch_keras, require_targets
-from lbbsp_tf.compat.logs import add_to_logs, stop_adding
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import (
     intercepted_scalars,
@@ -46,15 +42,19 @@ from lbbsp_tf.compat.random import (
 )
 from lbbsp_tf.compat.replicas import STRATEGIES, one_replica_view
 from lbbsp_tf.compat.state import (
+    add_to_logs,
     assign_total,
     callback_states,
     global_random_state,
     is_mirrored,
+    last_rows,
     latest_epochs,
     restore_callbacks,
     running_callbacks,
     running_list,
+    set_last_rows,
     start_at_batch,
+    stop_adding,
 )
 from lbbsp_tf.compat.switches import Switches
 from lbbsp_tf.compat.tracing import current_graph, fresh_traces, plain_variable

@@ -15,18 +15,14 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from lbbsp_tf.compat.values import is_broken, patch
+from lbbsp_tf.compat.values import patch_broken
 
 BatchNormalization = keras.layers.BatchNormalization
 
 
 def synchronize_moments() -> None:
     """Makes synchronised batch normalisation exact with masks, in one all-reduce per pass."""
-    local_moments = getattr(BatchNormalization, "_moments", None)
-    if local_moments is None or not is_broken(local_moments, "synchronized=self.synchronized"):
-        return
-
-    patch(BatchNormalization, "_moments", _moments)
+    patch_broken(BatchNormalization, "_moments", "synchronized=self.synchronized", _moments)
 
 
 def _moments(

@@ -10,6 +10,7 @@ optimizer does what it does in one process.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 
@@ -17,28 +18,28 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-from lbbsp_tf.compat.values import Nest, is_broken, patch
+from lbbsp_tf.compat.values import Nest, patch_broken
 
 
 def allow_conditional_updates() -> None:
     """Makes gradient accumulation and ``ema_overwrite_frequency`` run under a strategy."""
-    apply = getattr(TFOptimizer, "_backend_apply_gradients", None)
-    if apply is None or not is_broken(apply, "ops.cond("):
-        return
-    # Keras's own code, which sees another `ops.cond`.
+    patch_broken(TFOptimizer, "_backend_apply_gradients", "ops.cond(", _apply_gradients)
+
+
+def _apply_gradients(apply: Callable[..., None], *args: object, **options: object) -> None:
+    if _updates_need_merge_call():
+        apply = _with_cond_of_replicas(apply)
+    apply(*args, **options)
+
+
+@functools.cache
+def _with_cond_of_replicas(apply: FunctionType) -> FunctionType:
+    """Returns Keras's own code, which sees another `ops.cond`."""
     ops = SimpleNamespace(**{**vars(keras.ops), "cond": cond_of_replicas})
-    distributed = FunctionType(
-        apply.__code__,
-        {**apply.__globals__, "ops": ops},
-        apply.__name__,
-        apply.__defaults__,
-        apply.__closure__,
+    names = {**apply.__globals__, "ops": ops}
+    return FunctionType(
+        apply.__code__, names, apply.__name__, apply.__defaults__, apply.__closure__
     )
-
-    def apply_gradients(apply: Callable[..., None], *args: object, **options: object) -> None:
-        (distributed if _updates_need_merge_call() else apply)(*args, **options)
-
-    patch(TFOptimizer, "_backend_apply_gradients", apply_gradients)
 
 
 def cond_of_replicas(

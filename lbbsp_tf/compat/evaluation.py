@@ -21,6 +21,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from lbbsp_core.runtime.exchange.digest import SAMPLES
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
 from lbbsp_tf.compat.metrics import (
@@ -31,6 +32,7 @@ from lbbsp_tf.compat.metrics import (
     whole_batches,
 )
 from lbbsp_tf.compat.replicas import STRATEGIES, mean_over_replicas, one_replica_view
+from lbbsp_tf.compat.state import set_last_rows
 from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import (
     Nest,
@@ -40,10 +42,8 @@ from lbbsp_tf.compat.values import (
     patch,
     patched,
     replaced,
-    replaced_attribute,
 )
-from lbbsp_tf.data.rows import count_rows, first_leaf, slice_rows
-from lbbsp_tf.reliability.liveness import current_activity
+from lbbsp_tf.rows import count_rows, first_leaf, slice_rows
 
 Logs = Mapping[str, object]
 
@@ -56,8 +56,6 @@ class Kind(IntEnum):
     SUM_AND_REGULARISERS = 2
     OTHER = 3
 
-
-_LAST_ROWS = "_lbbsp_last_rows"
 
 _local_only = PerThread()
 
@@ -91,16 +89,6 @@ def patch_evaluation(
         patch(trainer, f"make_{kind}_function", made_once)
     patch(trainer, "predict_on_batch", _predict_locally)
     patch(trainer, "_get_metrics_result_or_logs", partial(_agree_on_logs, global_logs))
-
-
-def last_rows(model: keras.Model) -> int:
-    """Returns the number of rows of this worker in the last step of `model`; 1 if unknown."""
-    return int(getattr(model, _LAST_ROWS, 1))
-
-
-def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
-    """Stores the number of rows of this worker in a step of `model`."""
-    object.__setattr__(model, _LAST_ROWS, rows)
 
 
 class Rows:
@@ -340,7 +328,7 @@ def _predict_on_rows(
 
     def predict_function(data: Nest) -> Nest:
         if _local_only.value:
-            with replaced_attribute(keras_trainer, "reduce_per_replica", _local_part):
+            with replaced(keras_trainer, "reduce_per_replica", _local_part):
                 return functions[1](data)
         # Keras looks the step up when it traces, not when it makes the function.
         with replaced(model, "predict_step", RowsStep(model, model.predict_step).predict):

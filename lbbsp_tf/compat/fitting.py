@@ -14,18 +14,16 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from lbbsp_tf.compat.state import patch_epochs
-from lbbsp_tf.compat.values import Nest, is_broken, local, patch
+from lbbsp_tf.compat.values import Nest, local, patch, patch_broken
 
 
 def patch_keras() -> None:
     """Makes `fit`, `evaluate` and validation run under MultiWorkerMirroredStrategy."""
     trainer = keras_trainer.TensorFlowTrainer
-    build = getattr(trainer, "_maybe_symbolic_build", None)
-    if build is not None and is_broken(build, "distribute_strategy.reduce("):
-        patch(trainer, "_maybe_symbolic_build", _build_from_local_batch)
-    reduce = getattr(keras_trainer, "reduce_per_replica", None)
-    if reduce is not None and is_broken(reduce, 'strategy.reduce("MEAN", v, axis=0)'):
-        patch(keras_trainer, "reduce_per_replica", _reduce_locally)
+    sign = "distribute_strategy.reduce("
+    patch_broken(trainer, "_maybe_symbolic_build", sign, _build_from_local_batch)
+    sign = 'strategy.reduce("MEAN", v, axis=0)'
+    patch_broken(keras_trainer, "reduce_per_replica", sign, _reduce_locally)
     patch(trainer, "get_metrics_result", _metrics_without_variables)
     patch_epochs()
 

@@ -25,26 +25,9 @@ from tensorflow.python.distribute.distribute_lib import StrategyBase
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import function_context
 
-from lbbsp_tf.compat.batch_norm import synchronize_moments
-from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
-from lbbsp_tf.compat.coordination import be_patient
-from lbbsp_tf.compat.evaluation import patch_evaluation
-from lbbsp_tf.compat.fitting import patch_keras
-from lbbsp_tf.compat.losses import added_vectors_scaled, token_means_scaled
-from lbbsp_tf.compat.metrics import intercepted_scalars
-from lbbsp_tf.compat.optimizers import intercepted_apply
-from lbbsp_tf.compat.outputs import write_once_per_job
-from lbbsp_tf.compat.probing import (
-    batch_norm_in_inference,
-    intercepted_gradients,
-    noise_alike_for_all_samples,
-)
-from lbbsp_tf.compat.random import noise_of_replica
-from lbbsp_tf.compat.replicas import one_replica_view
+from lbbsp_tf import compat
 from lbbsp_tf.compat.state import patch_epochs
-from lbbsp_tf.compat.tracing import fresh_traces
 from lbbsp_tf.compat.values import is_patched
-from lbbsp_tf.compat.variables import compare_variables
 
 _NOT_NEEDED = "this version does not need it"
 _NEEDS_TIMEOUTS = "it needs TensorFlow 2.19 or later, whose coordination service has time limits"
@@ -107,44 +90,47 @@ def _is_replaced(attribute: object) -> bool:
 def _patches() -> tuple[Patch, ...]:
     trainer, iterator = keras_trainer.TensorFlowTrainer, keras_trainer.TFEpochIterator
     row = tf.zeros((1, 1))
-    evaluation = partial(patch_evaluation, *[lambda *_: None] * 4)
+    evaluation = partial(compat.patch_evaluation, *[lambda *_: None] * 4)
     return (
-        Patch("build models under a strategy", patch_keras, trainer, ("_maybe_symbolic_build",),
-              _NOT_NEEDED),
-        Patch("logs of a step under a strategy", patch_keras, keras_trainer,
+        Patch("build models under a strategy", compat.patch_keras, trainer,
+              ("_maybe_symbolic_build",), _NOT_NEEDED),
+        Patch("logs of a step under a strategy", compat.patch_keras, keras_trainer,
               ("reduce_per_replica",), _NOT_NEEDED),
-        Patch("metrics that return variables", patch_keras, trainer, ("get_metrics_result",)),
+        Patch("metrics that return variables", compat.patch_keras, trainer,
+              ("get_metrics_result",)),
         Patch("epochs: checkpoints, no warning of shuffle", patch_epochs, EpochIterator,
               ("__init__", "_enumerate_iterator")),
-        Patch("conditional updates of optimizers", allow_conditional_updates, TFOptimizer,
+        Patch("conditional updates of optimizers", compat.allow_conditional_updates, TFOptimizer,
               ("_backend_apply_gradients",), _NOT_NEEDED),
-        Patch("moments of synchronised batch normalisation", synchronize_moments,
+        Patch("moments of synchronised batch normalisation", compat.synchronize_moments,
               keras.layers.BatchNormalization, ("_moments",), _NOT_NEEDED),
         Patch("evaluation on any number of rows", evaluation, iterator,
               ("__init__", "catch_stop_iteration")),
         Patch("test and predict functions", evaluation, trainer,
               ("make_test_function", "make_predict_function", "predict_on_batch",
                "_get_metrics_result_or_logs")),
-        Patch("files written once per job", lambda: write_once_per_job(1), keras.Model,
+        Patch("files written once per job", lambda: compat.write_once_per_job(1), keras.Model,
               ("save", "save_weights")),
-        Patch("gradients before `apply`", lambda: intercepted_apply(lambda *_: None),
+        Patch("gradients before `apply`", lambda: compat.intercepted_apply(lambda *_: None),
               keras.optimizers.Optimizer, ("apply",)),
-        Patch("one replica in the user's code", one_replica_view, StrategyBase,
+        Patch("one replica in the user's code", compat.one_replica_view, StrategyBase,
               ("num_replicas_in_sync",)),
-        Patch("means over tokens", lambda: token_means_scaled(lambda tokens, _: tokens),
+        Patch("means over tokens", lambda: compat.token_means_scaled(lambda tokens, _: tokens),
               loss_module, ("apply_mask", "reduce_values")),
-        Patch("vectors of `add_loss`", lambda: added_vectors_scaled(tf.ones(()), row), trainer,
-              ("_aggregate_additional_loss",)),
-        Patch("scalars of metrics", lambda: intercepted_scalars(lambda *both: both),
+        Patch("vectors of `add_loss`", lambda: compat.added_vectors_scaled(tf.ones(()), row),
+              trainer, ("_aggregate_additional_loss",)),
+        Patch("scalars of metrics", lambda: compat.intercepted_scalars(lambda *both: both),
               keras.metrics.Mean, ("update_state",)),
-        Patch("gradients of tapes", lambda: intercepted_gradients(lambda *_: None),
+        Patch("gradients of tapes", lambda: compat.intercepted_gradients(lambda *_: None),
               tf.GradientTape, ("gradient",)),
-        Patch("noise of each replica", lambda: noise_of_replica(0), SeedGenerator, ("next",)),
-        Patch("traces of each step", fresh_traces, function_context, ("make_function_context",)),
-        Patch("proof of the loss: noise", noise_alike_for_all_samples),
-        Patch("proof of the loss: batch normalisation", batch_norm_in_inference),
-        Patch("patience with silent workers", be_patient, context.Context,
+        Patch("noise of each replica", lambda: compat.noise_of_replica(0), SeedGenerator,
+              ("next",)),
+        Patch("traces of each step", compat.fresh_traces, function_context,
+              ("make_function_context",)),
+        Patch("proof of the loss: noise", compat.noise_alike_for_all_samples),
+        Patch("proof of the loss: batch normalisation", compat.batch_norm_in_inference),
+        Patch("patience with silent workers", compat.be_patient, context.Context,
               ("configure_coordination_service",), _NEEDS_TIMEOUTS),
-        Patch("variables compared by name", compare_variables, CollectiveAllReduceExtended,
+        Patch("variables compared by name", compat.compare_variables, CollectiveAllReduceExtended,
               ("_get_variable_creator_initial_value",), _NEEDS_TIMEOUTS),
     )  # fmt: skip

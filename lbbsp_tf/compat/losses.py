@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as loss_module
 
 from lbbsp_tf.compat.values import PerThread, patch
-from lbbsp_tf.data.rows import Batch, count_rows
+from lbbsp_tf.rows import Batch, count_rows
 
 _WEIGHTED_MEAN = "mean_with_sample_weight"
 _MEANS = ("mean", "sum_over_batch_size")

@@ -12,9 +12,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,6 +23,8 @@ from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from lbbsp_core.runtime.reliability.marks import scratch_folder
 from lbbsp_tf.compat.values import patch
+
+Method: TypeAlias = "Callable[..., Any]"
 
 _PATHS: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("filepath",),
@@ -50,44 +53,32 @@ def write_once_per_job(rank: int) -> None:
     if rank == 0:
         return
     folder = cache(scratch_folder)  # created for the first callback that writes
-    patch(keras.Model, "export", partial(_export_elsewhere, folder))
+
+    def elsewhere(path: str | Path) -> str:
+        """Returns a path in the folder, whose own folder exists, for one that may be outside."""
+        if Path(path).is_relative_to(folder()):
+            return str(path)
+        path = Path(folder(), *Path(path).absolute().parts[1:])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+    def export_elsewhere(
+        export: Method, model: keras.Model, filepath: str, *args: Any, **options: Any
+    ) -> None:
+        export(model, elsewhere(filepath), *args, **options)  # in which all workers must take part
+
+    def redirecting(attributes: tuple[str, ...]) -> Method:
+        def set_model(set_model: Method, callback: keras.callbacks.Callback, model: Any) -> None:
+            for attribute in attributes:  # before the callback reads its paths
+                setattr(callback, attribute, elsewhere(vars(callback)[attribute]))
+            set_model(callback, model)
+
+        return set_model
+
+    patch(keras.Model, "export", export_elsewhere)
     keras.callbacks.RemoteMonitor.on_epoch_end = keras.callbacks.Callback.on_epoch_end
     for callback, attributes in _PATHS.items():
-        patch(callback, "set_model", partial(_redirect, attributes, folder))
-
-
-def _redirect(
-    attributes: tuple[str, ...],
-    folder: Callable[[], Path],
-    set_model: Callable[..., None],
-    callback: keras.callbacks.Callback,
-    model: keras.Model,
-) -> None:
-    """Replaces a callback's `set_model`, which runs before it reads its paths."""
-    for attribute in attributes:
-        setattr(callback, attribute, _elsewhere(vars(callback)[attribute], folder()))
-    set_model(callback, model)
-
-
-def _export_elsewhere(
-    folder: Callable[[], Path],
-    export: Callable[..., None],
-    model: keras.Model,
-    filepath: str | Path,
-    *args: object,
-    **options: object,
-) -> None:
-    """Replaces the export of a model, in which all workers must take part."""
-    export(model, _elsewhere(filepath, folder()), *args, **options)
-
-
-def _elsewhere(path: str | Path, folder: Path) -> str:
-    """Returns a path in `folder`, whose own folder exists, for one that may be outside."""
-    if Path(path).is_relative_to(folder):
-        return str(path)
-    path = Path(folder, *Path(path).absolute().parts[1:])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return str(path)
+        patch(callback, "set_model", redirecting(attributes))
 
 
 @contextmanager
@@ -100,12 +91,12 @@ def _replacing(path: Path) -> Iterator[str]:
 
 
 def _save_file(
-    save: Callable[..., None],
+    save: Method,
     model: keras.Model,
-    filepath: str | Path,
+    filepath: str,
     overwrite: bool = True,
-    *args: object,
-    **options: object,
+    *args: Any,
+    **options: Any,
 ) -> None:
     """Replaces a method that saves a file, so that the file appears complete or not at all."""
     if not overwrite or args or options or "://" in str(filepath):
@@ -115,9 +106,7 @@ def _save_file(
         save(model, hidden, overwrite)
 
 
-def _save_checkpoint(
-    save: Callable[..., str], saver: TrackableSaver, file_prefix: str, **options: object
-) -> str:
+def _save_checkpoint(save: Method, saver: TrackableSaver, file_prefix: str, **options: Any) -> str:
     """Does the same for TensorFlow's checkpoints, the names of whose files begin with a prefix."""
     if not isinstance(file_prefix, str) or "://" in file_prefix:
         return save(saver, file_prefix, **options)

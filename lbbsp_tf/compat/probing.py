@@ -18,7 +18,7 @@ from keras.src.utils import traceback_utils
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
 from lbbsp_tf.compat.tracing import current_graph
-from lbbsp_tf.compat.values import Nest, PerThread, patch, replaced_attribute
+from lbbsp_tf.compat.values import Nest, PerThread, patch, replaced
 
 _STATELESS = (
     "stateless_random_normal_v2",
@@ -58,7 +58,7 @@ def noise_alike_for_all_samples() -> Iterator[None]:
 
         def replace(module: ModuleType, name: str, noise: Callable[..., tf.Tensor]) -> None:
             value = _only_for_noise(noise, getattr(module, name))
-            stack.enter_context(replaced_attribute(module, name, value))
+            stack.enter_context(replaced(module, name, value))
 
         for name in _STATELESS:
             module: ModuleType = gen_stateless_random_ops_v2
@@ -109,7 +109,7 @@ def batch_norm_in_inference() -> Iterator[None]:
     ) -> tf.Tensor:
         return call(self, inputs, training=False, mask=mask)
 
-    with replaced_attribute(layer, "call", without_training):
+    with replaced(layer, "call", without_training):
         yield
 
 
@@ -127,7 +127,7 @@ def intercepted_gradients(handler: Callable[..., Nest]) -> Iterator[None]:
 
 def whole_tracebacks() -> AbstractContextManager[None]:
     """Keeps frames of Keras in tracebacks, whose locals are its layers."""
-    return replaced_attribute(traceback_utils, "is_traceback_filtering_enabled", lambda: False)
+    return replaced(traceback_utils, "is_traceback_filtering_enabled", lambda: False)
 
 
 def _to_handler(

@@ -1,4 +1,4 @@
-"""State of a fit in Keras that has no public interface: callbacks, epoch iterator, variables."""
+"""State of a fit in Keras that has no public interface: callbacks, logs, epochs, variables."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ Callbacks: TypeAlias = "list[keras.callbacks.Callback]"
 _iterator = PerThread()
 _callbacks = PerThread()
 _FIRST = "_lbbsp_first_batch"
+_LAST_ROWS = "_lbbsp_last_rows"
+_HOOKS_WITH_LOGS = ("on_train_batch_end", "on_epoch_end")
+
+Values = Callable[[], Mapping[str, float]]
 
 
 def patch_epochs() -> None:
@@ -59,6 +63,45 @@ def running_callbacks() -> Callbacks:
 def running_list() -> keras.callbacks.CallbackList | None:
     """Returns the list of these callbacks; None if there is no such fit."""
     return _callbacks.value
+
+
+def add_to_logs(callbacks: keras.callbacks.CallbackList, step: Values, epoch: Values) -> None:
+    """Adds values to the logs of each step and each epoch of a fit, for all of its callbacks.
+
+    A callback can change the logs only for those after it in the list; the user's may come first.
+    """
+    for name, values in zip(_HOOKS_WITH_LOGS, (step, epoch), strict=True):
+        setattr(callbacks, name, _adding(callbacks, name, values))
+
+
+def stop_adding(callbacks: keras.callbacks.CallbackList) -> None:
+    """Restores a list of callbacks, which its user may pass to another fit."""
+    for name in _HOOKS_WITH_LOGS:
+        vars(callbacks).pop(name, None)
+
+
+def _adding(
+    callbacks: keras.callbacks.CallbackList, name: str, values: Values
+) -> Callable[..., None]:
+    hook = getattr(type(callbacks), name)
+
+    def add(number: int, logs: Nest = None) -> None:
+        logs = dict(logs or {})  # a copy: Keras compares those of the step with the metrics
+        for key, value in values().items():
+            logs.setdefault(key, value)  # not in place of a metric of the user
+        hook(callbacks, number, logs)
+
+    return add
+
+
+def last_rows(model: keras.Model) -> int:
+    """Returns the number of rows of this worker in the last step of `model`; 1 if unknown."""
+    return int(getattr(model, _LAST_ROWS, 1))
+
+
+def set_last_rows(model: keras.Model, rows: int | tf.Tensor) -> None:
+    """Stores the number of rows of this worker in a step of `model`."""
+    object.__setattr__(model, _LAST_ROWS, rows)
 
 
 def callback_states(callbacks: Callbacks) -> list[tuple[str, dict[str, object]]]:

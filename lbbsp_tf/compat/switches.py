@@ -17,7 +17,7 @@ from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import gen_math_ops
 from tensorflow.python.ops.gen_math_ops import select_v2
 
-from lbbsp_tf.compat.values import Nest, replaced_attribute
+from lbbsp_tf.compat.values import Nest, replaced
 
 GAIN = 1000.0
 
@@ -49,7 +49,7 @@ class Switches:
                 (cond_module, "cond", self._chosen_by),
             ):
                 value = switched(getattr(module, name))
-                stack.enter_context(replaced_attribute(module, name, value))
+                stack.enter_context(replaced(module, name, value))
             yield
 
     def _weighted(self, original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

@@ -26,16 +26,18 @@ def local(strategy: tf.distribute.Strategy, value: Nest) -> Nest:
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replaces a method of one instance inside the context, hidden from Keras's tracking."""
+    """Replaces an attribute inside the context: of a class, a module, or one instance."""
+    is_instance = not isinstance(owner, type | ModuleType)
+    kind = object if is_instance else type(owner)  # `object`: hidden from Keras's tracking
     before = vars(owner).get(name)
-    object.__setattr__(owner, name, value)
+    kind.__setattr__(owner, name, value)
     try:
         yield
     finally:
         if before is None:
-            object.__delattr__(owner, name)
+            kind.__delattr__(owner, name)
         else:
-            object.__setattr__(owner, name, before)
+            kind.__setattr__(owner, name, before)
 
 
 class PerThread(threading.local):
@@ -52,17 +54,6 @@ class PerThread(threading.local):
             yield
         finally:
             self.value = before
-
-
-@contextmanager
-def replaced_attribute(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
-    """Replaces an attribute of a class or a module inside the context."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def patch(owner: type | ModuleType, name: str, replacement: Callable[..., Any]) -> None:
@@ -83,9 +74,13 @@ def is_patched(function: Callable[..., Nest]) -> bool:
     return hasattr(function, _DONE)
 
 
-def is_broken(function: Callable[..., Nest], sign: str) -> bool:
-    """Returns whether the source of a function that is not patched yet contains `sign`."""
-    return not is_patched(function) and sign in inspect.getsource(function)
+def patch_broken(
+    owner: type | ModuleType, name: str, sign: str, replacement: Callable[..., Any]
+) -> None:
+    """Patches a function, where there is one, if its source contains `sign`."""
+    function = getattr(owner, name, None)
+    if function and not is_patched(function) and sign in inspect.getsource(function):
+        patch(owner, name, replacement)
 
 
 def patched(function: Callable[..., Nest]) -> Callable[..., Nest]:

@@ -17,15 +17,14 @@ import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
-from tensorflow.python.eager import context
 
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_tf import service
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat.coordination import FAILED
 from lbbsp_tf.compat.values import patch
-from lbbsp_tf.reliability.board import CoordinationBoard, read_value
-from lbbsp_tf.reliability.liveness import current_activity
 
 _BROADCAST = "_get_variable_creator_initial_value"
 
@@ -38,7 +37,7 @@ _job: list[tuple[int, int]] = []
 
 def compare_variables() -> None:
     """Makes workers compare each variable that they create with that of worker 0."""
-    if hasattr(CollectiveAllReduceExtended, _BROADCAST) and CoordinationBoard.is_available():
+    if hasattr(CollectiveAllReduceExtended, _BROADCAST) and service.has_time_limits():
         patch(CollectiveAllReduceExtended, _BROADCAST, _with_comparison)
 
 
@@ -85,7 +84,7 @@ def explained_by_variables(own: int = 0) -> Iterator[None]:  # 1 if this worker 
         number = len(_created) - own
         mine = _created[number] if own and _created else None
         for other in range(workers):
-            theirs = None if other == rank else read_value(_key(other, number), 500)
+            theirs = None if other == rank else service.read(_key(other, number), 500)
             if theirs not in (None, mine) and not (failed and mine is None):
                 raise _difference(number, {other: theirs, rank: mine}) from error
             if theirs is None and mine is not None and other == 0 < rank and not failed:
@@ -107,9 +106,9 @@ def _compare(extended: Any, name: str, value: Any, dtype: Any) -> None:
     number = len(_created)
     _created.append(text)
     with contextlib.suppress(tf.errors.OpError):  # of a service that has gone: its end is noticed
-        context.context().set_config_key_value(_key(rank, number), text)
+        service.write(_key(rank, number), text)
     if rank:
-        expected = read_value(_key(0, number), _PATIENCE_MILLISECONDS)
+        expected = service.read(_key(0, number), _PATIENCE_MILLISECONDS)
         if expected is not None and expected != text:
             raise _difference(number, {0: expected, rank: text})
 

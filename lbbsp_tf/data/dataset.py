@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import tensorflow as tf
@@ -18,88 +19,45 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.host import HostCalls
-from lbbsp_tf.data.iteration import SharedReads, SwitchingIterator
-from lbbsp_tf.data.mapping import SampleMap, over_samples
-from lbbsp_tf.data.rows import count_rows, first_leaf
-from lbbsp_tf.data.sources import Draw, Source
+from lbbsp_tf.data.mapping import SampleMap, composed, keeping_rows, over_samples
+from lbbsp_tf.data.options import InputOptions
+from lbbsp_tf.data.plan import HostCalls, Plan, SharedReads
+from lbbsp_tf.data.source import Source
 
 
-class SessionPlan:
-    """Plan of a session for an order of samples.
-
-    Args:
-        session: Session that decides the sizes of the batches.
-        order: Samples of each step.
-        reads: See `Plan`.
-    """
-
-    def __init__(
-        self, session: WorkerSession, order: GlobalOrder, reads: SharedReads | None = None
-    ) -> None:
-        self._session = session
-        self.order = order
-        self.reads = reads
-
-    def first_step(self) -> int:
-        """Returns the running step, at which an iteration starts."""
-        self._session.use_order(self.order)
-        return self._session.step
-
-    def draw(self, step: int) -> Draw:
-        """Returns this worker's samples of a step."""
-        return Draw(self._session.step_of_order(step), self._session.local_indices(step))
-
-
-class PlannedPipeline:
+@dataclass(frozen=True, eq=False)
+class Pipeline:
     """Batches of one `LoadBalancer.dataset`, drawn by the plans.
 
     Args:
-        session: Session with the plans; several pipelines may share a source.
+        session: Session with the plans.
         order: Samples of each step.
-        source: Data of all workers.
-        sample_map: Function of each sample's tensors, as for `tf.data.Dataset.map`, or None.
+        source: Data of all workers, which several pipelines may share.
+        options: What the data set was given; `prefetch` batches need a lag of ``1 + prefetch``.
         batch_maps: Functions of this worker's batch, applied in turn.
-        padded: See `over_samples`.
-        readers: Number of samples that `sample_map` processes at the same time.
-        prefetch: Number of batches that are read ahead; needs a lag of ``1 + prefetch``.
         reads: See `Plan`.
     """
 
-    def __init__(
-        self,
-        session: WorkerSession,
-        order: GlobalOrder,
-        source: Source,
-        *,
-        sample_map: SampleMap | None = None,
-        batch_maps: tuple[SampleMap, ...] = (),
-        padded: bool | None = None,
-        readers: int = 1,
-        prefetch: int = 0,
-        reads: SharedReads | None = None,
-    ) -> None:
-        self._session = session
-        self.order = order
-        self.source = source
-        self.prefetch = prefetch
-        self._sample_map = sample_map
-        self._batch_maps = batch_maps
-        self._padded = padded
-        self._reads = reads
-        self._host = HostCalls()
-        self.readers = readers
+    session: WorkerSession
+    order: GlobalOrder
+    source: Source
+    options: InputOptions
+    batch_maps: tuple[SampleMap, ...] = ()
+    reads: SharedReads | None = None
+
+    @cached_property
+    def _host(self) -> HostCalls:
+        return HostCalls()  # kept alive with the pipeline
 
     @cached_property
     def batches(self) -> tf.data.Dataset:
         """This worker's batches of an epoch, from the step that is running when it is opened on."""
-        plan = SessionPlan(self._session, self.order, self._reads)
+        plan = Plan(self.session, self.order, self.reads)
         batches = self._mapped(self.source.batches(plan, self._host))
-        if self.prefetch:
-            batches = batches.prefetch(self.prefetch)
-        return batches.with_options(self._options())
+        if self.options.prefetch:
+            batches = batches.prefetch(int(self.options.prefetch))
+        return batches.with_options(self._tf_options())
 
     def epoch(self) -> tf.data.Dataset:
         """Returns the batches of one epoch, for a single worker."""
@@ -117,49 +75,26 @@ class PlannedPipeline:
         """Returns a batch of the first samples, the same for all sessions."""
         with tf.device("/CPU:0"):
             raw = tf.data.Dataset.from_tensors(self.source.example(self.order.indices(0)[:count]))
-            return next(iter(self._mapped(raw).with_options(self._options())))
+            return next(iter(self._mapped(raw).with_options(self._tf_options())))
 
-    def with_batch_map(self, batch_map: SampleMap) -> PlannedPipeline:
-        """Returns a pipeline of the same data that also applies `batch_map` to each batch."""
-        return self._copy(self._session, (*self._batch_maps, batch_map))
-
-    def of_replicas(self, sessions: Sequence[WorkerSession]) -> Sequence[PlannedPipeline]:
+    def of_replicas(self, sessions: Sequence[WorkerSession]) -> Sequence[Pipeline]:
         """Returns a pipeline of the same data for each replica of this process, for one fit."""
         if len(sessions) == 1:
             return [self]
         reads: SharedReads = SharedReads(len(sessions))
-        return [self._copy(session, self._batch_maps, reads) for session in sessions]
-
-    def _copy(
-        self,
-        session: WorkerSession,
-        batch_maps: tuple[SampleMap, ...],
-        reads: SharedReads | None = None,
-    ) -> PlannedPipeline:
-        return PlannedPipeline(
-            session,
-            self.order,
-            self.source,
-            sample_map=self._sample_map,
-            batch_maps=batch_maps,
-            padded=self._padded,
-            readers=self.readers,
-            prefetch=self.prefetch,
-            reads=reads,
-        )
+        return [replace(self, session=session, reads=reads) for session in sessions]
 
     def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Applies the functions of samples and of batches."""
-        per_sample = _composed(self.source.restore, self._sample_map)
+        readers, padded = int(self.options.readers), self.options.padded
+        per_sample = composed(self.source.restore, self.options.map)
         if per_sample is not None:
-            batches = batches.map(
-                over_samples(per_sample, readers=self.readers, padded=self._padded)
-            )
-        for batch_map in self._batch_maps:
-            batches = batches.map(_keeping_rows(batch_map))
+            batches = batches.map(over_samples(per_sample, readers=readers, padded=padded))
+        for batch_map in self.batch_maps:
+            batches = batches.map(keeping_rows(batch_map))
         return batches
 
-    def _options(self) -> tf.data.Options:
+    def _tf_options(self) -> tf.data.Options:
         """Returns options without automatic parallel maps and prefetching, which draw ahead."""
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -168,47 +103,10 @@ class PlannedPipeline:
         options.experimental_optimization.map_parallelization = False
         # The default pool has one thread per core. Threads that wait for another replica, or for a
         # tf.data.Dataset, must not hold up what is read.
-        if self.readers > 1 or self._reads is not None or self.source.is_sequential:
-            options.threading.private_threadpool_size = self.readers + 2
+        readers = int(self.options.readers)
+        if readers > 1 or self.reads is not None or self.source.is_sequential:
+            options.threading.private_threadpool_size = readers + 2
         return options
-
-
-class BatchIterator:
-    """Iterator from which a traced train step draws, over one pipeline after the other.
-
-    A step that is traced once can so train on further data sets of the same structure.
-
-    Args:
-        element_spec: Structure of the batches of all pipelines.
-    """
-
-    def __init__(self, element_spec: Nest) -> None:
-        self.element_spec = element_spec
-        self._iterator = SwitchingIterator(element_spec)
-        self._waited = compat.plain_variable(0.0, tf.float64)
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds for which steps have waited for their batches."""
-        return float(self._waited)
-
-    def start(self, pipeline: PlannedPipeline) -> None:
-        """Draws from `pipeline` from now on, from the session's running step on."""
-        self._iterator.start(pipeline.batches)
-
-    def stop(self) -> None:
-        """Ends the iteration, and releases its pipeline with the data."""
-        self._iterator.stop()
-
-    def next_batch(self) -> Nest:
-        """Returns the running step's batch, as tensors in the step's graph."""
-        with tf.device("/CPU:0"):
-            asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
-                batch = self._iterator.get_next()
-            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                self._waited.assign_add(tf.timestamp() - asked)
-        return batch
 
 
 class PlaceholderDataset(DistributedDatasetsFromFunction):
@@ -227,11 +125,11 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
 
     def __init__(
         self,
-        pipeline: PlannedPipeline,
+        pipeline: Pipeline,
         strategy: tf.distribute.Strategy,
         *,
-        on_build: Callable[[PlannedPipeline], None],
-        on_iterate: Callable[[PlannedPipeline], None],
+        on_build: Callable[[Pipeline], None],
+        on_iterate: Callable[[Pipeline], None],
     ) -> None:
         endless = tf.data.Dataset.from_tensors(pipeline.example).repeat()
         distributed = strategy.distribute_datasets_from_function(lambda context: endless)
@@ -240,7 +138,10 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
         self._on_build = on_build
         self._on_iterate = on_iterate
         self.map = lambda function: PlaceholderDataset(
-            pipeline.with_batch_map(function), strategy, on_build=on_build, on_iterate=on_iterate
+            replace(pipeline, batch_maps=(*pipeline.batch_maps, function)),
+            strategy,
+            on_build=on_build,
+            on_iterate=on_iterate,
         )
 
     def example(self) -> Nest:
@@ -256,34 +157,3 @@ class PlaceholderDataset(DistributedDatasetsFromFunction):
     def prefetch(self, count: int) -> PlaceholderDataset:
         """Returns the data set itself, since placeholders need no prefetching."""
         return self
-
-
-def _keeping_rows(batch_map: SampleMap) -> SampleMap:
-    """Wraps a function of a batch, to raise an error if it changes the number of rows.
-
-    Workers are weighted by the samples that they were given.
-    """
-
-    def mapped(*batch: Nest) -> Nest:
-        result = batch_map(*batch)
-        check = tf.debugging.assert_equal(
-            count_rows(first_leaf(result)),
-            count_rows(first_leaf(batch)),
-            "batch_map must return as many samples as it is given: let map= augment single samples",
-        )
-        with tf.control_dependencies([check]):
-            return tf.nest.map_structure(tf.identity, result, expand_composites=True)
-
-    return mapped
-
-
-def _composed(first: SampleMap | None, then: SampleMap | None) -> SampleMap | None:
-    """Returns a function of a sample that applies both functions; None stands for no function."""
-    if first is None or then is None:
-        return first or then
-
-    def both(*sample: Nest) -> Nest:
-        restored = first(*sample)
-        return then(*restored) if isinstance(restored, tuple) else then(restored)
-
-    return both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,11 @@ from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.digest import check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.dataset import BatchIterator, PlaceholderDataset, PlannedPipeline
-from lbbsp_tf.data.mapping import SampleMap
-from lbbsp_tf.data.sources import Arrays, Batches, Source, open_source
-from lbbsp_tf.data.stream import Stream
-from lbbsp_tf.step.replicas import ReplicaSessions
+from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
+from lbbsp_tf.data.iterators import BatchIterator
+from lbbsp_tf.data.options import InputOptions
+from lbbsp_tf.data.source import Source
+from lbbsp_tf.exchange.replicas import ReplicaSessions
 
 logger = logging.getLogger("lbbsp.tf")
 
@@ -30,16 +30,20 @@ MIN_WAIT_SECONDS = 0.005
 
 
 class TrainingInput:
-    """Input of one balancer: from `dataset` to the end of the fit that trains on it."""
+    """Input of one balancer: from `dataset` to the end of the fit that trains on it.
+
+    A callback may create further data sets during a fit, which goes on with its own: `latest` is
+    the one that was created last, and `pipeline` that of the fit.
+    """
 
     def __init__(self, sessions: ReplicaSessions, strategy: tf.distribute.Strategy) -> None:
         self._sessions = sessions
         self._session = sessions.leader
         self._strategy = strategy
-        self._announced: PlannedPipeline | None = None
-        self._pipeline: PlannedPipeline | None = None
-        self.latest: PlannedPipeline | None = None
-        self._drawn: Sequence[PlannedPipeline] = []
+        self.announced: Pipeline | None = None  # the one that Keras has built the model for
+        self.pipeline: Pipeline | None = None
+        self.latest: Pipeline | None = None
+        self._drawn: Sequence[Pipeline] = []
         self.iterators: list[BatchIterator] = []  # the same for data sets of one structure
         self._may_iterate = False
         self._steps = self._end = 0
@@ -48,104 +52,34 @@ class TrainingInput:
     @property
     def order(self) -> GlobalOrder | None:
         """Order of the data set that a fit was given last, or else of the latest one."""
-        pipeline = self._announced or self.latest
+        pipeline = self.announced or self.latest
         return pipeline.order if pipeline else None
 
     @property
-    def is_announced(self) -> bool:
-        """True if the data set that Keras has built the model for came from `dataset`."""
-        return self._announced is not None
+    def is_reshuffled(self) -> bool:
+        """True if the order of the fit's data cannot be continued in its middle."""
+        return self.pipeline.source.is_reshuffled
 
-    @property
-    def spec(self) -> str:
-        """Shapes and types of batches, as text."""
-        return str(self._pipeline.batches.element_spec)
-
-    @property
-    def validation_data(self) -> Nest:
-        """Samples that the latest data set keeps for validation; None without any."""
-        source = self.latest.source if self.latest else None
-        return source.validation_data if isinstance(source, Arrays) else None
-
-    def dataset(
-        self,
-        x: Nest,
-        y: Nest = None,
-        sample_weight: Nest = None,
-        *,
-        seed: int | None,
-        map: SampleMap | None,
-        batch_map: SampleMap | None,
-        shuffle: bool | None,
-        steps_per_epoch: int | None,
-        validation_split: float,
-        num_samples: int | None,
-        batched: bool | None,
-        padded: bool | None,
-        readers: int,
-        prefetch: int | None,
-        work: npt.ArrayLike | None,
-    ) -> tf.data.Dataset | PlaceholderDataset:
+    def dataset(self, options: InputOptions) -> tf.data.Dataset | PlaceholderDataset:
         """Creates the training data of a fit; see `LoadBalancer.dataset`."""
-        for name, value, minimum in (("readers", readers, 1), ("prefetch", prefetch or 0, 0)):
-            if value != int(value) or value < minimum:
-                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
-        size = self._session.balancer.constraints.global_batch_size
-        source: Source
-        if isinstance(x, tf.data.Dataset):
-            _refuse_for_streams(
-                y=y,
-                sample_weight=sample_weight,
-                validation_split=validation_split or None,
-                shuffle=shuffle,
-                seed=seed,
-                work=work,
-            )
-            source = Stream(
-                x,
-                size,
-                num_samples=num_samples,
-                steps_per_epoch=steps_per_epoch,
-                batched=batched,
-            )
-            shuffle = False
-        else:
-            if num_samples is not None or batched is not None:
-                raise ValueError(
-                    "num_samples and batched are options for a tf.data.Dataset only: leave them out"
-                )
-            source = open_source(
-                x,
-                y,
-                sample_weight,
-                global_batch_size=size,
-                readers=int(readers),
-                any_length=padded is not None,
-                validation_split=validation_split,
-            )
-        if prefetch is None:
-            prefetch = int(not source.in_memory or map is not None)
+        self.announced = None  # by a fit that has failed
+        source = options.open(self._session.balancer.constraints.global_batch_size)
+        if options.prefetch is None:
+            ahead = not source.in_memory or options.map is not None
+            options = replace(options, prefetch=int(ahead))
         order = self._session.make_order(
             source.num_samples,
-            seed,
-            shuffle=shuffle is not False,
-            steps_per_epoch=steps_per_epoch,
+            options.seed,
+            shuffle=options.shuffle is not False and not source.is_sequential,
+            steps_per_epoch=options.steps_per_epoch,
             by_batch=source.by_batch,
-            work=_of_training(work, source),
+            work=_of_training(options.work, source),
         )
-        if isinstance(source, Batches) and order == self._session.order:
+        if source.by_batch and order == self._session.order:
             step = self._session.step_of_order(self._session.step)
             source.continue_at(step // order.steps_per_pass)
-        pipeline = PlannedPipeline(
-            self._session,
-            order,
-            source,
-            sample_map=map,
-            batch_maps=(batch_map,) if batch_map else (),
-            padded=padded,
-            readers=int(readers),
-            prefetch=int(prefetch),
-        )
+        batch_maps = (options.batch_map,) if options.batch_map else ()
+        pipeline = Pipeline(self._session, order, source, options, batch_maps)
         self.latest = pipeline
         if self._session.workers == 1:
             self._session.use_order(order)
@@ -156,28 +90,33 @@ class TrainingInput:
 
     # A fit, in the order of its events
 
-    def _announce(self, pipeline: PlannedPipeline) -> None:
+    def _announce(self, pipeline: Pipeline) -> None:
         """Notes which data set Keras builds the model for, before the fit starts."""
-        self._announced = pipeline
+        self.announced = pipeline
         self._may_iterate = False
 
     def begin_fit(self) -> None:
         """Prepares the session for the announced data set; call it when the training begins."""
-        pipeline, self._announced = self._announced, None
-        self._pipeline = self.latest = pipeline
-        self._sessions.use_order(pipeline.order)
-        self._sessions.use_lag(1 + pipeline.prefetch)
+        pipeline, self.announced = self.announced, None
+        self.pipeline = self.latest = pipeline
+        for session in self._sessions:
+            session.use_order(pipeline.order)
+            session.use_lag(1 + int(pipeline.options.prefetch))
         self._may_iterate = True
         self._steps = 0
         self._wait = InputWait()
 
+    def begin_alone(self) -> None:
+        """Begins the fit of a single worker, which draws from the latest data set, if any."""
+        self.pipeline = self.latest
+
     def compare_samples(self) -> None:
         """Compares some samples with those of the other workers; a collective.
 
-        Samples of a stream are compared as they are read, and those that are another time
-        different on any worker (augmented at random) are not compared.
+        Samples of a stream are compared as they are read. Samples that change when they are read
+        again (random augmentation), on any worker, are skipped.
         """
-        source = self._pipeline.source
+        source = self.pipeline.source
         if source.records is not None:
             return
         digests = source.digests
@@ -189,12 +128,12 @@ class TrainingInput:
             if not self._session.any_worker(source.read_digests() != digests):
                 raise
 
-    def _check_iteration(self, pipeline: PlannedPipeline) -> None:
+    def _check_iteration(self, pipeline: Pipeline) -> None:
         """Allows one iteration of the announced data set, that of a fit that has begun."""
-        if self._may_iterate and pipeline is self._pipeline:
+        if self._may_iterate and pipeline is self.pipeline:
             self._may_iterate = False
             return
-        if self._pipeline is not None:
+        if self.pipeline is not None:
             raise ValueError(
                 "validation_data must be arrays or a tf.data.Dataset: only the training step can "
                 "draw from balancer.dataset(...)"
@@ -204,31 +143,22 @@ class TrainingInput:
             "the balancer as a callback; evaluate and predict take arrays or a tf.data.Dataset"
         )
 
-    @property
-    def is_reshuffled(self) -> bool:
-        """True if the order of the latest data set cannot be continued in its middle."""
-        source = self.latest.source
-        return isinstance(source, Stream) and source.is_reshuffled
-
     def begin_epochs(self) -> None:
         """Starts to draw at the session's running step; call it when the first epoch begins."""
-        spec = self._pipeline.batches.element_spec
+        pipeline = self.pipeline
+        spec = pipeline.batches.element_spec
         if not self.iterators or self.iterators[0].element_spec != spec:
             self.iterators = [BatchIterator(spec) for _ in self._sessions]
-        if self._pipeline.source.records is not None:
-            self._pipeline.source.records.forget_from(self._session.step)
+        if pipeline.source.records is not None:
+            pipeline.source.records.forget_from(self._session.step)
         # Iterators do not keep their pipelines alive.
-        self._drawn = self._pipeline.of_replicas(self._sessions)
+        self._drawn = pipeline.of_replicas(self._sessions)
         self._draw_epoch()
 
     def _draw_epoch(self) -> None:
-        self._end = self._session.step + self._pipeline.order.steps_per_epoch
+        self._end = self._session.step + self.pipeline.order.steps_per_epoch
         for iterator, pipeline in zip(self.iterators, self._drawn, strict=True):
-            iterator.start(pipeline)
-
-    def first_samples(self, count: int) -> Nest:
-        """Returns the first samples of the data set, the same on all workers."""
-        return self._pipeline.first_samples(count)
+            iterator.start(pipeline.batches)
 
     def begin_step(self) -> None:
         """Draws a further epoch if one begins, of the announced data set, or raises ValueError."""
@@ -241,7 +171,7 @@ class TrainingInput:
 
     def end_step(self) -> None:
         """Adds up the time that the step has waited; compares the first records of a fit."""
-        self._wait.add(self.iterators[0].waited_seconds, self._session.busy_seconds)
+        self._wait.add(float(self.iterators[0].waited), self._session.busy_seconds)
         self._steps += 1
         if self._steps == 1:
             self._compare_records()
@@ -249,27 +179,22 @@ class TrainingInput:
     def end_epoch(self) -> None:
         """Compares what the workers have read, and warns if their input is too slow."""
         self._compare_records()
-        self._warn_of_waits()
+        self._wait.warn(self._session.rank, self.pipeline.options)
 
     def end_fit(self) -> None:
         """Releases the data."""
-        if self._pipeline is not None:
-            self._warn_of_waits()
-        self.forget_fit()
+        pipeline, self.pipeline = self.pipeline, None
+        self.announced, self._may_iterate = None, False
         for iterator in self.iterators:
             iterator.stop()
         self._drawn = []
-        if self.latest is not None and isinstance(self.latest.source, (Batches, Stream)):
-            self.latest.source.close()
-
-    def forget_fit(self) -> None:
-        """Forgets a fit that has ended or failed."""
-        self._announced = self._pipeline = None
-        self._may_iterate = False
+        if pipeline is not None:
+            self._wait.warn(self._session.rank, pipeline.options)
+            pipeline.source.close()
 
     def _compare_records(self) -> None:
         """Checks that all workers have read the same records; a collective."""
-        records = self._pipeline.source.records
+        records = self.pipeline.source.records
         if records is None:
             return
         try:
@@ -284,29 +209,10 @@ class TrainingInput:
                 "files; call keras.utils.set_random_seed before a PyDataset draws from np.random)"
             ) from error
 
-    def _warn_of_waits(self) -> None:
-        pipeline = self._pipeline
-        self._wait.warn(self._session.rank, readers=pipeline.readers, prefetch=pipeline.prefetch)
-
-
-def _refuse_for_streams(**options: object) -> None:
-    """Raises an error for options that have no effect on a `tf.data.Dataset`."""
-    for name, value in options.items():
-        if value is None:
-            continue
-        remedy = {
-            "validation_split": "split it with take() and skip(), and pass validation_data= to fit",
-            "shuffle": "call its shuffle(buffer_size, seed=...) first",
-            "seed": "call its shuffle(buffer_size, seed=...) first",
-            "work": "its samples have no numbers; pass arrays, or an object with __len__ and "
-            "__getitem__ whose items are samples",
-        }.get(name, "let its elements be (x, y) or (x, y, sample_weight)")
-        raise ValueError(f"{name} must not be given for a tf.data.Dataset: {remedy}")
-
 
 def _of_training(work: npt.ArrayLike | None, source: Source) -> npt.ArrayLike | None:
     """Returns the work of the samples that are not kept for validation."""
-    given = source.given_samples if isinstance(source, Arrays) else source.num_samples
+    given = source.num_samples + source.validation_samples
     if work is None or source.by_batch or np.shape(work) != (given,):
         return work
     return np.asarray(work)[: source.num_samples]
@@ -329,11 +235,10 @@ class InputWait:
             self._steps += 1
         self._last = waited_seconds, busy_seconds
 
-    def warn(self, rank: int, *, readers: int, prefetch: int) -> None:
+    def warn(self, rank: int, options: InputOptions) -> None:
         """Logs a warning, once, if waits are a large share of the busy time."""
-        if self._warned or self._waited <= max(
-            MAX_WAIT * self._busy, MIN_WAIT_SECONDS * self._steps
-        ):
+        longest = max(MAX_WAIT * self._busy, MIN_WAIT_SECONDS * self._steps)
+        if self._warned or self._waited <= longest:
             return
         self._warned = True
         logger.warning(
@@ -344,6 +249,6 @@ class InputWait:
             100 * self._waited / self._busy,
             1e3 * self._waited / self._steps,
             1e3 * self._busy / self._steps,
-            readers,
-            prefetch,
+            options.readers,
+            options.prefetch,
         )

@@ -11,39 +11,29 @@ import tensorflow as tf
 
 from lbbsp_core.order import Indices
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.host import HostCalls
-from lbbsp_tf.data.iteration import SwitchingIterator
+from lbbsp_tf.data.iterators import SwitchingIterator
 from lbbsp_tf.data.mapping import unpacked
-from lbbsp_tf.data.rows import count_rows, slice_rows
-from lbbsp_tf.data.sources import Draw, Fingerprints, Plan, step_numbers
+from lbbsp_tf.data.plan import Draw, HostCalls, Plan
+from lbbsp_tf.data.source import Fingerprints, Source
+from lbbsp_tf.rows import count_rows, slice_rows
 
 
 class _Records(NamedTuple):
-    """Global batch of a pass.
+    """Global batch of a pass."""
 
-    Args:
-        position: Number of the batch in its pass, an int64 scalar.
-        may_be_last: False if more batches follow in the pass; True if none follows, or if the
-            number of samples is known for certain.
-        batch: Records.
-        rows: Number of records.
-        fingerprint: Fingerprint of the records, uint8.
-    """
-
-    position: tf.Tensor
-    may_be_last: tf.Tensor
+    position: tf.Tensor  # number of the batch in its pass, an int64 scalar
+    may_be_last: tf.Tensor  # whether none follows, or the number of samples is known for certain
     batch: Nest
     rows: tf.Tensor
-    fingerprint: tf.Tensor
+    fingerprint: tf.Tensor  # of the records, uint8
 
     @classmethod
     def of(cls, position: tf.Tensor, may_be_last: tf.Tensor, batch: Nest) -> _Records:
-        """Returns records with their number and fingerprint."""
         rows = count_rows(tf.nest.flatten(batch)[0])
         return cls(position, may_be_last, batch, rows, _fingerprint(batch))
 
 
-class Stream:
+class Stream(Source):
     """Source of a `tf.data.Dataset`, whose records every worker reads in the same order.
 
     Each process reads all raw records, once for all of its replicas. These keep their own rows: the
@@ -56,13 +46,8 @@ class Stream:
         num_samples: Number of samples; None where TensorFlow knows it.
         steps_per_epoch: Steps of an epoch, needed for an endless data set.
         batched: Whether the elements are batches; None to find out.
-
-    Raises:
-        ValueError: The number of samples, or whether elements are batches, is unknown; names the
-            remedy.
     """
 
-    by_batch = in_memory = False
     is_sequential = True
 
     def __init__(
@@ -115,23 +100,19 @@ class Stream:
         spec = self._passes().element_spec.batch
         specs = tf.nest.flatten(spec, expand_composites=True)
 
-        def keep(step: int) -> list[np.ndarray]:
-            drawn = plan.draw(int(step))
-            read = partial(self._read, int(step), drawn, plan.order.steps_per_pass)
+        def keep(step: int, drawn: Draw) -> list[np.ndarray]:
+            read = partial(self._read, step, drawn, plan.order.steps_per_pass)
             with tf.device("/CPU:0"):
-                batch = plan.reads.get(int(step), read) if plan.reads else read()
+                batch = plan.read_once(step, read)
                 start = self._start(drawn.samples)
                 rows = _slice(batch, drawn.samples[0] - start, drawn.samples[-1] + 1 - start)
                 return [leaf.numpy() for leaf in tf.nest.flatten(rows, expand_composites=True)]
 
-        return step_numbers(plan, host).map(
-            lambda step: tf.nest.pack_sequence_as(
-                spec, host.call(keep, [step], specs), expand_composites=True
-            )
-        )
+        pack = partial(tf.nest.pack_sequence_as, spec, expand_composites=True)
+        return plan.batches(host, keep, specs, pack)
 
     def example(self, index: Indices) -> Nest:
-        """Returns a batch of some of the first samples."""
+        """Returns a batch of samples."""
         return _slice(self._first, 0, len(index))
 
     @cached_property
@@ -171,7 +152,8 @@ class Stream:
         return _Records(*self._reader.get_next())
 
     def close(self) -> None:
-        """Ends the passes: the next fit opens the data set again."""
+        """Ends the last pass of a fit."""
+        # The next fit opens the data set again.
         if self._reader is not None:
             self._reader.stop()
         self._at = self._ahead = None
@@ -224,11 +206,7 @@ def _slice(batch: Nest, begin: int, end: int) -> Nest:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the elements of a data set are batches of samples.
-
-    Raises:
-        ValueError: Neither the operations of the data set nor the shapes tell.
-    """
+    """Returns whether the elements of a data set are batches of samples, if that can be told."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     has_scalars = any(shape.rank == 0 for shape in shapes)
     sizes = {shape[0] for shape in shapes if shape.rank != 0}
@@ -301,11 +279,7 @@ def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def _refuse_nested(dataset: tf.data.Dataset) -> None:
-    """Raises an error for elements that are data sets themselves.
-
-    Raises:
-        ValueError: Names the remedy.
-    """
+    """Raises an error for elements that are data sets themselves."""
     specs = tf.nest.flatten(dataset.element_spec)
     if any(isinstance(spec, tf.data.DatasetSpec) for spec in specs):
         raise ValueError(

@@ -23,8 +23,8 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError, pack_float, 
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.sources import digests_of
-from lbbsp_tf.step.collectives import MirroredCollectives, mirrored_collectives
+from lbbsp_tf.data.source import digests_of
+from lbbsp_tf.exchange.collectives import MirroredCollectives, mirrored_collectives
 
 Logs = Mapping[str, object]
 

@@ -13,11 +13,11 @@ import tensorflow as tf
 from lbbsp_tf import compat
 from lbbsp_tf.cluster import rank_and_workers
 from lbbsp_tf.compat import Kind, Nest
-from lbbsp_tf.data.rows import concatenate_rows, slice_rows
 from lbbsp_tf.exactness.probe import Written
 from lbbsp_tf.exactness.rounding import INEXACT, SINGLE
 from lbbsp_tf.exactness.trial import Split, Trial, Trials
-from lbbsp_tf.step.collectives import mirrored_collectives
+from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.rows import concatenate_rows, slice_rows
 from lbbsp_tf.step.train_step import TrainStep
 
 logger = logging.getLogger("lbbsp.tf")

@@ -197,12 +197,8 @@ def sketches_as_one_process(
         for patch in patches:
             stack.enter_context(patch)
         stack.enter_context(compat.intercepted_apply(keep))
-        stack.enter_context(_without_collectives())
+        context = tf.distribute.get_replica_context()
+        local_sum = lambda op, value, options=None: value  # noqa: E731
+        stack.enter_context(compat.replaced(context, "all_reduce", local_sum))
         train_step(batch)
     return sketches
-
-
-def _without_collectives() -> AbstractContextManager[None]:
-    """Makes sums over replicas local, as in a single process."""
-    context = tf.distribute.get_replica_context()
-    return compat.replaced(context, "all_reduce", lambda op, value, options=None: value)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
 from lbbsp_tf.exactness.probe import (
     Probe,
     Sketch,
@@ -20,6 +19,7 @@ from lbbsp_tf.exactness.probe import (
     same_for_all_samples,
     sketches_as_one_process,
 )
+from lbbsp_tf.rows import Batch, concatenate_rows, count_rows, first_leaf, slice_rows
 
 Value = TypeVar("Value", float, np.ndarray)
 

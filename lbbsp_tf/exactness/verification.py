@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Gradients, Nest
-from lbbsp_tf.data.rows import slice_rows
 from lbbsp_tf.exactness.probe import Probe, deviation, sketch_of, sketches_as_one_process
+from lbbsp_tf.rows import slice_rows
 
 
 def uneven_sizes(total: int, workers: int) -> tuple[int, ...]:

@@ -21,10 +21,10 @@ from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_tf import compat
 from lbbsp_tf.data.feed import TrainingInput
+from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.exchange.replicas import ReplicaSessions
 from lbbsp_tf.reliability.model_state import ModelState
 from lbbsp_tf.reliability.sharing import share_checkpoint
-from lbbsp_tf.step.collectives import mirrored_collectives
-from lbbsp_tf.step.replicas import ReplicaSessions
 
 logger = logging.getLogger("lbbsp.checkpoint")
 

@@ -16,8 +16,8 @@ from tensorflow.python.eager import context
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_core.runtime.reliability.exit import end_now, on_exit
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_tf import compat
-from lbbsp_tf.reliability.liveness import current_activity
+from lbbsp_tf import compat, service
+from lbbsp_tf.activity import current_activity
 
 EXIT_SECONDS = 120
 """Longest wait for other workers without heartbeats. A worker that has died ends it at once."""
@@ -32,12 +32,8 @@ _POLL_MILLISECONDS = 1000
 def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
     """Makes this process wait at its end until all workers have reached theirs.
 
-    A process that fails does not wait, see `on_exit`.
-
-    Args:
-        rank: Number of this worker; 0 is the leader of the coordination service.
-        workers: Number of workers.
-        heartbeat: Heartbeat of this process, which ends the wait if a worker is lost.
+    A process that fails does not wait, see `on_exit`. Worker 0 is the leader of the coordination
+    service. The heartbeat of this process ends the wait if a worker is lost.
     """
     on_exit(functools.partial(leave, rank, workers, heartbeat))
 
@@ -46,12 +42,11 @@ def leave_together(rank: int, workers: int, heartbeat: Heartbeat | None) -> None
 def leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
     """Waits until all workers have reached their end, once; see `leave_together`."""
     current_activity().enter(Activity.LEAVING)
-    if heartbeat is not None:
-        heartbeat.start()  # a script without a LoadBalancer has not
     if heartbeat is None:
         with contextlib.suppress(tf.errors.OpError, AttributeError):
             context.context().wait_at_barrier("lbbsp/exit", EXIT_SECONDS * 1000)
     else:
+        heartbeat.start()  # a script without a LoadBalancer has not
         try:
             _wait_for_all(rank, workers, heartbeat)
         except tf.errors.OpError as error:  # an orderly end would wait for the dead for a minute
@@ -65,14 +60,14 @@ def leave(rank: int, workers: int, heartbeat: Heartbeat | None) -> None:
 def _wait_for_all(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     """Waits as `wait_at_barrier` of TensorFlow does, which would keep heartbeats from running."""
     if rank > 0:
-        _set(f"lbbsp/reached/{rank}")
+        service.write(f"lbbsp/reached/{rank}", "")
         _wait_for("lbbsp/reached/all")
-        _set(f"lbbsp/left/{rank}")
+        service.write(f"lbbsp/left/{rank}", "")
         heartbeat.stop()
         return
     for each in range(1, workers):
         _wait_for(f"lbbsp/reached/{each}")
-    _set("lbbsp/reached/all")
+    service.write("lbbsp/reached/all", "")
     staying = set(range(1, workers))
     while staying:  # the leader must not end before they have been answered
         for each in sorted(staying):
@@ -82,10 +77,6 @@ def _wait_for_all(rank: int, workers: int, heartbeat: Heartbeat) -> None:
     heartbeat.stop()
 
 
-def _set(key: str) -> None:
-    context.context().set_config_key_value(key, "")
-
-
 def _wait_for(key: str) -> None:
     while not _is_set(key):
         pass
@@ -93,8 +84,4 @@ def _wait_for(key: str) -> None:
 
 def _is_set(key: str) -> bool:
     """Returns whether a worker sets a key within a second."""
-    try:
-        context.context().get_config_key_value(key, _POLL_MILLISECONDS)
-    except tf.errors.DeadlineExceededError:
-        return False
-    return True
+    return service.wait_for(key, _POLL_MILLISECONDS) is not None

@@ -17,24 +17,20 @@ from typing import Final
 
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
-from lbbsp_core.runtime.reliability.activity import CurrentActivity
 from lbbsp_core.runtime.reliability.exit import fail_fast, on_exit, on_failure
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_core.runtime.reliability.liveness import daemon_thread
 from lbbsp_core.runtime.reliability.preemption import keep_forks
 from lbbsp_tf import env
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.reliability import _start_watch
+
+# What imports TensorFlow is imported where it is used: this module checks TF_CONFIG before.
 
 START_REPORT_SECONDS: Final = 15.0
 """Time between two reports on workers that have not started."""
 
 _POLL_SECONDS: Final = 0.5
-
-
-@functools.cache
-def current_activity() -> CurrentActivity:
-    """Returns what this process does now."""
-    return CurrentActivity()
 
 
 def watch_from_import() -> None:
@@ -56,13 +52,12 @@ def watch_from_import() -> None:
     own = cluster[task["type"]][task["index"]]
     rank = addresses.index(own)
     _watch_start(rank, addresses)
-    from lbbsp_tf import compat
-    from lbbsp_tf.reliability.board import CoordinationBoard
+    from lbbsp_tf import compat, service
 
     if not marks.are_read():  # a launcher ends the others, and must see first who has failed
         on_failure(lambda: _say_who_is_lost(cluster))
         on_failure(lambda: compat.tell_of_failure(_name(rank, own)) if _has_started() else None)
-    if CoordinationBoard.is_available():
+    if service.has_time_limits():
         compat.be_patient()
 
 
@@ -79,13 +74,13 @@ def start_heartbeat(
 
 @functools.cache
 def _heartbeat(rank: int, addresses: tuple[str, ...]) -> Heartbeat | None:
+    from lbbsp_tf import service
     from lbbsp_tf.reliability.board import CoordinationBoard
 
-    if not CoordinationBoard.is_available():
+    if not service.has_time_limits():
         return None
-    names = [_name(each, address) for each, address in enumerate(addresses)]
-    activity = current_activity()
-    return Heartbeat(CoordinationBoard(rank), rank, len(addresses), activity, names=names)
+    names = list(map(_name, range(len(addresses)), addresses))
+    return Heartbeat(CoordinationBoard(rank), rank, len(names), current_activity(), names=names)
 
 
 def _say_who_is_lost(cluster: Mapping[str, Sequence[str]]) -> None:
@@ -108,11 +103,9 @@ def _name(rank: int, address: str) -> str:
 def _watch_start(rank: int, addresses: Sequence[str]) -> None:
     """Starts a process that names workers that have not started, until all give signs of life."""
     mark = marks.waiting_mark()
+    arguments = str(rank), json.dumps(addresses), str(START_REPORT_SECONDS), str(mark or "")
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-I", "-S", _start_watch.__file__),
-            *(str(rank), json.dumps(addresses), str(START_REPORT_SECONDS), str(mark or "")),
-        ],
+        [sys.executable, "-I", "-S", _start_watch.__file__, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C at the terminal need not end it
@@ -140,12 +133,13 @@ def _watch_start(rank: int, addresses: Sequence[str]) -> None:
 
 def _all_beat(workers: int) -> bool:
     """Returns whether all workers give signs of life, by which they know of each other's end."""
+    from lbbsp_tf import service
     from lbbsp_tf.reliability.board import CoordinationBoard
 
-    if not CoordinationBoard.is_available():
-        return True
     board = CoordinationBoard(0)
-    return all(board.read(rank) is not None for rank in range(workers))
+    return not service.has_time_limits() or all(
+        board.read(rank) is not None for rank in range(workers)
+    )
 
 
 def _has_started() -> bool:

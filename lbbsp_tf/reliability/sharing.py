@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, plain_arrays, typed_arrays
-from lbbsp_tf.step.collectives import MirroredCollectives
+from lbbsp_tf.exchange.collectives import MirroredCollectives
 
 _CHUNK = 1 << 24  # bytes; a collective needs several times as much memory
 

@@ -39,9 +39,13 @@ def synchronize_batch_norm(model: LayerOrModel) -> LayerOrModel:
     """
     layers = list(model._flatten_layers())
     found = [layer for layer in layers if isinstance(layer, BatchNormalization)]
-    in_loops = {id(part) for layer in layers if _loops(layer) for part in layer._flatten_layers()}
+    loops = [each for each in layers if isinstance(each, keras.layers.RNN) and not each.unroll]
+    in_loops = {id(part) for layer in loops for part in layer._flatten_layers()}
     for layer in found:
-        if _has_own_statistics(layer):
+        if any(
+            getattr(type(layer), name, None) is not getattr(BatchNormalization, name, None)
+            for name in ("_moments", "_calculate_mean_and_var")
+        ):
             raise ValueError(
                 f"layer {layer.name!r} cannot be synchronised, because its class "
                 f"{type(layer).__name__} overrides how BatchNormalization computes statistics: "
@@ -65,15 +69,3 @@ def synchronized_layers(model: keras.Model) -> list[BatchNormalization]:
     """Returns the layers of a model that normalise over the batches of all workers."""
     layers = model._flatten_layers()
     return [each for each in layers if isinstance(each, BatchNormalization) and each.synchronized]
-
-
-def _has_own_statistics(layer: BatchNormalization) -> bool:
-    return any(
-        getattr(type(layer), name, None) is not getattr(BatchNormalization, name, None)
-        for name in ("_moments", "_calculate_mean_and_var")
-    )
-
-
-def _loops(layer: keras.layers.Layer) -> bool:
-    """Returns whether `layer` calls its cell in a loop of the graph."""
-    return isinstance(layer, keras.layers.RNN) and not layer.unroll

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
@@ -18,7 +19,7 @@ import tensorflow as tf
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_tf import compat
 from lbbsp_tf.compat import Apply, Gradient, Gradients, Nest, replaced
-from lbbsp_tf.data.rows import count_rows, first_leaf
+from lbbsp_tf.rows import count_rows, first_leaf
 from lbbsp_tf.step.train_step import TrainStep
 from lbbsp_tf.step.weighting import Weighting
 
@@ -30,100 +31,64 @@ _NO_GRADIENT = (
 )
 
 
+@dataclass(eq=False)
 class BalancedStep:
-    """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced.
+    """Wrapped `train_step` for `strategy.run`; it is wrapped each time it is traced."""
 
-    Args:
-        train_step: Train step of the user.
-        strategy: Strategy of the model.
-        sessions: Sessions of this process's replicas, which measure and exchange.
-        next_batches: Functions that draw the step's batch in the graph, one for each of them;
-            `fit` itself iterates over placeholders.
-        weighting: How gradients are weighted.
-        share_of_sample: Variable with the value ``1 / X_k``, set before the step runs.
-    """
-
-    def __init__(
-        self,
-        train_step: TrainStep,
-        strategy: tf.distribute.Strategy,
-        *,
-        sessions: Sequence[WorkerSession],
-        next_batches: Sequence[Callable[[], Nest]],
-        weighting: Weighting,
-        share_of_sample: tf.Variable,
-    ) -> None:
-        self._train_step = train_step
-        self._sessions = sessions
-        self._next_batches = next_batches
-        self._weighting = weighting
-        self._share_of_sample = share_of_sample
-        self._share_seed = compat.shared_global_seed(strategy)
-        self.traces = 0
+    train_step: TrainStep
+    sessions: Sequence[WorkerSession]  # of this process's replicas
+    next_batches: Sequence[Callable[[], Nest]]  # draw the batches of the replicas in the graph
+    weighting: Weighting
+    share_of_sample: tf.Variable  # 1 / X_k, set before the step runs
+    share_seed: Callable[[], None]  # see `compat.shared_global_seed`
+    traces: int = 0
 
     def __call__(self, placeholder: Nest = None) -> Nest:
         """Trains a step on this replica's batch, and returns the results of the train step."""
         number = self._replica()
         if not tf.executing_eagerly():
-            self._sessions[number].exclude_step(retraced=True)  # takes longer than a step
+            self.sessions[number].exclude_step(retraced=True)  # takes longer than a step
             self.traces += 1
-        self._share_seed()
-        data = self._next_batches[number]()
-        share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self._share_of_sample
-        step = ReplicaStep(self._sessions[number], self._weighting, share)
-        results = step.run(self._train_step.function, data)
+        self.share_seed()
+        data = self.next_batches[number]()
+        share = tf.cast(count_rows(first_leaf(data)), tf.float64) * self.share_of_sample
+        step = ReplicaStep(self.sessions[number], self.weighting, share)
+        results = step.run(self.train_step.function, data)
         if not step.applied:
             raise ValueError(
-                f"{self._train_step.name} applied no gradients: it must call optimizer.apply (or "
+                f"{self.train_step.name} applied no gradients: it must call optimizer.apply (or "
                 "apply_gradients) for LoadBalancer to weight them"
             )
         return results
 
     def weighted(self, data: Nest, share: tf.Tensor, keep: Callable[[Gradients], None]) -> None:
-        """Runs the train step on `data` without an exchange, and passes its gradients to `keep`.
+        """Runs the train step on `data` without an exchange.
 
-        Args:
-            data: Batch of this replica.
-            share: Its share of the samples of all replicas, a scalar of float64.
-            keep: Called with the weighted sums of gradients instead of the optimizers.
+        Its weighted sums of gradients are passed to `keep` instead of the optimizers.
         """
-        step = ReplicaStep(self._sessions[self._replica()], self._weighting, share, keep)
-        step.run(self._train_step.function, data)
+        step = ReplicaStep(self.sessions[self._replica()], self.weighting, share, keep)
+        step.run(self.train_step.function, data)
 
     def _replica(self) -> int:
         """Returns the number of the replica of this process that is being traced."""
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return int(tf.get_static_value(number)) - self._sessions[0].rank
+        return int(tf.get_static_value(number)) - self.sessions[0].rank
 
 
+@dataclass(eq=False)
 class ReplicaStep:
-    """One run, or trace, of a train step in a replica.
+    """One run, or trace, of a train step in a replica."""
 
-    Args:
-        session: Session that measures and exchanges around the all-reduce.
-        weighting: How gradients are weighted.
-        share: Share of the replica's batch in the samples of all replicas, a scalar of float64.
-        keep: Takes the sums of gradients instead of the optimizers, in a step without exchange.
-    """
-
+    _session: WorkerSession  # measures and exchanges around the all-reduce
+    _weighting: Weighting
+    _share: tf.Tensor  # of the replica's batch in the samples of all replicas, a scalar of float64
+    _keep: Callable[[Gradients], None] | None = None  # takes the sums, in a step without exchange
+    applied: int = 0  # calls of `apply` and `sum_gradients`
+    _logged: int = 0  # scalars
+    _targets: int = 0  # of gradients
+    _has_sums: bool = False
+    _has_exchanged: bool = False
     _of_sum: bool | None = None  # whether a gradient of a sum is being taken
-
-    def __init__(
-        self,
-        session: WorkerSession,
-        weighting: Weighting,
-        share: tf.Tensor,
-        keep: Callable[[Gradients], None] | None = None,
-    ) -> None:
-        self._session = session
-        self._weighting = weighting
-        self._share = share
-        self._keep = keep
-        self._exchanged = keep is not None
-        self.applied = 0
-        self._has_sums = False
-        self._logged = 0
-        self._targets = 0
 
     def run(self, train_step: Callable[[Nest], Nest], data: Nest) -> Nest:
         """Runs the user's train step as in a single process, and weights and sums its gradients."""
@@ -191,12 +156,12 @@ class ReplicaStep:
         present = [g for g in grads if g is not None]
         if not present:
             return grads
-        reduced = self._collective(present) if self._exchanged else self._with_exchange(present)
-        rest = iter(reduced)
-        return [None if g is None else next(rest) for g in grads]
+        exchanges = not (self._has_exchanged or self._keep)
+        reduced = iter((self._with_exchange if exchanges else self._collective)(present))
+        return [None if g is None else next(reduced) for g in grads]
 
     def _with_exchange(self, grads: Gradients) -> Gradients:
-        self._exchanged = True
+        self._has_exchanged = True
         session = self._session
         row = _call(session.before_allreduce, after=grads, returns=tf.float32)
         # No gradient may be sent before the clock is read, not even a sparse one, which is summed
@@ -289,11 +254,11 @@ def _call(
         # a value that is computed after it waits for the end.
         probe = tf.reshape(waits[-1], [-1])[:1]
     with tf.device("/CPU:0"):
-        if returns is None:
-            call = lambda _, *args: (function(*args), 0)[1]  # noqa: E731
-        else:
-            call = lambda _, *args: function(*args)  # noqa: E731
-        result = tf.numpy_function(call, [probe, *inputs], returns or tf.int64)
+        result = tf.numpy_function(
+            lambda _, *args: function(*args) if returns else (function(*args), 0)[1],
+            [probe, *inputs],
+            returns or tf.int64,
+        )
     if not tf.executing_eagerly():
         # TensorFlow runs such calls of all replicas in the order of their traces, so that one
         # replica would wait for another one.

@@ -24,7 +24,6 @@ from lbbsp_core.runtime.record.record import Run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RESULT = "RESULT "
-HELPER = "lbbsp_tf.server"
 LAUNCHER = -1
 """Stands for a rank, at the end of a cluster."""
 
@@ -225,7 +224,7 @@ class Cluster:
 
 def _runs(process: psutil.Process, name: str) -> bool:
     try:
-        return any(name in part or part == HELPER for part in process.cmdline())
+        return any(name in part for part in process.cmdline())
     except psutil.Error:
         return False
 

@@ -1,6 +1,5 @@
 """Launcher with real processes, which are small: none of them imports a framework."""
 
-import json
 import os
 import platform
 import shutil
@@ -357,75 +356,6 @@ def test_from_a_thread_without_handlers(script):
     thread.start()
     thread.join(20)
     assert status == [0]
-
-
-# --- a chief, and workers that serve it -----------------------------------------------------------
-
-# No server gets as far as importing TensorFlow: the chief ends long before.
-CHIEF = """
-import psutil
-def peers():
-    found = {}
-    for process in psutil.Process().parent().children():
-        config = json.loads(process.environ().get('TF_CONFIG', '{}'))
-        if process.pid != os.getpid() and process.cmdline()[-2:] == ['-m', 'lbbsp_tf.server']:
-            found[config['task']['type'] + str(config['task']['index'])] = process.pid
-    return found
-while len(peers()) < 3:
-    time.sleep(0.02)
-"""
-
-
-def serving() -> list[int]:
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "lbbsp_tf.server" in child.cmdline()]
-
-
-def test_the_script_runs_once_and_its_end_is_the_end_of_all(script, capfd):
-    body = CHIEF + "print(*sorted(peers())); print(os.environ['TF_CONFIG'].count('127.0.0.1'))"
-    assert launch([script(body)], workers=2, servers=1) == 0
-    assert capfd.readouterr().out.splitlines() == ["[chief] ps0 worker0 worker1", "[chief] 4"]
-    assert not serving()
-
-
-def test_emulated_speeds_hold_back_the_workers_and_not_the_chief(script):
-    need_cgroups()
-    body = """
-def cgroup(pid):
-    return open(f'/proc/{pid}/cgroup').read().split()
-print(json.dumps({name: cgroup(pid) for name, pid in {**peers(), 'chief': os.getpid()}.items()}))
-"""
-    lines = []
-    options = {"speeds": [1, 0.5], "output": lambda rank, line: lines.append(line)}
-    assert launch([script(CHIEF + body)], workers=2, servers=1, **options) == 0
-    inside = {
-        name: {part.rpartition("-")[2] for part in parts if f"lbbsp-{ME}-" in part}
-        for name, parts in json.loads(lines[0]).items()
-    }
-    assert inside == {"worker0": {"0"}, "worker1": {"1"}, "ps0": set(), "chief": set()}
-
-
-@pytest.mark.parametrize(
-    ("victim", "name"), [("worker1", "worker 1"), ("ps0", "server 0"), ("chief", "chief")]
-)
-def test_whichever_of_them_fails_ends_the_job(script, capfd, victim, name):
-    body = CHIEF + "os.kill({**peers(), 'chief': os.getpid()}[sys.argv[1]], signal.SIGKILL)\n"
-    assert launch([script(body + "time.sleep(60)"), victim], workers=2, servers=1) == 137
-    assert f"lbbsp launch: {name} was ended by SIGKILL" in capfd.readouterr().err
-    assert not serving()
-
-
-def test_the_output_tail_and_the_timeout_of_a_chief_are_under_its_name(script, capfd):
-    body = "print('hello')\nif len(sys.argv) > 1: sys.exit('no such file')\ntime.sleep(60)"
-    assert launch([script(body), "fail"], workers=2, servers=1) == 1
-    lines = capfd.readouterr().err.splitlines()
-    assert lines == [
-        "[chief] hello",
-        "[chief] no such file",
-        "lbbsp launch: chief failed with exit status 1",
-    ]
-    assert launch([script(body)], workers=2, servers=1, timeout=0.8) == 124
-    assert capfd.readouterr().err.endswith("timed out after 0.8 s; still running: chief\n")
 
 
 # --- end of the launcher itself -----------------------------------------------------------------

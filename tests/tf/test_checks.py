@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from lbbsp_tf import LoadBalancer, fit_asynchronously
+from lbbsp_tf import LoadBalancer
 from lbbsp_tf.exactness.checks import check_keras, check_model, warn_of_auto_jit
 
 L = keras.layers
@@ -152,6 +152,5 @@ def test_other_values_select_keras_3(monkeypatch, value):
 def test_a_model_of_keras_2_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     balancer = LoadBalancer(tf.distribute.get_strategy(), 8)
-    for use in (balancer.set_model, lambda model: fit_asynchronously(model, None, batch_size=1)):
-        with pytest.raises(TypeError, match=r"got a class of tf_keras: build it with .import ker"):
-            use(OfKeras2())
+    with pytest.raises(TypeError, match=r"got a class of tf_keras: build it with .import ker"):
+        balancer.set_model(OfKeras2())

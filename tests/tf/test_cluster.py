@@ -4,9 +4,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-import lbbsp_tf
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf import cluster, server
+from lbbsp_tf import cluster
 from lbbsp_tf.cluster import check_devices, check_tf_config, cluster_size, rank_and_workers
 
 TWO = {"worker": ["localhost:1111", "localhost:2222"]}
@@ -69,34 +68,6 @@ def test_rank_counts_the_chief_first(monkeypatch, cluster, kind, index, expected
     check_tf_config()
     assert rank_and_workers(tf.distribute.cluster_resolver.TFConfigClusterResolver()) == expected
     assert cluster_size() == expected[1]
-
-
-PS = {"chief": ["c:1"], "ps": ["p:1"], **TWO}
-
-
-@pytest.mark.parametrize(
-    ("cluster", "kind", "said"),
-    [
-        (TWO, "worker", "names no chief, ps: "),
-        ({"chief": ["c:1"], **TWO}, "chief", "names no ps: "),
-        ({"chief": ["c:1"], "ps": ["p:1"]}, "chief", "names no worker: "),
-        (PS, "worker", "task type in TF_CONFIG must be 'chief', got 'worker'"),
-    ],
-)
-def test_parameter_servers_need_a_chief_to_command_them(monkeypatch, cluster, kind, said):
-    set_config(monkeypatch, cluster, kind)
-    with pytest.raises(ValueError, match=said) as raised:
-        lbbsp_tf.parameter_server_strategy()
-    assert "lbbsp launch -n WORKERS --servers 1 SCRIPT" in str(raised.value)
-    monkeypatch.delenv("TF_CONFIG")
-    with pytest.raises(ValueError, match=r"names no chief, worker, ps: it is not set; start the"):
-        lbbsp_tf.parameter_server_strategy()
-
-
-def test_a_chief_does_not_serve(monkeypatch, capsys):
-    set_config(monkeypatch, PS, "chief")
-    assert server.main() == 2
-    assert "must have the task type worker or ps, got 'chief'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["evaluator", "ps"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections import UserDict, namedtuple
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,10 +24,14 @@ from keras.src.legacy.preprocessing.image import ImageDataGenerator
 
 from lbbsp_core import GlobalOrder
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_tf.data.dataset import PlaceholderDataset, PlannedPipeline
+from lbbsp_tf.data.arrays import Arrays
+from lbbsp_tf.data.batches import Batches
+from lbbsp_tf.data.dataset import Pipeline, PlaceholderDataset
 from lbbsp_tf.data.feed import InputWait, TrainingInput, _of_training
-from lbbsp_tf.data.iteration import SharedReads
-from lbbsp_tf.data.sources import Arrays, Batches, Fingerprints, Items
+from lbbsp_tf.data.items import Items
+from lbbsp_tf.data.options import InputOptions
+from lbbsp_tf.data.plan import SharedReads
+from lbbsp_tf.data.source import Fingerprints
 from lbbsp_tf.data.stream import Stream, is_batched
 
 X, SAMPLES = 8, 27
@@ -67,14 +73,9 @@ class StubSession:
         return index if self.rank is None else (index[:cut], index[cut:])[self.rank]
 
 
-NAMES = ["seed", "map", "batch_map", "shuffle", "steps_per_epoch", "num_samples", "batched",
-         "padded", "prefetch", "work"]  # fmt: skip
-OPTIONS = {**dict.fromkeys(NAMES), "validation_split": 0.0, "readers": 1}
-
-
 def open_data(x, y=None, sample_weight=None, *, rank=None, step=0, **options):
     feed = TrainingInput(StubSession(rank, step), None)
-    return feed.dataset(x, y, sample_weight, **OPTIONS | options)
+    return feed.dataset(InputOptions(x, y, sample_weight, **options))
 
 
 class MapStyle:
@@ -319,6 +320,7 @@ def test_a_stream_starts_at_the_running_step_of_its_pass(step):
 
 def epochs_of(feed, batches, epochs):
     """Labels of each batch of a fit."""
+    feed.begin_alone()
     drawn = []
     for _ in range(epochs):
         for _, y in batches:
@@ -347,12 +349,12 @@ def test_a_reshuffled_stream_has_the_order_of_epochs_in_one_process(name, prefet
     plain = (plain.unbatch() if "batch" in name else plain).batch(X)
     expected = [y.numpy().tolist() for _ in range(5) for _, y in plain]
     feed = TrainingInput(StubSession(), None)
-    options = {**OPTIONS, "prefetch": prefetch}
-    batches = feed.dataset(whole, **options)
+    options = InputOptions(whole, prefetch=prefetch)
+    batches = feed.dataset(options)
     assert feed.latest.first_samples(4)[1].numpy().tolist() == expected[0][:4]
     assert feed.latest.example[1].numpy().tolist() == expected[0][:1]
     drawn = epochs_of(feed, batches, 2) + epochs_of(feed, batches, 1)
-    drawn += epochs_of(feed, feed.dataset(whole, **options), 2)
+    drawn += epochs_of(feed, feed.dataset(options), 2)
     assert drawn == expected
 
 
@@ -366,7 +368,7 @@ def test_epochs_of_own_length_continue_the_pass_of_a_reshuffled_stream(steps, is
     passes = make().batch(X) if is_endless else make().batch(X).repeat()
     expected = [y.numpy().tolist() for _, y in passes.take(3 * steps)]
     feed = TrainingInput(StubSession(), None)
-    batches = feed.dataset(make(), **OPTIONS | {"steps_per_epoch": steps})
+    batches = feed.dataset(InputOptions(make(), steps_per_epoch=steps))
     assert epochs_of(feed, batches, 3) == expected
 
 
@@ -620,16 +622,29 @@ def test_the_hooks_of_a_py_dataset_are_called_as_in_a_fit_of_keras(prefetch, is_
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     feed = TrainingInput(StubSession(), None)
-    options = {**OPTIONS, "shuffle": False, "prefetch": prefetch}
+    options = InputOptions(items, shuffle=False, prefetch=prefetch)
     for fit in range(2):
         model.fit(plain, epochs=2, shuffle=False, verbose=0)
         if not fit or is_new:
-            batches = feed.dataset(items, **options)
+            batches = feed.dataset(options)
         epochs_of(feed, batches, 2)
         hooks = [each.calls[each.calls.index("end") :] for each in (plain, items)]
         assert hooks[0] == hooks[1]
         assert hooks[0].count("end") == 3
         plain.calls = items.calls = ()
+
+
+def test_a_fit_closes_the_source_that_it_has_drawn_from():
+    feed, drawn, created_by_a_callback = (
+        TrainingInput(StubSession(), None),
+        InBatches(),
+        InBatches(),
+    )
+    feed.dataset(InputOptions(drawn))
+    feed.begin_alone()
+    feed.dataset(InputOptions(created_by_a_callback))
+    feed.end_fit()
+    assert (drawn.epochs, created_by_a_callback.epochs) == (1, 0)
 
 
 def test_images_of_keras_generators_are_read_in_order():
@@ -671,10 +686,23 @@ def test_samples_that_rarely_change_are_not_compared(changes, monkeypatch):
     compares = Mock(side_effect=disagrees)
     monkeypatch.setattr("lbbsp_tf.data.feed.check_samples", compares)
     feed._session.any_worker = bool
-    feed._pipeline = SimpleNamespace(source=Items(Rare(range(64))))
+    feed.pipeline = SimpleNamespace(source=Items(Rare(range(64))))
     with nullcontext() if changes else pytest.raises(DisagreementError):
         feed.compare_samples()
     compares.assert_called_once()
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, slices])
+def test_a_dropped_data_set_is_gone_at_once(make):
+    gc.disable()  # it would wait for the threads of iterators while it holds the GIL
+    try:
+        feed = TrainingInput(StubSession(), None)
+        list(feed.dataset(InputOptions(make())))
+        gone = weakref.ref(feed.latest), weakref.ref(feed.latest.source)
+        del feed
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -692,7 +720,7 @@ def test_replicas_of_a_process_share_each_read(data):
     order = sessions[0].make_order(
         24, seed=0, shuffle=not source.is_sequential, by_batch=True, steps_per_epoch=6
     )
-    pipelines = PlannedPipeline(sessions[0], order, source).of_replicas(sessions)
+    pipelines = Pipeline(sessions[0], order, source, InputOptions()).of_replicas(sessions)
     ahead, behind = (iter(pipeline.batches) for pipeline in pipelines)
     drawn = {step: [] for step in range(6)}
     for replica, steps in ((ahead, range(4)), (behind, range(6)), (ahead, range(4, 6))):
@@ -834,8 +862,8 @@ def test_long_waits_are_named_once(waited, warns, caplog):
     wait = InputWait()
     for total, busy in zip(waited, [0.0, 0.0, 0.3, 0.6], strict=True):
         wait.add(total, busy)  # the second step is excluded
-    wait.warn(3, readers=1, prefetch=0)
-    wait.warn(3, readers=1, prefetch=0)
+    wait.warn(3, InputOptions(prefetch=0))
+    wait.warn(3, InputOptions(prefetch=0))
     found = [record.message for record in caplog.records]
     assert len(found) == warns
     if warns:
@@ -856,7 +884,7 @@ def test_fingerprints_forget_what_was_read_ahead():
 
 def test_placeholders_have_no_thread_that_can_hold_up_the_end_of_a_fit():
     session, source = StubSession(), Arrays(np.zeros((24, 2)), np.zeros(24))
-    pipeline = PlannedPipeline(session, session.make_order(24, seed=0), source)
+    pipeline = Pipeline(session, session.make_order(24, seed=0), source, InputOptions())
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     placeholders = PlaceholderDataset(pipeline, strategy, on_build=Mock(), on_iterate=Mock())
     assert isinstance(iter(placeholders), itertools.repeat)

@@ -5,6 +5,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from lbbsp_tf import service as keys
 from lbbsp_tf.reliability import leaving
 
 
@@ -48,7 +49,7 @@ class Heartbeat:
 @pytest.fixture
 def service(monkeypatch):
     service = Service()
-    monkeypatch.setattr(leaving.context, "context", lambda: service)
+    monkeypatch.setattr(keys.context, "context", lambda: service)
     monkeypatch.setattr(leaving, "_POLL_MILLISECONDS", 10)
     return service
 

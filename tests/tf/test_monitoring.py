@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from lbbsp_core.runtime.record.record import StepLine
-from lbbsp_tf.monitoring.tensorboard import WorkerScalars
+from lbbsp_tf.monitoring import WorkerScalars
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "monitoring.md"
 CALLBACKS = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)

@@ -132,11 +132,10 @@ def test_the_collectives_of_tensorflow_need_one_type_of_device(machine):
         assert words in assign_devices(None, 3, may_mix=may_mix).note
 
 
-@pytest.mark.parametrize("options", [{"framework": "mxnet"}, {"servers": 1}])
-def test_other_workers_may_mix_devices(machine, options):
+def test_other_workers_may_mix_devices(machine):
     machine(2)
     with pytest.raises(ValueError, match="there is no script"):  # a later error
-        launch(["none.py"], workers=2, devices="0,none", **options)
+        launch(["none.py"], workers=2, devices="0,none", framework="mxnet")
 
 
 def test_emulation_hides_the_gpus(machine):
@@ -180,15 +179,13 @@ def test_devices_are_numbered_as_by_the_driver_and_shared_ones_are_not_filled(ma
     assert set(assign_devices("0,0", 2, environ=users).environments[0]) == {VARIABLE}
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "mxnet"])
-def test_processes_beside_the_workers_use_no_gpu(monkeypatch, tmp_path, framework):
+def test_processes_beside_the_workers_use_no_gpu(monkeypatch, tmp_path):
     (tmp_path / "driver").touch()
     monkeypatch.setattr(cluster, "GPU_DEVICES", (tmp_path / "driver",))
     given = [{VARIABLE: "3"}, NO_GPU]
-    job = job_spec(framework, 2, emulated=False, run_dir=None, servers=1, devices=given)
+    job = job_spec("mxnet", 2, emulated=False, run_dir=None, servers=1, devices=given)
     assert [worker[VARIABLE] for worker in job.workers] == ["3", "-1"]
     beside = [helper.environment for helper in job.helpers]
-    beside += [] if job.coordinator is None else [job.coordinator]
     assert {own[VARIABLE] for own in beside} == {"-1"}
     kept = [own.items() >= KEEP_FREED_MEMORY.items() for own in [*job.workers, *beside]]
     assert kept == [False, True, *[True] * len(beside)], "where tensors are on the CPU"

@@ -195,44 +195,6 @@ def test_each_worker_has_its_tf_config():
     assert all(host.startswith("127.0.0.1:") for host in hosts)
 
 
-def test_tensorflow_with_servers_gets_a_chief_that_workers_and_servers_serve(monkeypatch):
-    monkeypatch.setenv("HERE", "kept")
-    made = job_spec("tensorflow", 3, emulated=False, run_dir=Path("there"), servers=2)
-    assert [helper.name for helper in made.helpers] == ["server 0", "server 1"]
-    assert {made.worker_command, *(helper.command for helper in made.helpers)} == {
-        ("-m", "lbbsp_tf.server")
-    }
-    servers = [helper.environment for helper in made.helpers]
-    environments = [*made.workers, *servers, made.coordinator]
-    configs = [json.loads(environment["TF_CONFIG"]) for environment in environments]
-    assert [tuple(config["task"].values()) for config in configs] == [
-        ("worker", 0),
-        ("worker", 1),
-        ("worker", 2),
-        ("ps", 0),
-        ("ps", 1),
-        ("chief", 0),
-    ]
-    cluster = configs[0]["cluster"]
-    assert all(config["cluster"] == cluster for config in configs)
-    assert {kind: len(hosts) for kind, hosts in cluster.items()} == {
-        "worker": 3,
-        "ps": 2,
-        "chief": 1,
-    }
-    assert len({host for hosts in cluster.values() for host in hosts}) == 6
-    assert {(own["HERE"], Path(own["LBBSP_RUN_DIR"]).name) for own in environments} == {
-        ("kept", "there")
-    }
-
-
-def test_without_servers_every_worker_runs_the_script():
-    for framework in ("tensorflow", "mxnet"):
-        made = job_spec(framework, 2, emulated=False, run_dir=None)
-        assert (made.coordinator, made.worker_command) == (None, ())
-    assert job_spec("tensorflow", 2, emulated=False, run_dir=None).helpers == []
-
-
 def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports():
     made = job_spec("mxnet", 3, emulated=False, run_dir=None, servers=2)
     assert [helper.name for helper in made.helpers] == ["scheduler", "server 0", "server 1"]
@@ -256,12 +218,7 @@ def test_mxnet_gets_a_scheduler_servers_and_workers_in_the_order_of_their_ports(
     [
         ("mxnet", 0, "servers must be an integer >= 1, got 0: start at least one$"),
         ("mxnet", 1.5, "servers must be an integer >= 1, got 1.5"),
-        (
-            "tensorflow",
-            0,
-            "got 0: start at least one, or omit it for synchronous training",
-        ),
-        ("tensorflow", -1, "servers must be an integer >= 1, got -1"),
+        ("tensorflow", 1, "must be omitted for tensorflow, got 1: .* needs --framework mxnet"),
     ],
 )
 def test_impossible_servers(framework, servers, message):

@@ -159,7 +159,7 @@ mine = built.get_weights()
 for _ in range(5):
     state.write(shared / "written")
 built.save_weights(shared / "all.weights.h5")
-result("barrier", lbbsp_tf.step.collectives.mirrored_collectives(strategy).all_gather([1]))
+result("barrier", lbbsp_tf.exchange.collectives.mirrored_collectives(strategy).all_gather([1]))
 loaded = keras.models.load_model(shared / "own.keras").get_weights()
 result("saved", max(float(np.abs(a - b).max()) for a, b in zip(mine, loaded, strict=True)))
 alone = keras.models.clone_model(built)  # outside of the strategy's scope, as in one process

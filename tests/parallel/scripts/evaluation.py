@@ -15,8 +15,8 @@ from report import result
 
 import lbbsp_tf
 from lbbsp_core.runtime.reliability.activity import Activity
-from lbbsp_tf.reliability.liveness import current_activity
-from lbbsp_tf.step.collectives import mirrored_collectives
+from lbbsp_tf.activity import current_activity
+from lbbsp_tf.exchange.collectives import mirrored_collectives
 
 L = keras.layers
 X = 6

@@ -11,7 +11,7 @@ from keras import ops
 from report import largest_difference, result
 
 import lbbsp_tf
-from lbbsp_tf.step import preparation
+from lbbsp_tf import training
 from lbbsp_tf.step.weighting import Weighting
 
 L = keras.layers
@@ -443,7 +443,7 @@ if __name__ == "__main__":
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in sys.argv[1:]:
         if name == "verification_fails":  # as if the proof had accepted it
-            prove, preparation.prove = preparation.prove, lambda *_, **__: Weighting()
+            prove, training.prove = training.prove, lambda *_, **__: Weighting()
         if name in EXACT:
             compare(name, strategy, EXACT[name])
             continue
@@ -459,4 +459,4 @@ if __name__ == "__main__":
             if name == "own_noise":
                 result(name, Draws.drawn)
         if name == "verification_fails":
-            preparation.prove = prove
+            training.prove = prove

@@ -11,8 +11,8 @@ import tensorflow as tf
 from lbbsp_core.runtime.exchange.protocol import pack, unpack
 from lbbsp_core.runtime.reliability.activity import Activity
 from lbbsp_tf import compat
+from lbbsp_tf.activity import current_activity
 from lbbsp_tf.cluster import rank_and_workers
-from lbbsp_tf.reliability.liveness import current_activity
 
 
 @functools.cache

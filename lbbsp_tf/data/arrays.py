@@ -1,50 +1,56 @@
-"""Columns: arrays of all kinds, indexed by batch, never copied whole."""
+"""Source of arrays of all kinds, indexed by batch: one column for each, never copied whole."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from lbbsp_core.order import Indices
+from lbbsp_core.runtime.exchange.digest import Digest, sampled
+from lbbsp_core.validate import require_fraction
 from lbbsp_tf.compat import Nest
-from lbbsp_tf.data.host import HostCalls
+from lbbsp_tf.data.plan import HostCalls, Plan
+from lbbsp_tf.data.source import Source, as_native, as_spec, digests_of, spec_of
 
-_SCALARS = (str, bytes, os.PathLike, int, float, bool, np.generic)
+_TEXT = (str, bytes, os.PathLike)
+_SCALARS = (*_TEXT, int, float, bool, np.generic)
 
 
-class Column(Protocol):
+class Column(ABC):
     """Values of all samples along the first axis."""
 
-    shape: tuple[int, ...]
-    in_memory: bool  # reading takes negligible time
+    in_memory = True  # reading takes negligible time
 
-    def __len__(self) -> int: ...
-
-    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
-        """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
-        ...
-
-    def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on, for validation."""
-        ...
-
-
-class HostColumn:
-    """Column that Python reads: NumPy arrays, memory maps, HDF5 data sets, lists of strings."""
-
-    def __init__(self, array: Any, name: str = "x") -> None:
-        self._array, self._name = array, name
-        self.shape = tuple(array.shape)
-        self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
-        self._refuse_missing()
-        self._spec = spec_of(as_native(self._rows(np.zeros(1, np.int64))))
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = tuple(shape)
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    @abstractmethod
+    def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
+        """Returns the values of the samples `index`, as a tensor (or ragged or sparse tensor)."""
+
+    @abstractmethod
+    def tail(self, start: int) -> Any:
+        """Returns the values of the samples from `start` on, for validation."""
+
+
+class HostColumn(Column):
+    """Column that Python reads: NumPy arrays, memory maps, HDF5 data sets, lists of strings."""
+
+    def __init__(self, array: Any, name: str = "x") -> None:
+        super().__init__(array.shape)
+        self._array, self._name = array, name
+        self.in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
+        self._refuse_missing()
+        self._spec = spec_of(as_native(self._rows(np.zeros(1, np.int64))))
 
     def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
@@ -53,9 +59,9 @@ class HostColumn:
         return values
 
     def tail(self, start: int) -> Any:
-        """Returns the values of the samples from `start` on; strings as a tensor, for Keras."""
+        """Returns the values of the samples from `start` on."""
         values = self._read(np.arange(start, len(self)))
-        return tf.constant(values) if values.dtype == object else values
+        return tf.constant(values) if values.dtype == object else values  # strings, for Keras
 
     def _read(self, index: Indices) -> np.ndarray:
         try:
@@ -90,32 +96,26 @@ class FrameColumn(HostColumn):
     """Column of a pandas data frame, or of a series as ``(samples, 1)``, as Keras reads them."""
 
     def __init__(self, frame: Any, name: str = "x") -> None:
-        self._frame = frame.to_frame() if frame.ndim == 1 else frame
-        super().__init__(self._frame, name)
+        super().__init__(frame.to_frame() if frame.ndim == 1 else frame, name)
         self.in_memory = True
 
     def _rows(self, index: Indices) -> np.ndarray:
-        return self._frame.iloc[index].to_numpy()
+        return self._array.iloc[index].to_numpy()
 
     def _refuse_missing(self) -> None:
-        for position, (name, kind) in enumerate(self._frame.dtypes.items()):
+        for position, (name, kind) in enumerate(self._array.dtypes.items()):
             is_number = isinstance(kind, np.dtype) and kind.kind != "O"
-            if not is_number and self._frame.iloc[:, position].isna().any():
+            if not is_number and self._array.iloc[:, position].isna().any():
                 raise _missing(f"{self._name}[{name!r}]")
 
 
-class TensorColumn:
+class TensorColumn(Column):
     """Column of a `tf.Tensor` or `tf.RaggedTensor`, kept in host memory."""
 
-    in_memory = True
-
     def __init__(self, tensor: tf.Tensor | tf.RaggedTensor) -> None:
+        super().__init__(tensor.shape)
         with tf.device("/CPU:0"):
             self._tensor = tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
-        self.shape = tuple(tensor.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def take(self, index: tf.Tensor, host: HostCalls) -> tf.Tensor:
         """Returns the values of the samples `index`."""
@@ -126,23 +126,22 @@ class TensorColumn:
         return self._tensor[start:]
 
 
-class SparseColumn:
+class SparseColumn(Column):
     """Column of a sparse matrix, of TensorFlow or SciPy."""
 
-    in_memory = True
-
-    def __init__(self, tensor: tf.SparseTensor) -> None:
+    def __init__(self, tensor: Any) -> None:
+        if not isinstance(tensor, tf.SparseTensor):
+            coo = tensor.tocoo()
+            places = np.stack([coo.row, coo.col], 1).astype(np.int64)
+            tensor = tf.SparseTensor(places, coo.data, coo.shape)
+        super().__init__(tensor.shape)
         self._tensor = tf.sparse.reorder(tensor)
-        self.shape = tuple(tensor.shape)
         self._places = self._tensor.indices.numpy()
         self._values = self._tensor.values.numpy()
         self._starts = np.searchsorted(self._places[:, 0], np.arange(self.shape[0] + 1))
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def take(self, index: tf.Tensor, host: HostCalls) -> tf.SparseTensor:
-        """Returns the values of the samples `index`, as a sparse tensor."""
+        """Returns the values of the samples `index`."""
         specs = [
             tf.TensorSpec([None, len(self.shape)], tf.int64),
             tf.TensorSpec([None], self._tensor.dtype),
@@ -166,12 +165,78 @@ class SparseColumn:
         return places, self._values[kept], np.array([len(index), *self.shape[1:]], np.int64)
 
 
+class Arrays(Source):
+    """Source of in-memory arrays, memory maps, HDF5 data sets, data frames and tensors.
+
+    Args:
+        x: Array, or a nest (tuple, list, dict) of arrays, whose first axis is that of samples.
+        y: Targets in the same form, or None.
+        sample_weight: Array of shape ``(samples,)``, or None.
+        validation_split: Fraction of the samples, the last ones, that are not trained on.
+    """
+
+    def __init__(
+        self, x: Nest, y: Nest = None, sample_weight: Nest = None, validation_split: float = 0.0
+    ) -> None:
+        require_fraction("validation_split", validation_split)
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        packed = [
+            None if value is None else map_columns(name, value) for name, value in given.items()
+        ]
+        self._columns = keras.utils.pack_x_y_sample_weight(*packed)
+        columns = tf.nest.flatten(self._columns)
+        lengths = {len(each) for each in columns}
+        if len(lengths) != 1:
+            raise ValueError(
+                "x, y and sample_weight must have the same number of samples, got shapes "
+                f"{[each.shape for each in columns]}: a list of arrays is a list of inputs; for "
+                "samples of different length pass tf.ragged.constant(...)"
+            )
+        (length,) = lengths
+        self.in_memory = all(each.in_memory for each in columns)
+        self._split = validation_split
+        self.num_samples = int(length * (1.0 - validation_split))
+        self.validation_samples = length - self.num_samples
+        if not self.num_samples:
+            raise ValueError(
+                f"validation_split = {validation_split} of {length} samples leaves none for "
+                "training: lower it"
+            )
+
+    @property
+    def validation_data(self) -> Nest:
+        """Samples that are not trained on, as ``(x, y)`` or ``(x, y, sample_weight)``; or None."""
+        if not self._split:
+            return None
+        rest = tf.nest.map_structure(lambda each: each.tail(self.num_samples), self._columns)
+        return rest if isinstance(rest, tuple) else (rest,)
+
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this worker's batches."""
+        index = [tf.TensorSpec([None], tf.int64)]
+        read = lambda _, drawn: [drawn.samples]  # noqa: E731
+        return plan.batches(host, read, index, lambda drawn: self._take(drawn[0], host))
+
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples."""
+        return self._take(tf.constant(index), HostCalls())
+
+    def read_digests(self) -> list[Digest]:
+        """Reads some samples, and returns their digests."""
+        with tf.device("/CPU:0"):
+            return digests_of(self.example(sampled(self.num_samples)))
+
+    def _take(self, index: tf.Tensor, host: HostCalls) -> Nest:
+        return tf.nest.map_structure(lambda each: each.take(index, host), self._columns)
+
+
 def map_columns(name: str, value: Nest) -> Nest:
     """Makes a column of each array in a nest; lists of arrays become tuples."""
     if isinstance(value, Mapping):
         return {key: map_columns(f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, _SCALARS) for each in value):
-        return column(name, np.array(value, dtype=object if _is_text(value[0]) else None))
+        is_text = isinstance(value[0], _TEXT)
+        return _column(name, np.array(value, dtype=object if is_text else None))
     if isinstance(value, (list, tuple)) and value:
         if all(isinstance(each, list) for each in value):
             raise ValueError(
@@ -180,13 +245,18 @@ def map_columns(name: str, value: Nest) -> Nest:
             )
         parts = [map_columns(f"{name}[{i}]", each) for i, each in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return column(name, value)
+    return _column(name, value)
 
 
-def column(name: str, array: Any) -> Column:
+def _column(name: str, array: Any) -> Column:
     """Makes a column of an array."""
-    kind = _kind(array)
-    if kind is HostColumn and not _is_indexed_array(array):
+    is_sparse = isinstance(array, tf.SparseTensor) or type(array).__module__.startswith(
+        "scipy.sparse"
+    )
+    is_tensor = isinstance(array, (tf.Tensor, tf.RaggedTensor))
+    # What has rows and a type of NumPy is not read whole.
+    has_rows = isinstance(getattr(array, "dtype", None), np.dtype) and hasattr(array, "shape")
+    if not (is_sparse or is_tensor or has_rows or hasattr(array, "iloc")):
         array = np.asarray(array)
     if hasattr(array, "shape") and not len(array.shape):
         raise ValueError(
@@ -196,9 +266,9 @@ def column(name: str, array: Any) -> Column:
     if len(array.shape) and array.shape[0] == 0:
         raise ValueError(f"{name} has no samples: its shape is {tuple(array.shape)}")
     try:
-        if issubclass(kind, HostColumn):
-            return kind(array, name)
-        return kind(_as_coo(array) if kind is SparseColumn else array)
+        if is_sparse or is_tensor:
+            return (SparseColumn if is_sparse else TensorColumn)(array)
+        return (FrameColumn if hasattr(array, "iloc") else HostColumn)(array, name)
     except TypeError as error:
         raise ValueError(
             f"{name} must be numbers or strings, got values of the "
@@ -207,59 +277,5 @@ def column(name: str, array: Any) -> Column:
         ) from error
 
 
-def spec_of(values: np.ndarray) -> tf.TensorSpec:
-    """Returns the specification of the tensor of an array; raises a `TypeError` if it has none."""
-    return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
-
-
-def as_native(values: np.ndarray) -> np.ndarray:
-    """Returns values that TensorFlow can take: strings as bytes, numbers in native byte order."""
-    return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
-
-
-def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
-    """Returns values that TensorFlow can take, in the data type of the first sample."""
-    values = as_native(values)
-    if (spec.dtype == tf.string) != (values.dtype == object):
-        raise TypeError(f"got {values.dtype} instead of {spec.dtype.name}")
-    if spec.dtype == tf.string:
-        return values
-    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
-
-
-def string_bytes(values: np.ndarray) -> np.ndarray:
-    """Encodes strings and paths as bytes; leaves numbers as they are."""
-    if values.dtype.kind not in "OUST":
-        return values
-    encoded = np.empty(values.shape, object)
-    encoded.flat = [v if isinstance(v, bytes) else os.fsencode(v) for v in values.flat]
-    return encoded
-
-
 def _missing(name: str) -> ValueError:
     return ValueError(f"{name} has missing values: fill them in first, as by fillna(...)")
-
-
-def _kind(array: Any) -> type[Any]:
-    if isinstance(array, tf.SparseTensor) or type(array).__module__.startswith("scipy.sparse"):
-        return SparseColumn
-    if isinstance(array, (tf.Tensor, tf.RaggedTensor)):
-        return TensorColumn
-    return FrameColumn if hasattr(array, "iloc") else HostColumn
-
-
-def _is_indexed_array(array: Any) -> bool:
-    """Returns whether an array can be indexed by rows, without reading it whole."""
-    return isinstance(getattr(array, "dtype", None), np.dtype) and hasattr(array, "shape")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, (str, bytes, os.PathLike))
-
-
-def _as_coo(array: Any) -> tf.SparseTensor:
-    """Converts a SciPy matrix."""
-    if isinstance(array, tf.SparseTensor):
-        return array
-    coo = array.tocoo()
-    return tf.SparseTensor(np.stack([coo.row, coo.col], 1).astype(np.int64), coo.data, coo.shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lbbsp_core.order import GlobalOrder
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.identity import Devices
@@ -31,11 +30,10 @@ class LocalReplicas:
         return [list(values) for _ in range(self.workers)]
 
 
-class ReplicaSessions(Sequence[WorkerSession]):
+class ReplicaSessions(list[WorkerSession]):
     """Sessions of the replicas of this process, in the order of their ranks.
 
-    Methods act on all of them; properties are those of the leader, which are the same in all.
-    `collectives` have the rank of this process's first replica.
+    Methods act on all of them. `collectives` have the rank of this process's first replica.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class ReplicaSessions(Sequence[WorkerSession]):
         devices: Devices | None = None,
     ) -> None:
         followers = [_Follower(collectives.rank + i, collectives.workers) for i in range(1, count)]
-        self._sessions = [
+        super().__init__(
             WorkerSession(
                 each,
                 global_batch_size,
@@ -60,58 +58,23 @@ class ReplicaSessions(Sequence[WorkerSession]):
                 devices=devices,
             )
             for each in (collectives, *followers)
-        ]
-
-    @property
-    def leader(self) -> WorkerSession:
-        """Session of the first replica, through which the process communicates."""
-        return self._sessions[0]
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __getitem__(self, index: int) -> WorkerSession:
-        return self._sessions[index]
+        )
+        self.leader = self[0]  # through which the process communicates
 
     def start(self, facts: Mapping[str, int]) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""
         self.leader.start(facts)
-        for session in self._sessions[1:]:
+        for session in self[1:]:
             session.start(facts, self.leader.peers)
-
-    def use_order(self, order: GlobalOrder) -> None:
-        """Uses the samples of `order` from the running step on."""
-        for session in self:
-            session.use_order(order)
-
-    def use_lag(self, lag: int) -> None:
-        """Changes the lag of the plans; see `WorkerSession.use_lag`."""
-        for session in self:
-            session.use_lag(lag)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Moves to the start of the next epoch, or ahead to epoch `epoch` of the order."""
-        for session in self:
-            session.begin_epoch(epoch)
-
-    def begin_step(self) -> None:
-        """Restarts the timers if the step is excluded."""
-        for session in self:
-            session.begin_step()
 
     def exclude_step(self) -> None:
         """Excludes the running step from learning, because it contains other work."""
         for session in self:
             session.exclude_step()
 
-    def skip_step(self) -> None:
-        """Advances by a step without an exchange."""
-        for session in self:
-            session.balancer.skip_to(session.step + 1)
-
     def save_state(self) -> tuple[Json, Arrays]:
         """Returns the state of all replicas of the job; see `WorkerSession.save_state`."""
-        return self.leader.save_state(self._sessions[1:])
+        return self.leader.save_state(self[1:])
 
     def load_state(self, state: Json, arrays: Arrays) -> None:
         """Continues from a saved state; see `WorkerSession.load_state`."""

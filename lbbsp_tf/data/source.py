@@ -1,0 +1,139 @@
+"""Source: training data with random access, of which each worker reads the samples of its plan.
+
+Nothing is copied whole: arrays are indexed, and items read, batch by batch. Each kind of data has
+a file: arrays, items that are samples, items that are global batches, and streams of records.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+from lbbsp_core.order import Indices
+from lbbsp_core.runtime.exchange.digest import Digest
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.data.plan import HostCalls, Plan
+
+
+class Fingerprints:
+    """Running fingerprint of the records that a worker has read, by global step."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=1024)
+
+    def add(self, step: int, data: bytes) -> None:
+        """Adds the records of a global step, unless they have been read before."""
+        if self._recent and step <= self._recent[-1][0]:
+            return
+        self._value = zlib.crc32(data, self._value)
+        self._recent.append((step, self._value))
+
+    def forget_from(self, step: int) -> None:
+        """Forgets `step` and later ones, which were read ahead by a fit that has ended."""
+        while self._recent and self._recent[-1][0] >= step:
+            self._recent.pop()
+        self._value = self._recent[-1][1] if self._recent else 0
+
+    def at(self, step: int) -> int:
+        """Returns the fingerprint of all records up to those of `step`; 0 if it was not read."""
+        return next((value for at, value in reversed(self._recent) if at == step), 0)
+
+
+class Source(ABC):
+    """Training data of all workers, from which each of them reads its own samples."""
+
+    num_samples: int  # of a pass over the data
+    validation_samples = 0  # that follow them, and are not trained on
+    by_batch = False  # whether the items of the data set are global batches
+    is_sequential = False  # whether the data can only be read in its own order
+    is_reshuffled = False  # whether that order cannot be continued in its middle
+    in_memory = False  # whether reading takes negligible time
+    validation_data: Nest = None
+    restore: Callable[..., Nest] | None = None
+    """Makes a sample of an element of `batches`; None if these contain the samples as they are."""
+    records: Fingerprints | None = None
+    """Fingerprints of what was read, if workers may read different data."""
+
+    @abstractmethod
+    def batches(self, plan: Plan, host: HostCalls) -> tf.data.Dataset:
+        """Returns this worker's batches of an epoch."""
+
+    @abstractmethod
+    def example(self, index: Indices) -> Nest:
+        """Returns a batch of samples of the first step, in the form of `batches`."""
+
+    def read_digests(self) -> Sequence[Digest] | None:
+        """Reads some samples; returns a digest for each of their leaves, the same on all workers.
+
+        None if repeated reads differ.
+        """
+        return None
+
+    @cached_property
+    def digests(self) -> Sequence[Digest] | None:
+        """What `read_digests` has returned the first time."""
+        return self.read_digests()
+
+    def continue_at(self, number: int) -> None:  # noqa: B027
+        """Begins the next fit with a pass whose predecessors have been read in this process."""
+
+    def close(self) -> None:  # noqa: B027
+        """Ends the last pass of a fit."""
+
+
+def digests_of(samples: Nest) -> list[Digest]:
+    """Returns a digest of each sample and leaf of a batch; ragged and sparse leaves have one."""
+    digests = []
+    for leaf in tf.nest.flatten(samples):
+        parts = [np.asarray(part) for part in tf.nest.flatten(leaf, expand_composites=True)]
+        numbers = [_as_numbers(part) for part in parts]
+        if len(parts) == 1:
+            digests += [Digest.of([row]) for row in numbers[0]]
+        else:
+            digests.append(Digest.of(numbers))
+    return digests
+
+
+def _as_numbers(values: np.ndarray) -> np.ndarray:
+    """Replaces texts by their hashes, and complex numbers by pairs."""
+    if values.dtype.kind in "OSU":
+        hashes = [zlib.crc32(each) for each in string_bytes(values).flat]
+        return np.reshape(hashes, values.shape).astype(np.float64)
+    return values.view(values.real.dtype) if values.dtype.kind == "c" else values
+
+
+def spec_of(values: np.ndarray) -> tf.TensorSpec:
+    """Returns the specification of the tensor of an array; raises a `TypeError` if it has none."""
+    return tf.TensorSpec(values.shape, tf.string if values.dtype.kind in "OUST" else values.dtype)
+
+
+def as_native(values: np.ndarray) -> np.ndarray:
+    """Returns values that TensorFlow can take: strings as bytes, numbers in native byte order."""
+    return string_bytes(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def as_spec(values: np.ndarray, spec: tf.TensorSpec) -> np.ndarray:
+    """Returns values that TensorFlow can take, in the data type of the first sample."""
+    values = as_native(values)
+    if (spec.dtype == tf.string) != (values.dtype == object):
+        raise TypeError(f"got {values.dtype} instead of {spec.dtype.name}")
+    if spec.dtype == tf.string:
+        return values
+    return values.astype(spec.dtype.as_numpy_dtype, casting="same_kind", copy=False)
+
+
+def string_bytes(values: np.ndarray) -> np.ndarray:
+    """Encodes strings and paths as bytes; leaves numbers as they are."""
+    if values.dtype.kind not in "OUST":
+        return values
+    encoded = np.empty(values.shape, object)
+    encoded.flat = [v if isinstance(v, bytes) else os.fsencode(v) for v in values.flat]
+    return encoded

@@ -1,0 +1,228 @@
+"""What a `LoadBalancer` does at each event of `model.fit`, in the order of these events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from lbbsp_core.runtime.extensions.stopping import Stopping
+from lbbsp_tf import compat
+from lbbsp_tf.compat import Nest
+from lbbsp_tf.exactness import agreement, checks
+from lbbsp_tf.exchange.collectives import mirrored_collectives
+from lbbsp_tf.monitoring import FigureLogs, WorkerScalars
+from lbbsp_tf.reliability.checkpoints import Checkpoints
+from lbbsp_tf.step.batchnorm import synchronized_layers
+from lbbsp_tf.step.train_step import TrainStep
+from lbbsp_tf.training import Training
+
+Logs = dict[str, float] | None
+
+
+class BalancedFit(keras.callbacks.Callback):
+    """Hooks of Keras, in the order in which it calls them; the base of `LoadBalancer`."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        workers: int,
+        training: Training,
+        checkpoints: Checkpoints | None,
+        *,
+        logs: bool,
+    ) -> None:
+        super().__init__()
+        self.strategy, self.workers = strategy, workers
+        self.replicas = strategy.num_replicas_in_sync
+        self._training, self._input = training, training.input
+        self._session = training.sessions.leader
+        self._checkpoints = checkpoints
+        self._logs = FigureLogs(self._session) if logs and self.active else None
+        self._scalars = WorkerScalars(self._session)
+        self._train_function: Callable[..., object] | None = None
+        self._traced_for: tuple[object, ...] = ()
+        self._in_fit = self._in_step = False
+
+    @property
+    def active(self) -> bool:
+        """True if there is more than one replica, among which batches can be divided."""
+        return self.replicas > 1
+
+    def set_model(self, model: keras.Model) -> None:
+        """Takes the model of the fit, unless it belongs to Keras 2."""
+        checks.check_model_class(model)
+        super().set_model(model)
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Checks the arguments of the fit, and starts the session with the handshake."""
+        self._in_fit = False  # a failed fit does not call on_train_end
+        running = compat.running_callbacks()
+        checks.check_callbacks(running, BalancedFit)
+        order = self._input.order
+        if not self.active and order is None:
+            if self._checkpoints:
+                raise checks.not_fed_by_balancer()
+            return  # a single worker with the user's own data
+        if self.active:
+            checks.check_model(self.model, self.strategy)
+            compat.take_whole_batches(self.model)
+            # Under this strategy `fit` has already built the model for its data.
+            if self._input.announced is None:
+                raise checks.not_fed_by_balancer()
+        checks.check_steps(self.params.get("steps"), order and order.steps_per_epoch)
+        if self.active:
+            facts = {"epochs": self.params["epochs"], **agreement.facts_of(self.model)}
+            self._training.begin(facts, partial(agreement.weights_of, self.model))
+            self._scalars.begin_fit(running)
+            if self._logs:
+                self._logs.begin_fit()
+        else:
+            self._input.begin_alone()
+            compat.require_targets(self.model, self._input.latest.batches.element_spec)
+            if self._checkpoints:
+                compat.build(self.model, self._input.latest.example)
+        if self.active or self._checkpoints:
+            # Keras calls it in this event already, after all others.
+            running[:] = [each for each in running if not isinstance(each, _AfterOthers)]
+            running.append(_AfterOthers(self, self._checkpoints))
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Excludes the first step of the epoch; in a new fit, moves to its first epoch."""
+        if self._logs:
+            self._logs.begin_epoch()
+        if self._in_fit:
+            if self.active:
+                self._training.begin_epoch()
+            return
+        self._in_fit = True
+        resumes = bool(self._checkpoints) and self._checkpoints.resumes
+        if self.active:
+            self._training.begin_first_epoch(epoch, resumes=resumes)
+            self._replace_train_function()
+        elif not resumes:
+            self._session.begin_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Sets the weight of a sample; restarts the timer if the step is excluded."""
+        if self.active:
+            compat.set_last_rows(self.model, self._session.sizes[self._session.rank])
+            self._training.begin_step()
+            self._in_step = True
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Advances the session of a single worker, which has no exchange."""
+        if self.active:
+            self._training.end_step()
+            self._scalars.end_step()
+        elif self._input.order is not None:
+            self._session.balancer.skip_to(self._session.step + 1)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Compares what the workers have read, and warns if their input is too slow."""
+        if self.active:
+            self._input.end_epoch()
+            self._scalars.end_epoch()
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Excludes the step after an evaluation inside `fit`."""
+        self._training.sessions.exclude_step()
+        self._training.leave_steps()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Ends the session, and restores the model."""
+        self._in_fit = False
+        if not self.active:
+            self._input.end_fit()
+            return
+        self._training.end()
+        self._scalars.end_fit()
+        if self._logs:
+            self._logs.end_fit()
+        self.model.train_function = None
+
+    def _replace_train_function(self) -> None:
+        """Wraps the model's step for this fit; traces it again only if the model has changed."""
+        model = self.model
+        config = getattr(model, "_compile_config", None)
+        layers = synchronized_layers(model)
+        traced_for = (model, model.optimizer, config, *self._input.iterators, *layers)
+        if [*map(id, traced_for)] != [*map(id, self._traced_for)]:
+            step = self._training.prepare(TrainStep.of_model(model))
+            with compat.replaced(model, "train_step", step):
+                model.make_train_function(force=True)
+            self._train_function = self._only_in_fit(model, model.train_function)
+            self._traced_for = traced_for
+        model.train_function = self._train_function
+
+    def _only_in_fit(
+        self, model: keras.Model, train_function: Callable[..., Nest]
+    ) -> Callable[..., Nest]:
+        """Wraps a balanced train function, which a fit that fails leaves in the model."""
+
+        def train(iterator: Nest) -> Nest:
+            if self._in_step:
+                self._in_step = False
+                return train_function(iterator)
+            model.make_train_function(force=True)  # trained without the balancer
+            return model.train_function(iterator)
+
+        return train
+
+
+class _AfterOthers(keras.callbacks.Callback):
+    """Callback that runs after all others of a fit, and sees what each of them has done.
+
+    It delays every request to stop until the workers have exchanged it (rule 11), compares their
+    models, and writes checkpoints.
+    """
+
+    def __init__(self, fit: BalancedFit, checkpoints: Checkpoints | None) -> None:
+        super().__init__()
+        self.set_model(fit.model)
+        self.set_params(fit.params)
+        self._session = fit._session
+        self._is_active, self._checkpoints = fit.active, checkpoints
+        self._collectives = mirrored_collectives(fit.strategy) if fit.workers > 1 else None
+        self._callbacks = compat.running_callbacks()
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        if self._collectives:
+            agreement.share_restored_model(self.model, self._collectives)
+            agreement.check_learning_rates(self.model, self._collectives)
+        if self._checkpoints:
+            self._checkpoints.begin_fit(self.model, self.params["epochs"])
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        if self._checkpoints:
+            self._checkpoints.begin_epoch(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self._is_active:
+            if self.model.stop_training:
+                self._session.request_stop()
+            self.model.stop_training = self._session.stopping
+        if self._checkpoints:
+            is_last = self.model.stop_training or batch + 1 == self.params["steps"]
+            self._checkpoints.end_step(batch, is_last=is_last)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        model, session = self.model, self._session
+        model.stop_training = session.any_worker(
+            model.stop_training or session.extensions[Stopping].requested
+        )
+        self._check_models()
+        if self._checkpoints:
+            self._checkpoints.end_epoch(epoch, stops=model.stop_training)
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._callbacks.remove(self)
+        self._check_models()
+        if self._checkpoints:
+            self._checkpoints.end_fit()
+
+    def _check_models(self) -> None:
+        if self._collectives:
+            agreement.check_models(self.model, self._collectives)
