@@ -52,6 +52,7 @@ class Checkpoints:
         self._trainer, self._session = trainer, session
         self.schedule = CheckpointSchedule(
             session,
+            session,
             self._collect_regular,
             self._say_left,
             is_idle=lambda: session.order is not None and not session.in_epoch,

@@ -60,7 +60,9 @@ class Checkpoints:
         self._is_chief = self._session.rank == 0
         writer = CheckpointWriter(folder)
         self._folder = writer.folder
-        self.schedule = CheckpointSchedule(self._session, self._collect, self._say_left)
+        self.schedule = CheckpointSchedule(
+            self._session, self._session, self._collect, self._say_left
+        )
         self.schedule.use(writer, every)
         self._has_read = False
         self._found: Checkpoint | None = None  # of this fit or a later one

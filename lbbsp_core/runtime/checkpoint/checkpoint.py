@@ -26,10 +26,14 @@ from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-FORMAT: Final = 1  # files of later versions are refused
-KEEP: Final = 2  # generations
+FORMAT: Final = 1
+"""Version of the format; files of later versions are refused."""
+
+KEEP: Final = 2
+"""Number of generations that are kept."""
+
 _HEADER: Final = "header"
-_NAME: Final = re.compile(r"step-\d+\.npz")
+_NAME: Final = re.compile(r"step-(\d+)\.npz")
 _UNFINISHED: Final = ".unfinished"
 _REPLACED: Final = ".replaced"
 
@@ -117,13 +121,11 @@ def newest_checkpoint(folder: str | Path) -> Checkpoint | None:
     paths = _paths(Path(folder))
     problems: list[Exception] = []
     for path in reversed(paths):
-        try:
-            return read_checkpoint(path)
-        except _NewerFormatError:  # noqa: PERF203 - there are few files
-            raise
-        except (ValueError, OSError) as error:
-            logger.warning("%s: trying the checkpoint before it", error)
-            problems.append(error)
+        found = _read_or_problem(path)
+        if isinstance(found, Checkpoint):
+            return found
+        logger.warning("%s: trying the checkpoint before it", found)
+        problems.append(found)
     for problem in problems:  # it may be complete, so that deleting it is no remedy
         if isinstance(problem, OSError):
             raise problem
@@ -197,6 +199,16 @@ def _type_named(name: str) -> npt.DTypeLike:
         raise ValueError(f"an array of type {name} needs ml_dtypes: install it") from None
 
 
+def _read_or_problem(path: Path) -> Checkpoint | ValueError | OSError:
+    """Reads a checkpoint; returns the error if it is damaged or cannot be read."""
+    try:
+        return read_checkpoint(path)
+    except _NewerFormatError:
+        raise
+    except (ValueError, OSError) as error:
+        return error
+
+
 class _NewerFormatError(ValueError):
     """A checkpoint has a format of a later version."""
 
@@ -205,8 +217,9 @@ def _paths(folder: Path) -> list[Path]:
     """Returns the files of checkpoints, the newest last."""
     if not folder.is_dir():
         return []
-    paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(paths, key=lambda path: int(path.stem[len("step-") :]))
+    numbered = [(int(match[1]), path) for path in folder.iterdir()
+                if (match := _NAME.fullmatch(path.name))]  # fmt: skip
+    return [path for _, path in sorted(numbered)]
 
 
 def _checksum(content: Mapping[str, Json], arrays: Arrays) -> str:

@@ -23,6 +23,8 @@ class CheckpointSchedule:
 
     Args:
         session: The `WorkerSession` of this worker.
+        requests: Its part that tells the others of a SIGTERM: `request_preemption()`,
+            `preemption_requested` of this worker, `preempted` of any.
         collect: Returns the state of all workers; a collective. With False, this worker does not
             write it, so that nothing need be copied. None if the state cannot be saved now.
         say_left: Says that this worker leaves; with True, its last checkpoint has failed.
@@ -36,16 +38,18 @@ class CheckpointSchedule:
     def __init__(
         self,
         session: Any,
+        requests: Any,
         collect: Callable[[bool], Checkpoint | None],
         say_left: Callable[[bool], None],
         *,
         is_idle: Callable[[], bool] = lambda: False,
         collect_own: Callable[[], Checkpoint | None] | None = None,
     ) -> None:
-        self._session, self._collect, self._say_left = session, collect, say_left
+        self._session, self._requests = session, requests
+        self._collect, self._say_left = collect, say_left
         self._idle, self._collect_own = is_idle, collect_own
         self._preemption = PreemptionHandler(
-            lambda: session.request_preemption(),
+            lambda: requests.request_preemption(),
             is_idle=self._is_idle if collect_own else None,
             save=self._save_alone,
             leave=self._leave_alone,
@@ -74,7 +78,7 @@ class CheckpointSchedule:
         """Leaves if a worker was asked to before the end of the last step; call it in each step."""
         with self._copying:
             pass  # a step must not change the state that a thread still copies
-        if self.regular and self._session.preempted:
+        if self.regular and self._is_preempted:
             self.leave()
 
     def end_step(self, completed: int, *, ends_epoch: bool = False) -> None:
@@ -100,12 +104,12 @@ class CheckpointSchedule:
 
     def pause(self) -> None:
         """Lets SIGTERM end the process, now if one has come too late to leave together."""
-        self._preemption.close(leaves=self._session.preemption_requested)
+        self._preemption.close(leaves=self._requests.preemption_requested)
 
     def close(self) -> None:
         """Lets SIGTERM end the process, since the script has ended; one before it still may."""
         self._has_ended = True
-        if not self._session.preemption_requested:
+        if not self._requests.preemption_requested:
             self._preemption.close()
 
     def save(self, *, may_skip: bool = False) -> None:
@@ -134,9 +138,14 @@ class CheckpointSchedule:
 
     def _leave_if_asked(self) -> None:
         """Leaves if any worker was asked to; a collective between two steps."""
-        preempted = self._session.preempted  # passes the last barrier, before another collective
-        if self._session.any_worker(preempted or self._session.preemption_requested):
+        preempted = self._is_preempted  # passes the last barrier, before another collective
+        if self._session.any_worker(preempted or self._requests.preemption_requested):
             self.leave()
+
+    @property
+    def _is_preempted(self) -> bool:
+        """True if a worker must leave, known after the last barrier, which `step` passes."""
+        return self._session.step >= 0 and bool(self._requests.preempted)
 
     @property
     def _has_news(self) -> bool:

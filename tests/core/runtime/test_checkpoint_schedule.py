@@ -21,7 +21,9 @@ class Training:
             preemption_requested=False,
             any_worker=lambda flag: flag or others,
         )
-        self.schedule = CheckpointSchedule(self.session, self.collect, self.left.append)
+        self.schedule = CheckpointSchedule(
+            self.session, self.session, self.collect, self.left.append
+        )
         self.schedule.use(CheckpointWriter(folder), every)
 
     def collect(self, writes):
@@ -73,7 +75,9 @@ def test_a_state_that_cannot_be_saved_is_said_to_be_missing(tmp_path):
 
 def test_without_a_folder_nothing_happens(tmp_path):
     training = Training(tmp_path, 1, others=True)
-    training.schedule = CheckpointSchedule(training.session, training.collect, pytest.fail)
+    training.schedule = CheckpointSchedule(
+        training.session, training.session, training.collect, pytest.fail
+    )
     training.schedule.open()
     training.schedule.end_step(1, ends_epoch=True)
     training.schedule.leave_if_preempted()
