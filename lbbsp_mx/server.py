@@ -21,10 +21,11 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
+from lbbsp_core.runtime.reliability.liveness import Watch
 from lbbsp_core.runtime.reliability.preemption import REPEAT_SECONDS
 from lbbsp_mx import cluster, env
 from lbbsp_mx.reliability import nodes
-from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, looking_thread, say
+from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, say
 
 _OPTIMIZER = 0  # the only command that workers send
 _ANSWER_SECONDS = 600.0  # for which a server waits for a scheduler; workers have `start_seconds`
@@ -34,7 +35,7 @@ def serve() -> NoReturn:
     """Runs the server or scheduler until the job ends, and exits."""
     store = mx.kv.create("dist")
     process = _Process(store)
-    watching = looking_thread(process.name, process.look, process.end)
+    watching = Watch(process.look, process.name, end=process.end)
     watching.start()
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -102,7 +103,7 @@ class _Process:
         )
 
     def transport(self) -> nodes.Nodes | None:
-        """Returns the transport, or None before it runs, when it aborts if it is asked."""
+        """Returns the transport; None until it runs, because a call before aborts the process."""
         self._runs = self._runs or nodes.is_listening()
         return self._transport if self._runs else None
 

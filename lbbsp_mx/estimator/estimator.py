@@ -76,13 +76,13 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
         first = self._checkpoint is not None and not checkpoints.regular
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
-        checkpoints.begin_training()
+        checkpoints.schedule.open()
         self.ends.begin(estimator.trainer._session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
         self.ends.end()
-        estimator.trainer._checkpoints.end_training()
+        estimator.trainer._checkpoints.schedule.end()
         estimator.trainer._session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.runtime.checkpoint.checkpoint import (
     Checkpoint,
@@ -14,7 +13,8 @@ from lbbsp_core.runtime.checkpoint.checkpoint import (
     read_checkpoint,
     write_file,
 )
-from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
+from lbbsp_core.runtime.checkpoint.schedule import CheckpointSchedule
+from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_core.runtime.checkpoint.writer import (
     CheckpointWriter,
     Every,
@@ -25,7 +25,6 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.session_state import check_same_job, check_states
-from lbbsp_core.runtime.reliability.preemption import STATUS, PreemptionHandler
 from lbbsp_core.validate import require_path
 from lbbsp_mx.reliability.agreement import ends_epoch
 from lbbsp_mx.reliability.gluon_states import PICKLE, load_gluon_states
@@ -53,25 +52,23 @@ class Checkpoints:
 
     def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
         self._trainer, self._session = trainer, session
-        self._preemption = PreemptionHandler(
-            lambda: self._requests.request_preemption(),
-            is_idle=lambda: self._is_idle,
-            save=self._save_alone,
-            leave=self._leave_alone,
+        self.schedule = CheckpointSchedule(
+            session,
+            session.extensions[Stopping],
+            self._collect_regular,
+            self._say_left,
+            is_idle=lambda: session.order is not None and not session.in_epoch,
+            collect_own=lambda: self._or_warn(*session.save_state(alone=True)),
         )
-        self._copying = threading.RLock()  # a thread may copy the state, which steps change
         self._writers: dict[Path, CheckpointWriter] = {}
-        self._writer: CheckpointWriter | None = None  # of regular checkpoints
-        self._has_warned = self._has_ended = False
-        self._every: Every | None = None
-        self._step = -1  # of the last regular checkpoint that was written, or of what was loaded
+        self._has_warned = False
         self._unchecked: Checkpoint | None = None
         self._where: object = None
 
     @property
     def regular(self) -> bool:
         """True if checkpoints are written regularly."""
-        return self._every is not None
+        return self.schedule.regular
 
     # Folder with the checkpoints of all workers
 
@@ -80,34 +77,14 @@ class Checkpoints:
         self._trainer._steps.check_single()
         check_states(self._session.balancer)
         writer = self._writer_to(folder)
-        self._begin_save(folder)
+        if self.regular and writer is self.schedule.writer:
+            self.schedule.save()
+        else:
+            state, arrays = self._session.save_state()
+            self._session.exclude_step()
+            if self._session.rank == 0:
+                writer.start(self._checkpoint(state, arrays))
         return writer.flush()
-
-    def _begin_save(self, folder: str | Path, *, may_skip: bool = False) -> None:
-        """Starts to write a checkpoint in the background; a collective.
-
-        With `may_skip`, it is left out if the one before is still being written.
-        """
-        state, session_arrays = self._session.save_state()
-        self._session.exclude_step()
-        if may_skip and self._session.rank == 0 and self._writer_to(folder).is_busy:
-            logger.debug("no checkpoint: the last one is still being written")
-        elif self._session.rank == 0:
-            self._start_write(self._writer_to(folder), state, session_arrays)
-
-    def _start_write(self, writer: CheckpointWriter, state: Json, session_arrays: Arrays) -> None:
-        """Starts to write a checkpoint; what cannot be saved is reported if it is a regular one."""
-        try:
-            with self._copying:
-                writer.start(self._checkpoint(state, session_arrays, with_parameters=True))
-                if writer is self._writer:
-                    self._step = self._session.step
-        except ValueError as error:
-            if writer is not self._writer:
-                raise
-            log = logger.debug if self._has_warned else logger.warning
-            log("no checkpoint, and the training continues: %s", error)
-            self._has_warned = True
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
@@ -132,151 +109,61 @@ class Checkpoints:
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
         found = self.load(folder)
-        self._writer = writer
-        self._step = self._session.step
-        self._every = every
-        self.begin_training()
+        self.schedule.use(writer, every, self._session.step)
+        self.schedule.open()
         return found
-
-    def begin_training(self) -> None:
-        """Waits for SIGTERM from now on, if checkpoints are written regularly."""
-        if self.regular:
-            self._preemption.open()
-
-    def begin_step(self) -> None:
-        """Leaves, with a checkpoint, if a worker was asked to before the end of the last step."""
-        with self._copying:
-            pass  # a step must not change the state that a thread still copies
-        if self._writer is not None and self._is_preempted:
-            self._leave(self._writer)
 
     def end_step(self, step: int) -> None:
         """Writes a checkpoint if one is due after `step`; leaves after an epoch, if asked to."""
         is_last = ends_epoch(self._session, step)
-        if is_last and self._writer is not None:
-            self._leave_if_asked(self._writer)
+        self.schedule.end_step(step + 1, ends_epoch=is_last)
         if is_last:
             self._session.in_epoch = False
-        if self._writer is None:
-            return
-        if is_last if self._every == "epoch" else (step + 1) % int(self._every or 1) == 0:
-            self._begin_save(self._writer.folder, may_skip=True)
 
-    def end_training(self) -> None:
-        """Writes the last checkpoint of a training, and lets SIGTERM end the process again."""
-        if self._writer is None:
-            return
-        self._leave_if_asked(self._writer)
-        if self._session.any_worker(self._has_news):
-            self._begin_save(self._writer.folder)
-        self._flush(self._writer)
-        self._preemption.close(leaves=self._requests.preemption_requested)
+    def _collect_regular(self, writes: bool) -> Checkpoint | None:
+        state, arrays = self._session.save_state()
+        self._session.exclude_step()
+        return self._or_warn(state, arrays) if writes else None
 
-    def close(self) -> None:
-        """Lets SIGTERM end the process again, because the script has ended.
+    def _or_warn(self, session_state: Json, session_arrays: Any) -> Checkpoint | None:
+        """Returns a regular checkpoint; if the state cannot be saved, says so once."""
+        try:
+            return self._checkpoint(session_state, session_arrays)
+        except ValueError as error:
+            log = logger.debug if self._has_warned else logger.warning
+            log("no checkpoint, and the training continues: %s", error)
+            self._has_warned = True
+            return None
 
-        One that has arrived before ends it if the other workers let it wait.
-        """
-        self._has_ended = True
-        if not self._requests.preemption_requested:
-            self._preemption.close()
-
-    @property
-    def _requests(self) -> Stopping:
-        return self._session.extensions[Stopping]
-
-    @property
-    def _is_preempted(self) -> bool:
-        """True if a worker must leave, known after the last barrier, which is passed."""
-        self._session.finish_barrier()
-        return self._requests.preempted
-
-    @property
-    def _is_idle(self) -> bool:
-        """True between epochs, of which none may follow."""
-        return self._has_ended or (self._session.order is not None and not self._session.in_epoch)
-
-    @property
-    def _has_news(self) -> bool:
-        """True on the worker that writes, if the last checkpoint is of an earlier step."""
-        return self._session.rank == 0 and self._step != self._session.step
-
-    def _leave_if_asked(self, writer: CheckpointWriter) -> None:
-        """Leaves if any worker was asked to; a collective between two steps."""
-        preempted = self._is_preempted  # passes the last barrier, before another collective
-        if self._session.any_worker(preempted or self._requests.preemption_requested):
-            self._leave(writer)
-
-    def _leave(self, writer: CheckpointWriter) -> NoReturn:
-        """Writes a checkpoint, and ends this process, as all others do; a collective."""
-        session, folder = self._session, writer.folder
-        self._begin_save(folder)
-        # No worker leaves before the file is complete: its absence would be noticed.
-        failed = session.any_worker(not self._flush(writer) or self._has_news)
+    def _say_left(self, failed: bool) -> None:
         print(
-            f"lbbsp: worker {session.rank} leaves before step {session.step}, because a worker got "
-            f"SIGTERM: start the job again to continue from the checkpoint in {folder}"
+            f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, because "
+            "a worker got SIGTERM: start the job again to continue from the checkpoint in "
+            f"{self.schedule.writer.folder}"
             + (", which is of an earlier step because none could be written" if failed else ""),
             file=sys.stderr,
         )
-        self._preemption.close()
-        sys.exit(STATUS)
-
-    def _save_alone(self) -> None:
-        """Writes a checkpoint without the other workers, who take part in steps only.
-
-        It lacks what they know of their speeds.
-        """
-        with self._copying:
-            if self._writer is not None and self._is_idle and self._has_news:
-                self._start_write(self._writer, *self._session.save_state(alone=True))
-
-    def _leave_alone(self) -> bool:
-        """Waits until the checkpoint is written; returns whether no step can begin any more."""
-        self._copying.acquire()  # for good, if the process ends
-        if not self._is_idle:
-            self._copying.release()
-            return False
-        if self._writer is not None:
-            failed = "" if self._flush(self._writer) else " (none could be written now)"
-            print(
-                f"lbbsp: worker {self._session.rank} leaves before step {self._session.step}, "
-                "because it got SIGTERM, and no step has followed; the last checkpoint is in "
-                f"{self._writer.folder}{failed}",
-                file=sys.stderr,
-            )
-        return True
-
-    def _flush(self, writer: CheckpointWriter) -> bool:
-        """Waits for the end of a write; returns whether it has succeeded."""
-        succeeded = writer.flush()
-        if not succeeded and writer is self._writer:
-            self._step = -1  # it is to be written again
-        return succeeded
 
     # File with the states of one worker
 
     def save_file(self, path: str | Path) -> None:
         """Writes the states of the optimizer and of this worker's balancer, without weights."""
-        state, arrays = self._session.save_state(alone=True)
-        write_file(path, self._checkpoint(state, arrays, with_parameters=False))
+        write_file(
+            path, self._checkpoint(*self._session.save_state(alone=True), with_parameters=False)
+        )
         self._session.exclude_step()
 
     def load_file(self, path: str | Path) -> None:
-        """Continues from the states of `save_file`, or from those of gluon's own trainer."""
+        """Continues from the states of `save_file`, or, a collective, from those of gluon."""
         with Path(path).open("rb") as stream:
             is_of_gluon = stream.read(1) == PICKLE
         if is_of_gluon:
-            self._load_gluon(path)
+            order = self._trainer._gluon_order
+            handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
+            load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
+            self._session.exclude_step()
         else:
             self._restore(path, read_checkpoint(path))
-
-    def _load_gluon(self, path: str | Path) -> None:
-        """Continues from the optimizer of gluon's own trainer; a collective."""
-        order = self._trainer._gluon_order
-        handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
-        load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
-        self._session.exclude_step()
 
     # Both
 
@@ -305,7 +192,7 @@ class Checkpoints:
         return {**self._session.facts(), "mean_loss": self._trainer.mean_loss}
 
     def _checkpoint(
-        self, session_state: Json, session_arrays: Any, *, with_parameters: bool
+        self, session_state: Json, session_arrays: Any, *, with_parameters: bool = True
     ) -> Checkpoint:
         optimizer, optimizer_arrays = optimizer_state(self._trainer)
         arrays = {
@@ -339,7 +226,7 @@ class Checkpoints:
             self._session.load_state(state["session"], _named(arrays, _SESSION))
         self._unchecked = found if has_session and self._session.order is None else None
         self._where = where
-        self._step = found.step
+        self.schedule.written = found.step
 
     def _check_same_file(self, folder: str | Path, found: Checkpoint | None) -> None:
         """Checks that all workers have read the same checkpoint; a collective."""

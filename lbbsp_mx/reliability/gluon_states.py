@@ -20,22 +20,17 @@ from typing import Any, Final, cast
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
 from mxnet import gluon
 from mxnet.lr_scheduler import LRScheduler
 
 from lbbsp_mx.reliability.states import optimizer_state, restore_optimizer
 from lbbsp_mx.trainer.parameters import Parameters, as_created
 
-PICKLE: Final = b"\x80"
-"""First byte of gluon's files."""
-
+PICKLE: Final = b"\x80"  # first byte of gluon's files
 _DENSE_ARRAY: Final = 0xF993FAC9, 0  # magic number of the format, and storage type
 _TYPES: Final = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
-_NUMPY: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
-State = Any
-"""State that an optimizer keeps for a parameter: an array, a tuple of states, or None."""
+State = Any  # that an optimizer keeps for a parameter: an array, a tuple of states, or None
 
 
 def gluon_order(params: Parameters) -> list[int]:
@@ -143,7 +138,7 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, content: bytes, classes: Mapping[str, type]) -> None:
         super().__init__(io.BytesIO(content))
-        self._classes = classes
+        self._classes = {**_CLASSES, **classes}
 
     def find_class(self, module: str, name: str) -> Any:
         """Returns the class that keeps the data of what a pickle names.
@@ -151,19 +146,10 @@ class _Reader(pickle.Unpickler):
         It is created here, so that nothing that a pickle does to it outlives the reading.
         """
         path = f"{module}.{name}"
-        known: Mapping[str, type] = {
-            "mxnet.ndarray.ndarray.NDArray": _Array,
-            "mxnet.numpy.multiarray.ndarray": _Array,
-            "numpy.dtype": _Type,
-            "builtins.bytearray": _Bytes,
-            **{f"{numpy}.scalar": _Scalar for numpy in _NUMPY},
-            **self._classes,
-        }
-        family = {"mxnet.optimizer.optimizer": _Data, "mxnet.optimizer.contrib": _Data,
-                  "mxnet.lr_scheduler": _Schedule}.get(module)  # fmt: skip
-        if (base := known.get(path, family)) is not None:
-            return type(name, (base,), {})
-        raise _RefusedError(path)
+        base = self._classes.get(path) or _FAMILIES.get(module)
+        if base is None:
+            raise _RefusedError(path)
+        return type(name, (base,), {})
 
     def persistent_load(self, pid: Any) -> Any:
         """Refuses objects outside the pickle."""
@@ -184,90 +170,75 @@ class _Schedule(_Data, LRScheduler):
         """Creates it without attributes."""
 
 
-class _Bytes:
-    """Bytes of an array."""
+class _Inert:
+    """What a pickle gives to an object: the arguments of its constructor, and its state."""
 
-    __slots__ = ("content",)
+    state: Any = None
 
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = content
+    def __init__(self, *args: Any) -> None:
+        self.args = args
 
-    def __setstate__(self, state: object) -> None:
-        raise TypeError("bytes with a state")
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-class _Array:
-    """Array of MXNet."""
+class _Array(_Inert):
+    """Array of MXNet, whose state has the bytes of MXNet's own format."""
 
-    __slots__ = ("content",)
-
-    def __init__(self, handle: None) -> None:
-        self.content = b""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        raw = state["handle"]
-        self.content = bytes(raw.content if isinstance(raw, _Bytes) else raw)
-
-    def value(self) -> npt.NDArray[Any]:
+    def value(self) -> mx.nd.NDArray:
         """Returns the array."""
-        magic, storage, dimensions = struct.unpack_from("<Iii", self.content)
+        raw = self.state["handle"]
+        content = bytes(raw.args[0] if isinstance(raw, _Inert) else raw)
+        magic, storage, dimensions = struct.unpack_from("<Iii", content)
         if (magic, storage) != _DENSE_ARRAY or not 0 <= dimensions <= 32:
             raise ValueError("an array that is not dense")
-        shape = struct.unpack_from(f"<{dimensions}q", self.content, 12)
+        shape = struct.unpack_from(f"<{dimensions}q", content, 12)
         begin = 12 + 8 * dimensions
-        kind = struct.unpack_from("<iii", self.content, begin)[2]  # after the device
-        array = np.frombuffer(self.content, _TYPES[kind], offset=begin + 12)
+        kind = struct.unpack_from("<iii", content, begin)[2]  # after the device
+        array = np.frombuffer(content, _TYPES[kind], offset=begin + 12)
         if any(side < 0 for side in shape):
             raise ValueError(f"an array of shape {shape}")
-        return array.reshape(shape)
+        return mx.nd.array(array.reshape(shape), dtype=array.dtype)
 
 
-class _Type:
-    """Type of a NumPy number."""
-
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
-        self.code, self.order = code, "="
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]
-
-
-class _Scalar:
-    """Number of NumPy."""
-
-    __slots__ = ("content", "kind")
-
-    def __init__(self, kind: _Type, content: bytes) -> None:
-        self.kind, self.content = kind, content
-
-    def __setstate__(self, state: object) -> None:
-        raise TypeError("a number with a state")
+class _Scalar(_Inert):
+    """Number of NumPy, given its type and its bytes; a type is given its code and its order."""
 
     def value(self) -> int | float | bool:
         """Returns the number."""
-        kind = np.dtype(str(self.kind.code))
-        if kind.kind not in "biuf" or self.kind.order not in "<>=|":
+        code, content = self.args
+        kind, order = np.dtype(str(code.args[0])), code.state[1] if code.state else "="
+        if kind.kind not in "biuf" or order not in "<>=|":
             raise ValueError(f"a number of type {kind}")
-        [number] = np.frombuffer(self.content, kind.newbyteorder(self.kind.order)).tolist()
+        [number] = np.frombuffer(content, kind.newbyteorder(order)).tolist()
         return cast("int | float | bool", number)
+
+
+_CLASSES: Final[Mapping[str, type]] = {
+    "mxnet.ndarray.ndarray.NDArray": _Array,
+    "mxnet.numpy.multiarray.ndarray": _Array,
+    "numpy.core.multiarray.scalar": _Scalar,
+    "numpy._core.multiarray.scalar": _Scalar,
+    "numpy.dtype": _Inert,
+    "builtins.bytearray": _Inert,
+}
+_FAMILIES: Final[Mapping[str, type]] = {  # by module
+    "mxnet.optimizer.optimizer": _Data,
+    "mxnet.optimizer.contrib": _Data,
+    "mxnet.lr_scheduler": _Schedule,
+}
 
 
 def _plain(value: Any) -> Any:
     """Returns a state or attribute with Python's numbers and MXNet's arrays."""
-    if isinstance(value, _Scalar):
+    if isinstance(value, _Scalar | _Array):
         return value.value()
-    if isinstance(value, _Array):
-        array = value.value()
-        return mx.nd.array(array, dtype=array.dtype)
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(each) for each in value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
     return value
 
 
 def _path(instance: object) -> str:
-    kind = type(instance)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"

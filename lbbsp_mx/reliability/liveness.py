@@ -10,75 +10,68 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
-from lbbsp_core.runtime.reliability.exit import end_now
-from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS, PeriodicThread
+from lbbsp_core.runtime.reliability.liveness import MAX_COUNTED_SECONDS
 from lbbsp_core.runtime.reliability.marks import note_lost
 from lbbsp_mx import cluster
-from lbbsp_mx.reliability.nodes import SCHEDULER, Address, worker_rank
+from lbbsp_mx.reliability.nodes import SCHEDULER, Address, Nodes, worker_rank
 
-LOOK_SECONDS: Final = 0.5
-"""Time between two looks."""
-
-WAITING_SECONDS: Final = 15.0
-"""Time between two messages about processes that have not started."""
-
+WAITING_SECONDS: Final = 15.0  # between two messages about processes that have not started
 _RECENT_SECONDS: Final = 1.5  # signs come every second
 _CLOSED_SECONDS: Final = 1.5  # more of silence, if a connection is closed as well
 _REGISTERED_SECONDS: Final = 4.0  # after which only heartbeats count as signs of life
-
 _LASTING_LOOKS: Final = 3  # at which a connection is open, unlike one that only probes the port
 
 
-class Transport(Protocol):
-    """What a process knows from its transport, see `lbbsp_mx.reliability.nodes.Nodes`."""
+class _Source:
+    """What the sources of a `Watch` share in all processes.
 
-    def is_ready(self) -> bool:
-        """Returns whether all processes of the cluster are connected."""
+    `transport` returns None before it runs. Only time in which this process was running counts as
+    silence of others. Subclasses look at a transport that is ready, or before it is, and then speak
+    every 15 s.
+    """
 
-    def has_beaten(self, node: int) -> bool:
-        """Returns whether a node has given a sign of life since the last call."""
+    def __init__(self, transport: Callable[[], Nodes | None], silence_seconds: float) -> None:
+        self._transport, self._silence_seconds = transport, silence_seconds
+        self._waited = 0.0  # for the start
+
+    def look(self, seconds: float) -> str | None:
+        """Returns why this process must end, or None, `seconds` after the last look."""
+        transport, counted = self._transport(), min(seconds, MAX_COUNTED_SECONDS)
+        if transport is not None and transport.is_ready():
+            return self._look(transport, counted)
+        before, self._waited = self._waited, self._waited + seconds
+        speaks = before // WAITING_SECONDS != self._waited // WAITING_SECONDS
+        return self._look_before_start(counted, speaks)
 
 
-class SchedulerWatch:
+class SchedulerWatch(_Source):
     """Watch of a worker or server over the scheduler.
 
-    Args:
-        transport: Returns the transport, or None before it runs.
-        answers: Returns whether the scheduler's port accepts connections, None if unknown.
-        silence_seconds: Time without a sign of life after which the scheduler is lost.
-        explain: Returns what is known about the cause if the scheduler has ended, or nothing.
-        answer_seconds: Time after which a scheduler that has never answered is lost.
+    `answers` returns whether the scheduler's port accepts connections, None if unknown; `explain`
+    what is known about the cause if the scheduler has ended, or nothing. A scheduler that has never
+    answered is lost after `answer_seconds`.
     """
 
     def __init__(
         self,
-        transport: Callable[[], Transport | None],
+        transport: Callable[[], Nodes | None],
         answers: Callable[[], bool | None],
         silence_seconds: float,
         explain: Callable[[], str] = str,
         answer_seconds: float = math.inf,
     ) -> None:
-        self._transport, self._answers = transport, answers
-        self._silence_seconds, self._explain = silence_seconds, explain
-        self._answer_seconds = answer_seconds
-        self._quiet = self._waited = self._refused = 0.0
+        super().__init__(transport, silence_seconds)
+        self._answers, self._explain, self._answer_seconds = answers, explain, answer_seconds
+        self._quiet = self._refused = 0.0
         self._has_answered = False
 
-    def look(self, seconds: float) -> str | None:
-        """Returns why this process must end, or None.
-
-        Args:
-            seconds: Seconds since the last look.
-        """
-        transport = self._transport()
-        if transport is None or not transport.is_ready():
-            return self._look_before_start(seconds)
+    def _look(self, transport: Nodes, seconds: float) -> str | None:
         if transport.has_beaten(SCHEDULER):
             self._quiet = self._refused = 0.0
             return None
-        self._quiet += min(seconds, MAX_COUNTED_SECONDS)
+        self._quiet += seconds
         if self._quiet > _RECENT_SECONDS and self._answers() is False:
             self._refused += 1
             if self._refused >= 2:
@@ -88,17 +81,16 @@ class SchedulerWatch:
             return f"the scheduler at {cluster.root()} {silent}"
         return None
 
-    def _look_before_start(self, seconds: float) -> str | None:
+    def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
         answers = self._answers()
         self._has_answered = self._has_answered or bool(answers)
         gone = self._has_answered and answers is False
-        self._refused = self._refused + min(seconds, MAX_COUNTED_SECONDS) if gone else 0.0
+        self._refused = self._refused + seconds if gone else 0.0
         if self._refused > _CLOSED_SECONDS:
             return self._ended()
-        before, self._waited = self._waited, self._waited + seconds
         if not self._has_answered and self._waited > self._answer_seconds:
             return f"the scheduler at {cluster.root()} has not answered for {self._waited:.0f} s"
-        if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
+        if speaks:
             state = "it answers, and other processes have not connected to it yet"
             if not answers:
                 state = "it does not answer: it has not started, or has ended (see its output)"
@@ -113,44 +105,31 @@ class SchedulerWatch:
         return f"the scheduler at {cluster.root()} has ended; {cause}"
 
 
-class NodesWatch:
+class NodesWatch(_Source):
     """Watch of the scheduler over all workers and servers.
 
-    Args:
-        transport: Returns the transport, or None before it runs.
-        peers: Returns the other ends of the open connections to the scheduler.
-        names: Names of the workers and servers by their numbers in the transport.
-        silence_seconds: Time without a sign of life after which a process is lost.
-
-    With `leaving`, workers that end are not lost: all were asked to leave with a checkpoint.
+    `peers` returns the other ends of the open connections to the scheduler; `names` are those of
+    the workers and servers by their numbers in the transport. With `leaving`, workers that end are
+    not lost: all were asked to leave with a checkpoint.
     """
 
     def __init__(
         self,
-        transport: Callable[[], Transport | None],
+        transport: Callable[[], Nodes | None],
         peers: Callable[[], set[Address]],
         names: Mapping[int, str],
         silence_seconds: float,
     ) -> None:
-        self._transport, self._peers, self._names = transport, peers, names
-        self._silence_seconds = silence_seconds
+        super().__init__(transport, silence_seconds)
+        self._peers, self._names = peers, names
         self._quiet = dict.fromkeys(names, 0.0)
         self._workers_beat = False
         self._looks: dict[Address, int] = {}
         self._connected: set[Address] = set()
         self.leaving = False
-        self._since_ready = self._waited = self._short = 0.0
+        self._since_ready = self._short = 0.0
 
-    def look(self, seconds: float) -> str | None:
-        """Returns why the scheduler must end, or None.
-
-        Args:
-            seconds: Seconds since the last look.
-        """
-        transport = self._transport()
-        seconds = min(seconds, MAX_COUNTED_SECONDS)
-        if transport is None or not transport.is_ready():
-            return self._look_before_start(seconds)
+    def _look(self, transport: Nodes, seconds: float) -> str | None:
         self._since_ready += seconds
         if self._since_ready < _REGISTERED_SECONDS:
             self._connected = max(self._connected, self._peers(), key=len)
@@ -193,7 +172,7 @@ class NodesWatch:
     def _longer(self, nodes: list[int], seconds: float) -> list[int]:
         return [node for node in nodes if self._quiet[node] > seconds]
 
-    def _look_before_start(self, seconds: float) -> str | None:
+    def _look_before_start(self, seconds: float, speaks: bool) -> str | None:
         peers = self._peers()
         self._looks = {peer: self._looks.get(peer, 0) + 1 for peer in peers}
         lasting = {peer for peer, looks in self._looks.items() if looks >= _LASTING_LOOKS}
@@ -203,8 +182,7 @@ class NodesWatch:
         if self._short > _CLOSED_SECONDS:
             hosts = _hosts(self._connected - peers)
             return f"a worker or server at {hosts} has ended before {cluster.describe()} started"
-        before, self._waited = self._waited, self._waited + seconds
-        if before // WAITING_SECONDS != self._waited // WAITING_SECONDS:
+        if speaks:
             count, hosts = len(lasting), _hosts(lasting)
             say(
                 f"the scheduler has waited {self._waited:.0f} s for {cluster.describe()}: {count} "
@@ -215,26 +193,6 @@ class NodesWatch:
 
 def _hosts(peers: Iterable[Address]) -> str:
     return ", ".join(sorted({host for host, _ in peers}))
-
-
-def looking_thread(
-    name: Callable[[], str],
-    look: Callable[[float], str | None],
-    end: Callable[[int, str], object] = end_now,
-) -> PeriodicThread:
-    """Returns a thread that looks regularly, and ends the process when a look tells a reason.
-
-    Args:
-        name: Name of this process, for the message.
-        look: Takes the seconds since the last look, and returns why the process must end, or None.
-        end: Ends the process with a status and a message.
-    """
-
-    def look_and_name(seconds: float) -> str | None:
-        why = look(seconds)
-        return None if why is None else f"{why}; {name()} ends"
-
-    return PeriodicThread(look_and_name, LOOK_SECONDS, "lbbsp-liveness", end)
 
 
 def say(message: str) -> None:

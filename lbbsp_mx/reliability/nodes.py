@@ -14,8 +14,7 @@ from mxnet.base import _LIB, check_call
 from lbbsp_mx import env
 
 SCHEDULER: Final = 1
-EVERYONE: Final = 6
-"""Group of all servers (2) and workers (4)."""
+EVERYONE: Final = 6  # group of all servers (2) and workers (4)
 
 Address = tuple[str, int]
 

@@ -8,6 +8,7 @@ attributes of the optimizer that the trainer has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -45,17 +46,11 @@ class _Array(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """A row-sparse array of MXNet.
+    """A row-sparse array of MXNet."""
 
-    Args:
-        values: Values of the rows that it holds.
-        numbers: Their numbers.
-        shape: Shape of the whole array.
-    """
-
-    values: npt.NDArray[Any]
-    numbers: npt.NDArray[Any]
-    shape: tuple[int, ...]
+    values: npt.NDArray[Any]  # of the rows that it holds
+    numbers: npt.NDArray[Any]  # of these rows
+    shape: tuple[int, ...]  # of the whole array
 
 
 _RECORDS = records_of(_Entries(()))
@@ -147,9 +142,7 @@ def check_parameters(
         known = param.shape or ()
         same_shape = not known or (
             len(known) == array.ndim
-            and all(
-                ours in (0, -1, theirs) for ours, theirs in zip(known, array.shape, strict=True)
-            )
+            and all(map(lambda ours, theirs: ours in (0, -1, theirs), known, array.shape))
         )
         if not same_shape or np.dtype(param.dtype) != array.dtype:
             raise ValueError(
@@ -285,11 +278,7 @@ def _plain(value: object) -> object:
         return _Array(value.asnumpy())
     if isinstance(value, dict):
         return _Entries(tuple((key, _plain(each)) for key, each in value.items()))
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(each) for each in value)
-    return value
+    return _each(_plain, value)
 
 
 def _of_mxnet(value: Any, context: mx.Context) -> Any:
@@ -297,16 +286,15 @@ def _of_mxnet(value: Any, context: mx.Context) -> Any:
     if isinstance(value, _Array):
         return mx.nd.array(value.value, ctx=context, dtype=value.value.dtype)
     if isinstance(value, _Rows):
-        return _row_sparse(value, context)
+        rows, kind = (value.values, value.numbers), value.values.dtype
+        return mx.nd.sparse.row_sparse_array(rows, shape=value.shape, ctx=context, dtype=kind)
     if isinstance(value, _Entries):
         return {key: _of_mxnet(each, context) for key, each in value.pairs}
-    if isinstance(value, list):
-        return [_of_mxnet(each, context) for each in value]
-    if isinstance(value, tuple):
-        return tuple(_of_mxnet(each, context) for each in value)
+    return _each(partial(_of_mxnet, context=context), value)
+
+
+def _each(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Converts the values of a list or tuple; others stay as they are."""
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(convert, value))
     return value
-
-
-def _row_sparse(value: _Rows, context: mx.Context) -> mx.nd.sparse.RowSparseNDArray:
-    rows, kind = (value.values, value.numbers), value.values.dtype
-    return mx.nd.sparse.row_sparse_array(rows, shape=value.shape, ctx=context, dtype=kind)

@@ -18,12 +18,12 @@ from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 from lbbsp_core.runtime.reliability.background import background_thread
 from lbbsp_core.runtime.reliability.exit import on_exit
 from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
-from lbbsp_core.runtime.reliability.liveness import PeriodicThread, Watchdog
+from lbbsp_core.runtime.reliability.liveness import Watch, Watchdog
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.reliability import nodes
 from lbbsp_mx.reliability.board import KeyBoard
 from lbbsp_mx.reliability.endings import Endings
-from lbbsp_mx.reliability.liveness import SchedulerWatch, looking_thread
+from lbbsp_mx.reliability.liveness import SchedulerWatch
 from lbbsp_mx.store.script_keys import FIRST_OWN_KEY
 
 DISTRIBUTED = ("dist_sync", "dist_device_sync")
@@ -75,7 +75,7 @@ class Runtime:
         self.drawn_for: Callable[[], object] = lambda: None
         """Returns the steps for which batches are drawn, if they still exist."""
         self._transport: nodes.Nodes | None = None
-        self._watching: PeriodicThread | None = None
+        self._watching: Watch | None = None
         self._board: KeyBoard | None = None
         self._heartbeat: Heartbeat | None = None
         self._end_key: int | None = None
@@ -162,7 +162,7 @@ class Runtime:
                 env.silence_seconds(),
                 lambda: self._board.explain() if self._board is not None else "",
             )
-            self._watching = looking_thread(self._name, watch.look)
+            self._watching = Watch(watch.look, self._name)
             self._watching.start()
 
     def _begin_heartbeat(self) -> None:

@@ -24,21 +24,16 @@ from lbbsp_core.runtime.asynchronous.coordination import (
 from lbbsp_core.runtime.reliability.exit import end_now
 from lbbsp_mx.store.script_keys import FIRST_OWN_KEY
 
-State = object
-"""State that an optimizer keeps for a parameter."""
+State = object  # that an optimizer keeps for a parameter
 
 
 class Keys(NamedTuple):
     """Keys by purpose; a parameter and the sum of its gradients are on the same server.
 
     MXNet stores a key on the server with number ``key * 9973 mod servers``.
-
-    Args:
-        parameters: Number of parameters, whose keys start at 0.
-        servers: Number of servers, S.
     """
 
-    parameters: int
+    parameters: int  # whose keys start at 0
     servers: int
 
     @property

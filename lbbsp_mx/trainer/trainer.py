@@ -155,7 +155,7 @@ class Trainer(LocalTrainer):
             # comes last.
             runtime().endings.add(
                 self._session.flush,
-                self._checkpoints.close,
+                self._checkpoints.schedule.close,
                 self._agreement.close,
                 self._session.finish_barrier,
             )
@@ -625,7 +625,7 @@ class Trainer(LocalTrainer):
         if self.kvstore.num_workers > 1:
             self._sample_weights.warn_of_means(self._weight)
         self._reduced_total, self._is_mean = float(self._now.total), False
-        self._checkpoints.begin_step()
+        self._checkpoints.schedule.leave_if_preempted()
 
     def _update_by_mean(self, ignore_stale_grad: bool) -> None:
         total, self._reduced_total = self._reduced_total, 0.0

@@ -37,12 +37,8 @@ def main(arguments: list[str]) -> None:
         arguments: ``rank addresses_as_json seconds_between_reports path_of_mark_or_empty``; the
             mark exists while the parent waits. With a mark, failures are left to the launcher.
     """
-    rank, addresses, seconds, mark = (
-        int(arguments[0]),
-        json.loads(arguments[1]),
-        float(arguments[2]),
-        arguments[3],
-    )
+    rank, addresses, seconds = map(json.loads, arguments[:3])
+    mark = arguments[3]
     own = f"localhost:{addresses[rank].rpartition(':')[2]}"
     waits_since, reports, parent, suspended = None, 0, os.getppid(), 0
     if not mark:
@@ -52,18 +48,20 @@ def main(arguments: list[str]) -> None:
         while not select.select([sys.stdin], [], [], PROBE_SECONDS)[0] and os.getppid() == parent:
             suspended = suspended + 1 if is_suspended(parent) else 0
             if suspended == SUSPENDED_LOOKS:
-                say(f"lbbsp: {named(addresses, [rank])} was suspended, and is ended")
+                say(f"{named(addresses, [rank])} was suspended, and is ended")
                 os.kill(parent, signal.SIGKILL)
             if suspended or probe(own, rank) is None:
                 continue  # the parent has not got so far
-            answers = {
-                each: probe(address, rank) for each, address in enumerate(addresses) if each != rank
-            }
+            others = {each: address for each, address in enumerate(addresses) if each != rank}
+            answers = {each: probe(address, rank) for each, address in others.items()}
             failed = [each for each, answer in answers.items() if answer == FAILED]
             if failed and not mark and os.getppid() == parent:
                 os.kill(parent, signal.SIGKILL)  # TensorFlow ignores SIGTERM meanwhile
                 signal.alarm(SAY_SECONDS)
-                say(report_of_failed(addresses, failed))
+                say(
+                    f"{named(addresses, failed)} ended before all workers had started: see its "
+                    "output; this worker ends, too"
+                )
                 return
             missing = [each for each, answer in answers.items() if answer is None]
             if missing and waits_since is None:
@@ -72,8 +70,13 @@ def main(arguments: list[str]) -> None:
                     open(mark, "w", encoding="utf-8").close()
             if missing and time.monotonic() - waits_since >= seconds * (reports + 1):
                 reports += 1
-                say(report_of_missing(rank, addresses, missing))
-        if not mark and not has_line(sys.stdin.fileno()):
+                have = "has" if len(missing) == 1 else "have"
+                say(
+                    f"{named(addresses, [rank])} is waiting for {named(addresses, missing)}, "
+                    f"which {have} not started, or cannot be reached"
+                )
+        has_line = select.select([sys.stdin], [], [], 0)[0] and os.read(sys.stdin.fileno(), 1)
+        if not mark and not has_line:  # the parent has ended
             tell_of_failure(rank, addresses)
     finally:
         if mark and os.path.exists(mark):
@@ -109,9 +112,9 @@ def probe(address: str, rank: int) -> bytes | None:
 
 
 def say(text: str) -> None:
-    """Prints a line, where that is possible."""
+    """Prints a message, where that is possible."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(f"lbbsp: {text}", file=sys.stderr, flush=True)
 
 
 def tell_of_failure(rank: int, addresses: Sequence[str]) -> None:
@@ -138,28 +141,6 @@ def listening(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def has_line(file: int) -> bool:
-    """Returns whether there is something to read, and not only the end of the file."""
-    return bool(select.select([file], [], [], 0)[0] and os.read(file, 1))
-
-
-def report_of_failed(addresses: Sequence[str], failed: Sequence[int]) -> str:
-    """Returns a line that names the workers that have failed."""
-    return (
-        f"lbbsp: {named(addresses, failed)} ended before all workers had started: see its output; "
-        "this worker ends, too"
-    )
-
-
-def report_of_missing(rank: int, addresses: Sequence[str], missing: Sequence[int]) -> str:
-    """Returns a line that names the workers for which this one waits."""
-    have = "has" if len(missing) == 1 else "have"
-    return (
-        f"lbbsp: {named(addresses, [rank])} is waiting for {named(addresses, missing)}, "
-        f"which {have} not started, or cannot be reached"
-    )
 
 
 def named(addresses: Sequence[str], ranks: Sequence[int]) -> str:

@@ -19,12 +19,8 @@ from lbbsp_core.runtime.reliability.heartbeat import Heartbeat
 from lbbsp_tf import compat, service
 from lbbsp_tf.activity import current_activity
 
-EXIT_SECONDS = 120
-"""Longest wait for other workers without heartbeats. A worker that has died ends it at once."""
-
-_LEADER_SECONDS = 1.0
-"""Time in which the other processes end before the leader, which serves the coordination."""
-
+EXIT_SECONDS = 120  # for other workers without heartbeats; one that has died ends the wait at once
+_LEADER_SECONDS = 1.0  # in which the others end before the leader, which serves the coordination
 _POLL_MILLISECONDS = 1000
 
 

@@ -27,9 +27,7 @@ from lbbsp_tf.reliability import _start_watch
 
 # What imports TensorFlow is imported where it is used: this module checks TF_CONFIG before.
 
-START_REPORT_SECONDS: Final = 15.0
-"""Time between two reports on workers that have not started."""
-
+START_REPORT_SECONDS: Final = 15.0  # between two reports on workers that have not started
 _POLL_SECONDS: Final = 0.5
 
 

@@ -150,6 +150,6 @@ def _group(arrays: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
 
 
 def _shown(variable: keras.Variable) -> str:
-    """Returns a variable's path, without the numbers that Keras appends, its shape and type."""
+    """Returns a variable's path (without Keras's numeric suffixes), shape and dtype."""
     path = re.sub(r"_\d+(?=/|$)", "", variable.path)
     return f"{path} {tuple(variable.shape)} {variable.dtype}"

@@ -8,7 +8,7 @@ import pytest
 lbbsp_mx = pytest.importorskip("lbbsp_mx", exc_type=ImportError)
 
 from lbbsp_mx.reliability import nodes  # noqa: E402
-from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch, looking_thread  # noqa: E402
+from lbbsp_mx.reliability.liveness import NodesWatch, SchedulerWatch  # noqa: E402
 from lbbsp_mx.reliability.nodes import Nodes, node_names  # noqa: E402
 
 NAMES = node_names(workers=2, servers=1)
@@ -289,19 +289,6 @@ def test_a_connection_to_which_only_a_greeting_went_is_of_no_process_of_the_job(
         while nodes._is_stranger(connection.fileno()) != is_stranger:
             assert time.monotonic() < until
         assert connection.send(b"more") == 4, "it is still open"
-
-
-# --- the thread -----------------------------------------------------------------------------------
-
-
-def test_the_thread_ends_the_process_and_says_why():
-    ended = []
-    thread = looking_thread(
-        lambda: "server 0", lambda _: "worker 1 is lost", lambda *given: ended.append(given)
-    )
-    thread.start()
-    thread.join()
-    assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
 
 
 @pytest.mark.parametrize("text", ["4", "inf", "ten", "nan"])

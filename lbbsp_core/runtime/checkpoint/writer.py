@@ -17,8 +17,7 @@ from lbbsp_core.validate import require_path
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-Every: TypeAlias = 'int | Literal["epoch"]'
-"""Steps between two checkpoints, or "epoch" for one after each epoch."""
+Every: TypeAlias = 'int | Literal["epoch"]'  # steps between two checkpoints, or after each epoch
 
 
 def require_every(every: object, folder: object) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,14 +15,15 @@ TF_CONFIG_REMEDY: Final = (
     '"task": {"type": "worker", "index": 0}}, or be unset to train with a single worker'
 )
 
-DMLC_NAMES: Final = (
+DMLC_NAMES: Final = (  # which each process of a cluster of MXNet needs
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
     "DMLC_PS_ROOT_PORT",
     "DMLC_NUM_SERVER",
     "DMLC_NUM_WORKER",
 )
-"""Variables that each process of a cluster of MXNet needs."""
+
+_ADDRESS: Final = re.compile(r"(\[.*\]|[^:]*):\d+")  # IPv6 addresses are in brackets
 
 DMLC_ROLES: Final = ("worker", "server", "scheduler")
 
@@ -31,12 +33,11 @@ DMLC_REMEDY: Final = (
     "a single worker"
 )
 
-
+# For GPUs and CPUs in one group of TensorFlow's collectives.
 DEVICES_REMEDY: Final = (
     "set CUDA_VISIBLE_DEVICES=-1 for all workers to train on CPUs, or give each worker a GPU that "
     "its TensorFlow can use, see `lbbsp doctor`"
 )
-"""What to do about GPUs and CPUs in one group of TensorFlow's collectives."""
 
 
 def tf_config_problem(text: str) -> str:
@@ -76,7 +77,9 @@ def dmlc_problem(given: Mapping[str, str]) -> str:
 def _cluster_problem(cluster: Mapping[str, object]) -> str:
     all_addresses: list[str] = []
     for kind, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
+        if not isinstance(addresses, list) or not all(
+            isinstance(each, str) and _ADDRESS.fullmatch(each) for each in addresses
+        ):
             return (
                 f"must have a list of host:port strings as cluster[{kind!r}], with IPv6 addresses "
                 "in brackets"
@@ -98,11 +101,3 @@ def _task_problem(cluster: Mapping[str, list[str]], task: Mapping[str, object]) 
         count = len(cluster[kind])
         return f"must have a task index in [0, {count}), one for each {kind!r}, got {index!r}"
     return ""
-
-
-def _is_address(text: object) -> bool:
-    if not isinstance(text, str):
-        return False
-    host, colon, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    return bool(colon) and port.isdecimal() and (is_bracketed or ":" not in host)

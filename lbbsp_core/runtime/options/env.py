@@ -6,20 +6,17 @@ import os
 from pathlib import Path
 from typing import Final
 
-MARKS: Final = "LBBSP_MARKS"
-"""Environment variable with the folder of a worker's marks, which the launcher reads."""
+MARKS: Final = "LBBSP_MARKS"  # the folder of a worker's marks, which the launcher reads
 
 
 def run_dir() -> Path | None:
     """Returns ``LBBSP_RUN_DIR``, the folder of the run record set by ``lbbsp launch --run-dir``."""
-    folder = os.environ.get("LBBSP_RUN_DIR", "")
-    return Path(folder) if folder else None
+    return _path("LBBSP_RUN_DIR")
 
 
 def metrics_file() -> Path | None:
     """Returns ``LBBSP_METRICS_FILE``, the file for Prometheus' metrics of the run."""
-    path = os.environ.get("LBBSP_METRICS_FILE", "").strip()
-    return Path(path) if path else None
+    return _path("LBBSP_METRICS_FILE")
 
 
 def restart() -> int:
@@ -53,5 +50,9 @@ def host() -> str:
 
 def marks() -> Path | None:
     """Returns ``LBBSP_MARKS``, the folder of this worker's marks for `lbbsp launch`."""
-    folder = os.environ.get(MARKS, "")
-    return Path(folder) if folder else None
+    return _path(MARKS)
+
+
+def _path(name: str) -> Path | None:
+    text = os.environ.get(name, "").strip()
+    return Path(text) if text else None

@@ -19,9 +19,7 @@ from typing import Final, NoReturn
 
 logger = logging.getLogger("lbbsp.liveness")
 
-LEFT: Final = 128 + signal.SIGTERM
-"""Exit status of workers that have left on request: 143, as after SIGTERM itself."""
-
+LEFT: Final = 128 + signal.SIGTERM  # status of workers that have left on request, as after SIGTERM
 _PATIENCE_SECONDS = 2.0  # a reader of our output, say, may delay an end for as long
 _SECOND_SECONDS = 30.0  # longer than any end takes
 _ending: list[int] = []  # statuses with which the process was to end

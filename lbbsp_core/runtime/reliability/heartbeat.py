@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -23,22 +24,18 @@ from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity, d
 from lbbsp_core.runtime.reliability.exit import LEFT, end_now
 from lbbsp_core.runtime.reliability.liveness import (
     MAX_COUNTED_SECONDS,
-    PeriodicThread,
+    Watch,
     daemon_thread,
 )
 from lbbsp_core.runtime.reliability.marks import note_lost
 
 logger = logging.getLogger("lbbsp.liveness")
 
-BEAT_SECONDS: Final = 0.5
-"""Time between two beats."""
-
-REPORT_SECONDS: Final = 60.0
-"""Time for which others wait for a worker before it is reported."""
-
+BEAT_SECONDS: Final = 0.5  # between two beats
+REPORT_SECONDS: Final = 60.0  # for which others wait for a worker before it is reported
 _TELL_SECONDS: Final = 2.0  # in which the others read which worker is lost
-_LEFT_SECONDS: Final = 5.0  # time in which a message may still arrive from a worker that leaves
-_LEFT_BEATS: Final = 2  # of an unchanged wait, after which it is not that of an old row
+_LEFT_SECONDS: Final = 5.0  # in which a message may still arrive from a worker that leaves
+_LEFT_BEATS: Final = 2  # beats a wait must last before it counts; a shorter one may be a stale row
 WAITS: Final = (Activity.WAITING, Activity.MEETING)
 _MODULUS: Final = 1 << 24  # float32 holds smaller integers exactly
 
@@ -54,14 +51,7 @@ class Reason(IntEnum):
 
 
 class Loss(NamedTuple):
-    """Worker without which the others cannot proceed.
-
-    Args:
-        reason: Why it is lost.
-        rank: Its number.
-        activity: What it did last.
-        step: Global step in which it did that, or which came next.
-    """
+    """Worker without which the others cannot proceed, and what it did last."""
 
     reason: int = Reason.NONE
     rank: int = 0
@@ -70,21 +60,13 @@ class Loss(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """One sign of life of a worker.
-
-    Args:
-        number: Number of the beat.
-        activity: What the worker does.
-        step: Global step that is running or comes next.
-        seconds: Whole seconds for which it has been doing that.
-        loss: Worker that rank 0 has found to be lost, or this worker, if it was asked to leave.
-    """
+    """One sign of life of a worker."""
 
     number: int = 0
     activity: int = Activity.STARTING
-    step: int = 0
-    seconds: int = 0
-    loss: Loss = Loss()
+    step: int = 0  # that is running or comes next
+    seconds: int = 0  # for which the activity has lasted, rounded down
+    loss: Loss = Loss()  # that rank 0 has found, or this worker, if it was asked to leave
 
     def row(self) -> list[int]:
         """Returns the beat as `WIDTH` integers in [0, 2^24)."""
@@ -97,8 +79,7 @@ class Beat(NamedTuple):
         return cls(number, activity, step, seconds, Loss(*loss))
 
 
-WIDTH: Final = len(Beat().row())
-"""Number of integers of a beat."""
+WIDTH: Final = len(Beat().row())  # of a beat, in integers
 
 
 class Board(Protocol):
@@ -119,41 +100,33 @@ class Board(Protocol):
         """Returns the row of a worker, or None if there is none, or it cannot be read now."""
 
 
-class Watch:
+@dataclass
+class Times:
+    """Times after which a worker is lost; None for never."""
+
+    silence_seconds: float = SILENCE_SECONDS  # without a new beat
+    limit_seconds: float | None = None  # for which others wait for it
+    # For which sums may still travel to a worker that waits in a step, after another worker has
+    # completed this step and left:
+    tail_seconds: float = _LEFT_SECONDS
+    # For which one worker waits in a step, and another, which has not made it, between steps:
+    apart_seconds: float | None = None
+
+
+class Beats:
     """Beats of workers as one of them sees them.
 
     Only time in which this worker was running counts: one that was suspended does not suspect the
     others. Workers are watched from their first beat on.
-
-    Args:
-        ranks: Workers to watch.
-        silence_seconds: Time without a new beat after which a worker is lost.
-        limit_seconds: Time for which others may wait for a worker; None for no limit.
-        tail_seconds: Time for which sums may still travel to a worker that waits in a step, when
-            another one has made this step and leaves.
-        apart_seconds: Time for which one worker may wait in a step and another one, which has not
-            made this step, between steps; None for no limit.
     """
 
-    def __init__(
-        self,
-        ranks: Iterable[int],
-        silence_seconds: float,
-        limit_seconds: float | None = None,
-        tail_seconds: float = _LEFT_SECONDS,
-        apart_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, ranks: Iterable[int], times: Times) -> None:
         self.beats: dict[int, Beat] = {}
         self.ranks = list(ranks)
-        self._quiet = dict.fromkeys(self.ranks, 0.0)
+        self._times = times
+        self._quiet = dict.fromkeys(self.ranks, 0.0)  # seconds since the last new beat
         self._left: set[int] = set()
-        self._unchanged = dict.fromkeys(self.ranks, 0)
-        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
-        self._tail_seconds, self._apart_seconds = tail_seconds, apart_seconds
-
-    def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
-        """Changes times, see the arguments of the class."""
-        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
+        self._unchanged = dict.fromkeys(self.ranks, 0)  # beats of a wait, while another one leaves
 
     def see(self, rank: int, beat: Beat) -> None:
         """Notes the latest beat of a worker; the same beat as before is no sign of life."""
@@ -174,23 +147,25 @@ class Watch:
             self._quiet[rank] += min(seconds, MAX_COUNTED_SECONDS)
 
     def loss(self) -> Loss | None:
-        """Returns a worker that is lost, or None."""
+        """Returns a worker that is lost, or None; the most certain reason comes first."""
         for beat in list(self.beats.values()):
             if beat.loss.reason == Reason.PREEMPTED:
                 return beat.loss
         for rank, seconds in self._quiet.items():
-            if seconds > self._silence_seconds and rank not in self._left:
+            if seconds > self._times.silence_seconds and rank not in self._left:
                 return self.lost(rank, Reason.SILENT)
-        for rank in self._doing(Activity.LEAVING):
-            if any(self._waits_in_vain(each, rank) for each in self._doing(*WAITS)):
-                return self.lost(rank, Reason.LEFT)
-        for rank in self._apart():
+        for rank in (*self._left_behind(), *self._apart()):
             return self.lost(rank, Reason.LEFT)
-        waited = self.waited_seconds(*WAITS)
-        if self._limit_seconds is not None and waited >= self._limit_seconds:
+        limit = self._times.limit_seconds
+        if limit is not None and self.waited_seconds(*WAITS) >= limit:
             for rank in self.late():
                 return self.lost(rank, Reason.LATE)
         return None
+
+    def lost(self, rank: int, reason: Reason) -> Loss:
+        """Returns the loss of a worker, with what it did last."""
+        beat = self.beats.get(rank, Beat())
+        return Loss(reason, rank, beat.activity, beat.step)
 
     def waited_seconds(self, *activities: Activity) -> int:
         """Returns for how long a worker has been waiting for others; 0 if none is."""
@@ -198,10 +173,16 @@ class Watch:
 
     def late(self) -> list[int]:
         """Returns the workers that do not wait for others, so that others may wait for them."""
-        unseen = [rank for rank in self.ranks if rank not in self.beats]
+        late = Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE, Activity.TRAINED
+        return [*self._doing(*late), *(rank for rank in self.ranks if rank not in self.beats)]
+
+    def _left_behind(self) -> list[int]:
+        """Returns the workers that leave although another one waits for them."""
+        waiting = self._doing(*WAITS)
         return [
-            *self._doing(Activity.STARTING, Activity.COMPUTING, Activity.OUTSIDE, Activity.TRAINED),
-            *unseen,
+            rank
+            for rank in self._doing(Activity.LEAVING)
+            if any(self._waits_in_vain(each, rank) for each in waiting)
         ]
 
     def _waits_in_vain(self, waiting: int, leaving: int) -> bool:
@@ -211,28 +192,27 @@ class Watch:
         """
         waits, leaves = self.beats[waiting], self.beats[leaving]
         is_tail = waits.activity == Activity.WAITING and leaves.step > waits.step
-        limit = self._tail_seconds if is_tail else _LEFT_SECONDS
+        limit = self._times.tail_seconds if is_tail else _LEFT_SECONDS
         lasts = self._unchanged[waiting] >= _LEFT_BEATS
         return lasts and min(waits.seconds, leaves.seconds) >= limit
 
     def _apart(self) -> list[int]:
         """Returns the workers that wait between steps, while others wait for them in a step."""
-        limit = self._apart_seconds
+        limit = self._times.apart_seconds
         if limit is None:
             return []
         lasting = {rank: beat for rank, beat in list(self.beats.items()) if beat.seconds >= limit}
         steps = [beat.step for beat in lasting.values() if beat.activity == Activity.WAITING]
-        meeting = {rank for rank in self._doing(Activity.MEETING) if rank in lasting}
-        return [rank for rank in sorted(meeting) if any(lasting[rank].step <= s for s in steps)]
+        latest = max(steps, default=-1)
+        return sorted(
+            rank
+            for rank, beat in lasting.items()
+            if beat.activity == Activity.MEETING and beat.step <= latest
+        )
 
     def _doing(self, *activities: Activity) -> list[int]:
         beats = list(self.beats.items())
         return [rank for rank, beat in beats if beat.activity in activities]
-
-    def lost(self, rank: int, reason: Reason) -> Loss:
-        """Returns the loss of a worker, with what it did last."""
-        beat = self.beats.get(rank, Beat())
-        return Loss(reason, rank, beat.activity, beat.step)
 
 
 def _goes_on(before: Beat, beat: Beat) -> bool:
@@ -244,10 +224,12 @@ def _goes_on(before: Beat, beat: Beat) -> bool:
 class Heartbeat:
     """Threads that post this worker's beats, and end the process if a worker is lost.
 
-    One thread posts and one reads; they may have to wait for the board, or for another thread that
-    keeps the interpreter busy. A third one reads the clock. Its times are those of `Watch`. The
-    message about a worker that leaves while others wait for it ends with `left_remedy`.
+    `times` are those of `Times`. The message about a worker that leaves while others wait for it
+    ends with `left_remedy`.
     """
+
+    # One thread posts and one reads; they may have to wait for the board, or for another thread
+    # that keeps the interpreter busy. A third one, which never waits, reads the clock and decides.
 
     def __init__(
         self,
@@ -257,54 +239,45 @@ class Heartbeat:
         activity: CurrentActivity,
         *,
         names: Sequence[str] | None = None,
-        silence_seconds: float = SILENCE_SECONDS,
-        limit_seconds: float | None = None,
-        tail_seconds: float = _LEFT_SECONDS,
-        apart_seconds: float | None = None,
         left_remedy: str = "",
         end: Callable[..., object] = end_now,
+        **times: float | None,
     ) -> None:
-        self._board, self._rank, self._activity = board, rank, activity
-        self.names = names or [f"worker {each}" for each in range(workers)]
-        """Names of the workers, by rank."""
-        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
-        self._end = end
-        self._left_remedy = left_remedy
-        ranks = range(workers) if rank == 0 else [0]
-        times = silence_seconds, limit_seconds, tail_seconds, apart_seconds
-        self._watch = Watch(ranks, *times)
+        self._board, self._rank, self._activity, self._end = board, rank, activity, end
+        self.names = names or [f"worker {each}" for each in range(workers)]  # by rank
+        self._left_remedy = f": {left_remedy}" if left_remedy else ""
+        self._times = Times(**times)  # type: ignore[arg-type]
+        self._beats = Beats(range(workers) if rank == 0 else [0], self._times)
         self._beat, self._loss = Beat(), Loss()
         self._reports = 0
         self._unanswered, self._read_at = 0.0, time.monotonic()
         self._stopped = threading.Event()
-        self._looking = PeriodicThread(
-            self.look, BEAT_SECONDS, "lbbsp-liveness", self._tell_and_end
+        self._watch = Watch(
+            self.look,
+            lambda: self.names[rank],
+            pause_seconds=BEAT_SECONDS,
+            end=self._tell_and_end,
         )
-        self._started = False
 
     def use_times(self, silence_seconds: float, limit_seconds: float | None) -> None:
-        """Changes times, see the arguments of the class."""
-        self._silence_seconds, self._limit_seconds = silence_seconds, limit_seconds
-        self._watch.use_times(silence_seconds, limit_seconds)
+        """Changes times."""
+        self._times.silence_seconds, self._times.limit_seconds = silence_seconds, limit_seconds
 
     def start(self) -> None:
         """Starts the threads, once."""
-        if self._started:
-            return
-        self._started = True
-        self._read_at = time.monotonic()
-        for exchange in (self.post, self.read):
-            daemon_thread(partial(self._repeat, exchange), "lbbsp-heartbeat").start()
-        self._looking.start()
+        if self._watch.start():
+            self._read_at = time.monotonic()
+            for exchange in (self.post, self.read):
+                daemon_thread(partial(self._repeat, exchange), "lbbsp-heartbeat").start()
 
     def stop(self) -> None:
         """Ends the beats; call it when all workers have reached their end."""
         self._stopped.set()
-        self._looking.stop()
+        self._watch.stop()
 
     def forget(self, rank: int) -> None:
         """Stops watching a worker that has left in order."""
-        self._watch.forget(rank)
+        self._beats.forget(rank)
 
     def leave(self) -> None:
         """Makes all workers end with status 143, because this one was asked to by SIGTERM."""
@@ -319,12 +292,12 @@ class Heartbeat:
 
     def read(self) -> None:
         """Reads the beats of other workers; time counts as silence once all have been read."""
-        for rank in self._watch.ranks:
+        for rank in self._beats.ranks:
             row = self._beat.row() if rank == self._rank else self._board.read(rank)
             if row is not None:
-                self._watch.see(rank, Beat.of(row))
+                self._beats.see(rank, Beat.of(row))
         before, self._read_at = self._read_at, time.monotonic()
-        self._watch.wait(self._read_at - before)
+        self._beats.wait(self._read_at - before)
 
     def look(self, seconds: float) -> str | None:
         """Returns why this process must end, or None, `seconds` after the last look."""
@@ -337,19 +310,19 @@ class Heartbeat:
             why = self._describe(loss)
             note_lost(loss.rank, why)
             return why
-        if self._unanswered > self._silence_seconds:
-            return f"{self._board.holder} did not respond for {self._silence_seconds:g} s"
+        if self._unanswered > self._times.silence_seconds:
+            return f"{self._board.holder} did not respond for {self._times.silence_seconds:g} s"
         return None
 
     def _find_loss(self) -> Loss | None:
         if self._loss.reason:
             return self._loss
         holder = self._board.holder
-        if self._unanswered > self._silence_seconds:
-            return self._watch.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
-        loss = self._watch.loss()
-        if loss is None and self._rank != 0 and 0 in self._watch.beats:
-            told = self._watch.beats[0].loss
+        if self._unanswered > self._times.silence_seconds:
+            return self._beats.lost(holder, Reason.SILENT) if isinstance(holder, int) else None
+        loss = self._beats.loss()
+        if loss is None and self._rank != 0 and 0 in self._beats.beats:
+            told = self._beats.beats[0].loss
             return told if told.reason else None
         return loss
 
@@ -362,18 +335,18 @@ class Heartbeat:
             self._stopped.wait(BEAT_SECONDS)
 
     def _tell_and_end(self, status: int, why: str) -> None:
+        """Ends the process; its beats go on for a moment if the others learn the loss from them."""
         tells = self._rank in (0, self._loss.rank)
         status = LEFT if self._loss.reason == Reason.PREEMPTED else status
-        text = f"{why}; {self.names[self._rank]} ends"
-        self._end(status, text, linger_seconds=_TELL_SECONDS if tells else 0.0)
+        self._end(status, why, linger_seconds=_TELL_SECONDS if tells else 0.0)
 
     def _report(self) -> None:
         """Says which workers the others wait for, each time that they have waited for long."""
-        waited = self._watch.waited_seconds(*WAITS, Activity.LEAVING)
+        waited = self._beats.waited_seconds(*WAITS, Activity.LEAVING)
         reports = int(waited // REPORT_SECONDS)
         if reports > self._reports:
-            for rank in self._watch.late():
-                beat = self._watch.beats.get(rank, Beat())
+            for rank in self._beats.late():
+                beat = self._beats.beats.get(rank, Beat())
                 doing = f"{self.names[rank]} is {describe(beat.activity, beat.step)}"
                 with suppress(OSError, ValueError):
                     text = f"lbbsp: {doing}; others have waited for it for {waited} s"
@@ -385,10 +358,10 @@ class Heartbeat:
         if loss.reason == Reason.PREEMPTED:
             return f"{name} got SIGTERM ({last}), so that all workers leave"
         if loss.reason == Reason.LEFT:
-            remedy = f": {self._left_remedy}" if self._left_remedy else ""
-            return f"{name} has left ({last}), and others wait for it{remedy}"
+            return f"{name} has left ({last}), and others wait for it{self._left_remedy}"
         if loss.reason == Reason.LATE:
-            limit = f" for {self._limit_seconds:g} s" if self._limit_seconds is not None else ""
-            return f"others have waited for {name}, which is {last},{limit or ' for too long'}"
-        silent = f"{name} has given no sign of life for {self._silence_seconds:g} s"
+            limit = self._times.limit_seconds  # None if only rank 0 has one
+            waited = "too long" if limit is None else f"{limit:g} s"
+            return f"others have waited for {name}, which is {last}, for {waited}"
+        silent = f"{name} has given no sign of life for {self._times.silence_seconds:g} s"
         return f"{silent}; with its last one it was {last}"

@@ -17,10 +17,8 @@ from lbbsp_core.runtime.reliability.exit import end_now
 
 logger = logging.getLogger("lbbsp.liveness")
 
-MAX_COUNTED_SECONDS: Final = 2.0
-"""Maximum of the time between two looks that counts as a wait: this process may be suspended."""
-
-_CHECK_SECONDS = 0.2
+MAX_COUNTED_SECONDS: Final = 2.0  # of the time between two looks: this process may be suspended
+_CHECK_SECONDS: Final = 0.2
 
 
 def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
@@ -30,30 +28,37 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-class PeriodicThread:
-    """Thread that looks regularly for a reason to end the process, and then ends it.
+class Watch:
+    """Thread that asks a source regularly for a reason to end the process, and then ends it.
 
-    An error in a look has no effect: the next one may succeed. `look` takes the seconds since the
-    last look, and returns why the process must end, or None.
+    `look` takes the seconds since the last look, and returns why the process must end, or None. An
+    error in it has no effect: the next look may succeed. `name` returns the name of the process for
+    the message.
     """
+
+    # Each source has a thread of its own: one that has to wait for a connection or a lock must not
+    # keep the others from ending the process.
 
     def __init__(
         self,
         look: Callable[[float], str | None],
-        pause_seconds: float,
-        name: str,
+        name: Callable[[], str] | None = None,
+        *,
+        pause_seconds: float = 0.5,
         end: Callable[[int, str], object] = end_now,
     ) -> None:
-        self._look, self._pause_seconds, self._end = look, pause_seconds, end
+        self._look, self._name, self._pause_seconds, self._end = look, name, pause_seconds, end
         self._stopped = threading.Event()
-        self._thread = daemon_thread(self._run, name)
+        self._thread = daemon_thread(self._run, "lbbsp-watch")
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
+    def start(self) -> bool:
+        """Starts the thread; returns whether it was not started before."""
+        if starts := self._thread.ident is None:
+            self._thread.start()
+        return starts
 
     def stop(self) -> None:
-        """Makes a look that is running the last one."""
+        """Stops after the look in progress."""
         self._stopped.set()
 
     def join(self) -> None:
@@ -67,11 +72,11 @@ class PeriodicThread:
             try:
                 why = self._look(now - before)
             except Exception:
-                logger.debug("%s: a look has failed", self._thread.name, exc_info=True)
+                logger.debug("a look has failed", exc_info=True)
                 why = None
             before = now
             if why is not None:
-                self._end(1, f"lbbsp: {why}")
+                self._end(1, f"lbbsp: {why}" + (f"; {self._name()} ends" if self._name else ""))
                 return
 
 
@@ -80,7 +85,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._deadlines: dict[object, tuple[float, str]] = {}  # several threads may wait
-        PeriodicThread(self._look, _CHECK_SECONDS, "lbbsp-watchdog").start()
+        Watch(self._look, pause_seconds=_CHECK_SECONDS).start()
 
     @contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:

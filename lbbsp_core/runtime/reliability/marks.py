@@ -35,21 +35,13 @@ class LostWorker(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Marks of one worker.
+    """Marks of one worker."""
 
-    Args:
-        begun: Whether it has imported a plugin.
-        finished: Whether its script has ended in order.
-        waiting: Whether it waits for a worker that has not started.
-        lost: Worker for which it has ended, or None.
-        preempted: Whether it was asked to leave, by SIGTERM.
-    """
-
-    begun: bool
-    finished: bool
-    waiting: bool
-    lost: LostWorker | None
-    preempted: bool = False
+    begun: bool  # it has imported a plugin
+    finished: bool  # its script has ended in order
+    waiting: bool  # for a worker that has not started
+    lost: LostWorker | None  # for which it has ended
+    preempted: bool = False  # it was asked to leave, by SIGTERM
 
 
 def read_marks(folder: Path) -> Marks:
@@ -80,26 +72,22 @@ def begin() -> None:
     """
     folder = _folder()
     if folder is not None:
-        _leave(folder, BEGUN)
+        _leave(BEGUN)
         # Sockets of processes that load data, which would stay behind if they are killed.
         config = getattr(multiprocessing.current_process(), "_config", {})
         if len(str(folder)) <= _SOCKET_FOLDER:
             config.setdefault("tempdir", str(folder))
-        on_exit(lambda: _leave(folder, FINISHED))
+        on_exit(lambda: _leave(FINISHED))
 
 
 def note_lost(rank: int, why: str) -> None:
     """Notes for which worker this one ends, which the launcher then names as the first cause."""
-    folder = _folder()
-    if folder is not None:
-        _leave(folder, LOST, f"{rank} {why}")
+    _leave(LOST, f"{rank} {why}")
 
 
 def note_preempted() -> None:
     """Notes that this worker was asked to leave: an elastic job continues without it."""
-    folder = _folder()
-    if folder is not None:
-        _leave(folder, PREEMPTED)
+    _leave(PREEMPTED)
 
 
 def waiting_mark() -> Path | None:
@@ -111,16 +99,13 @@ def waiting_mark() -> Path | None:
 @contextmanager
 def waiting() -> Iterator[None]:
     """Notes that, inside the context, this worker waits for workers that have not started."""
-    mark = waiting_mark()
-    if mark is None:
-        yield
-        return
-    _leave(mark.parent, mark.name)
+    _leave(WAITING)
     try:
         yield
     finally:
-        with suppress(OSError):
-            mark.unlink(missing_ok=True)
+        if mark := waiting_mark():
+            with suppress(OSError):
+                mark.unlink(missing_ok=True)
 
 
 def scratch_folder() -> Path:
@@ -135,8 +120,11 @@ def _folder() -> Path | None:
     return folder if folder is not None and os.getsid(0) == os.getpid() else None
 
 
-def _leave(folder: Path, name: str, text: str = "") -> None:
-    """Creates a mark, complete or not at all; if the folder is gone, this has no effect."""
+def _leave(name: str, text: str = "") -> None:
+    """Creates a mark, complete or not at all; without a folder, this has no effect."""
+    folder = _folder()
+    if folder is None:
+        return
     with suppress(OSError):
         partial = folder / f".{name}"
         partial.write_text(text, encoding="utf-8")

@@ -24,15 +24,9 @@ from lbbsp_core.runtime.reliability.marks import note_preempted
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
-STATUS: Final = LEFT
-"""Exit status of workers that have saved their checkpoint and left."""
-
-REPEAT_SECONDS: Final = 1.0
-"""Time within which several signals are one request: of the scheduler and of the launcher."""
-
-_STEP_SECONDS: Final = 15.0
-"""Time between steps after which none is expected any more: half of what schedulers wait."""
-
+STATUS: Final = LEFT  # of workers that have saved their checkpoint and left
+REPEAT_SECONDS: Final = 1.0  # in which signals of the scheduler and the launcher are one request
+_STEP_SECONDS: Final = 15.0  # after which no step is expected any more; schedulers wait twice that
 _LOOK_SECONDS: Final = 0.2
 _PARENT_SECONDS: Final = 1.0
 

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from lbbsp_core.runtime.reliability.liveness import PeriodicThread
+from lbbsp_core.runtime.reliability.liveness import Watch
 
 
-def run(look, ended):
+def run(look, ended, name=None):
     """Runs a thread until it ends the process, which it does not here."""
-    thread = PeriodicThread(look, 0.01, "looking", lambda *given: ended.append(given))
+    thread = Watch(look, name, pause_seconds=0.01, end=lambda *given: ended.append(given))
     thread.start()
     thread.join()
 
@@ -30,6 +30,12 @@ def test_the_thread_looks_until_there_is_a_reason_also_after_an_error():
     assert ended == [(1, "lbbsp: worker 1 is lost")]
     assert len(seconds) == 3
     assert all(each > 0 for each in seconds)
+
+
+def test_the_process_is_named():
+    ended = []
+    run(lambda _: "worker 1 is lost", ended, lambda: "server 0")
+    assert ended == [(1, "lbbsp: worker 1 is lost; server 0 ends")]
 
 
 def test_a_debugger_leaves_the_thread_running():

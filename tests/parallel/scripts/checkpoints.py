@@ -41,7 +41,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self.balancer and self.balancer._checkpoints:  # no write is skipped
-            self.balancer._checkpoints._writer.flush()
+            self.balancer._checkpoints.schedule.flush()
         self.batches.append(batch)
         if len(self.batches) == self.until:
             raise InterruptedFitError
