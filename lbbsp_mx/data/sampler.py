@@ -13,8 +13,8 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.work import Work
 from lbbsp_mx.data.drawing import EpochDrawer
+from lbbsp_mx.data.draws import Draws, cut
 from lbbsp_mx.data.same_data import check_same_data
-from lbbsp_mx.trainer.parts import Draws, cut
 
 Data: TypeAlias = "int | Sequence[Any]"
 """A data set with a length and samples by number, or its number of samples."""

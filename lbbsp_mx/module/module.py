@@ -16,6 +16,7 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import compat, env
 from lbbsp_mx.data.data_iter import ARRAY_PARAMS, Columns, PlannedIter, array_iter
+from lbbsp_mx.data.draws import Draws
 from lbbsp_mx.data.sampler import BatchSampler, make_sampler
 from lbbsp_mx.devices import devices_of_module
 from lbbsp_mx.module.module_data import check_arguments, drops_last
@@ -23,7 +24,6 @@ from lbbsp_mx.module.pushes import NO_OPTIMIZER, PushedSteps
 from lbbsp_mx.module.shuffled import Samples, restored
 from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.native import ASYNCHRONOUS, runtime
-from lbbsp_mx.trainer.parts import Draws
 
 if TYPE_CHECKING:
     from lbbsp_mx.store.kvstore import KVStore

@@ -12,10 +12,10 @@ import mxnet as mx
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.module.pushed_keys import PushedKeys
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import Key, Keys, flat
-from lbbsp_mx.trainer.fence import arrays_in, wait_for
 
 logger = logging.getLogger("lbbsp.mx")
 

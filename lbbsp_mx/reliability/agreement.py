@@ -24,8 +24,8 @@ from lbbsp_core.runtime.exchange.collectives import gather_bytes, weighted_mean
 from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.exchange.settings import Setting, Settings
-from lbbsp_mx.trainer.fence import wait_for
-from lbbsp_mx.trainer.parameters import network_of
+from lbbsp_mx.fence import wait_for
+from lbbsp_mx.parameters import network_of
 from lbbsp_mx.trainer.sparse import exchange_whole, is_sparse
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from mxnet import gluon
 from mxnet.lr_scheduler import LRScheduler
 
+from lbbsp_mx.parameters import Parameters, as_created
 from lbbsp_mx.reliability.states import optimizer_state, restore_optimizer
-from lbbsp_mx.trainer.parameters import Parameters, as_created
 
 PICKLE: Final = b"\x80"
 """First byte of gluon's files."""

@@ -13,9 +13,9 @@ from mxnet.kvstore import KVStoreBase
 from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
 from lbbsp_core.runtime.loop.pipelined import Rows
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import LARGEST_KEY
-from lbbsp_mx.trainer.fence import wait_for
 
 if TYPE_CHECKING:
     from lbbsp_mx.store.kvstore import KVStore

@@ -16,13 +16,13 @@ from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_mx import cluster
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.module.module import balance
 from lbbsp_mx.module.pushes import PushedSteps
 from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
 from lbbsp_mx.store.script_keys import Keys, ScriptKeys, flat
 from lbbsp_mx.store.server_optimizer import ScriptOptimizer
-from lbbsp_mx.trainer.fence import arrays_in, wait_for
 
 KINDS = (*DISTRIBUTED, ASYNCHRONOUS, *IN_ONE_PROCESS)
 NAME = "lbbsp"

@@ -16,9 +16,9 @@ from mxnet import gluon
 
 from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_mx import cluster
+from lbbsp_mx.fence import Fence
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import KVStore
-from lbbsp_mx.trainer.fence import Fence
 from lbbsp_mx.trainer.means import StepSizes, clear_idle_devices, mark_gradients, total_weight
 from lbbsp_mx.trainer.steps import Steps, Wait
 

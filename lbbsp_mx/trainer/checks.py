@@ -12,9 +12,9 @@ from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
+from lbbsp_mx.parameters import normalises_batches, require_unique_names
 from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
 from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
-from lbbsp_mx.trainer.parameters import normalises_batches, require_unique_names
 
 logger = logging.getLogger("lbbsp.mx")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx.data.draws import Draws, part_sizes
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.trainer.means import StepSizes, unplanned_sizes
-from lbbsp_mx.trainer.parts import Draws, part_sizes
 
 logger = logging.getLogger("lbbsp.mx")
 

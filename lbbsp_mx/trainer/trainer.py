@@ -17,8 +17,11 @@ from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
+from lbbsp_mx.data.draws import Draws, with_granularity
 from lbbsp_mx.data.sampler import BatchSampler, Data, fixed_rows, make_sampler
 from lbbsp_mx.devices import devices_of
+from lbbsp_mx.fence import Fence
+from lbbsp_mx.parameters import Parameters, as_created, facts_of
 from lbbsp_mx.reliability.agreement import Agreement
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.reliability.gluon_states import gluon_order
@@ -33,7 +36,6 @@ from lbbsp_mx.trainer.checks import (
     store_of,
     trains_alone,
 )
-from lbbsp_mx.trainer.fence import Fence
 from lbbsp_mx.trainer.means import (
     Freshness,
     StepSizes,
@@ -42,8 +44,6 @@ from lbbsp_mx.trainer.means import (
     sample_weights,
     total_weight,
 )
-from lbbsp_mx.trainer.parameters import Parameters, as_created, facts_of
-from lbbsp_mx.trainer.parts import Draws, with_granularity
 from lbbsp_mx.trainer.sparse import RowSums, copy_rows, exchange_whole, is_sparse, keep_whole
 from lbbsp_mx.trainer.steps import SEVERAL_CHECKPOINTS, Steps, StepsBeside, Wait
 
