@@ -1,34 +1,15 @@
-"""Balanced input for `mx.mod.Module.fit` and other loops that push to a store: `balance`."""
+"""Data iterator of a balanced store: `BalancedIter`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import mxnet as mx
-from mxnet import gluon
 from mxnet.io import DataBatch, DataDesc
-from mxnet.kvstore import KVStoreBase
 
-from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.validate import require_integer
-from lbbsp_mx import compat, env
-from lbbsp_mx.data.data_iter import ARRAY_PARAMS, Columns, PlannedIter, array_iter
-from lbbsp_mx.data.draws import Draws
-from lbbsp_mx.data.sampler import BatchSampler, make_sampler
-from lbbsp_mx.devices import devices_of_module
-from lbbsp_mx.module.module_data import check_arguments, drops_last
-from lbbsp_mx.module.pushes import NO_OPTIMIZER, PushedSteps
-from lbbsp_mx.module.shuffled import Samples, restored
-from lbbsp_mx.store.collectives import StoreCollectives
-from lbbsp_mx.store.native import ASYNCHRONOUS, runtime
-
-if TYPE_CHECKING:
-    from lbbsp_mx.store.kvstore import KVStore
-
-Source = mx.io.NDArrayIter | gluon.data.Dataset
+from lbbsp_mx.data.data_iter import PlannedIter
+from lbbsp_mx.data.sampler import BatchSampler
+from lbbsp_mx.module.module_data import Source
+from lbbsp_mx.module.pushes import ModuleSteps
 
 
 class BalancedIter(PlannedIter):
@@ -47,7 +28,7 @@ class BalancedIter(PlannedIter):
 
     def __init__(
         self,
-        steps: PushedSteps,
+        steps: ModuleSteps,
         batch_size: int,
         sampler: BatchSampler,
         source: Source,
@@ -100,127 +81,6 @@ class _Unplanned:
             "plan of a batch is known when the update before it is made: leave PrefetchingIter and "
             "other threads out"
         )
-
-
-def balance(
-    store: KVStore,
-    data: Columns | mx.io.NDArrayIter | gluon.data.Dataset,
-    label: Columns,
-    *,
-    global_batch_size: int | None,
-    seed: int | None,
-    shuffle: bool | None,
-    mean_loss: bool,
-    devices: int,
-    iter_params: Mapping[str, Any] | None,
-    options: SessionOptions,
-) -> tuple[BalancedIter, PushedSteps]:
-    """Creates the iterator and the steps of a balanced store; see `lbbsp_mx.KVStore.balance`."""
-    compat.refuse_fixed_batches(BalancedIter)
-    _check_store(store)
-    _check_devices(devices, mean_loss)
-    check_arguments(data, label, iter_params or {})
-    collectives = StoreCollectives(store)
-    total = _total(data, global_batch_size, store.num_workers)
-    seed = options.seed if seed is None else seed
-    if shuffle is None:
-        shuffle = data.shuffle if isinstance(data, mx.io.NDArrayIter) else True
-    drop_last = drops_last(data)
-    facts = {"mean_loss": int(mean_loss), "devices": devices}
-    if store.num_workers > 1:
-        order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}
-        discards = {"last_batch_handle='discard'": int(drop_last)}
-        handshake.compare(collectives, {**order, **discards, **facts})
-    source, params = _source(collectives, data, label, iter_params)
-    session = PipelinedSession(
-        collectives,
-        total,
-        options,
-        framework="mxnet",
-        versions={"mxnet": mx.__version__},
-        activity=runtime().activity,
-        facts=facts,
-        parts=devices,
-        devices=devices_of_module(devices),
-    )
-    samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
-    sampler = make_sampler(session, Draws(), samples, seed, bool(shuffle), None, None, drop_last)
-    last = sampler.order.size(sampler.order.steps_per_epoch - 1)
-    even = -(-total // store.num_workers)
-    steps = PushedSteps(
-        session,
-        even * store.num_workers,
-        mean_loss=mean_loss,
-        devices=devices,
-        most_devices=devices if store.num_workers > 1 else max(devices, last),
-        in_servers=store.distributed,
-    )
-    runtime().has_trainer |= store.distributed
-    runtime().use_options(options)
-    runtime().endings.add(steps.close)
-    return BalancedIter(steps, even, sampler, source, **params), steps
-
-
-def _check_store(store: KVStore) -> None:
-    """Raises if updates could not be exact and equal on all workers.
-
-    Raises:
-        ValueError: Names the remedy.
-    """
-    if not store.distributed:
-        return
-    if store.kind == ASYNCHRONOUS:
-        raise ValueError(
-            "a balanced store must be synchronous, got 'dist_async': use lbbsp_mx.KVStore("
-            "'dist_sync')"
-        )
-    if runtime().compresses:
-        raise ValueError(
-            "a balanced store needs exact sums, and gradient compression was set: leave out "
-            "set_gradient_compression"
-        )
-    if not (store.is_capable(KVStoreBase.OPTIMIZER) and env.updates_on_store()):
-        raise ValueError(NO_OPTIMIZER)
-
-
-def _check_devices(devices: int, mean_loss: bool) -> None:
-    require_integer("devices", devices, 1)
-    if mean_loss and devices > 1:
-        raise ValueError(
-            f"mean_loss=True needs one device per worker, got devices={devices}: means of parts "
-            "of a batch do not sum to its mean; use a loss that is a sum over samples"
-        )
-
-
-def _total(data: object, given: int | None, workers: int) -> int:
-    """Returns the global batch size: the given one, or an even batch for each worker."""
-    if given is None and isinstance(data, mx.io.NDArrayIter):
-        if data.batch_size == 1:
-            raise ValueError(
-                "batch_size of the NDArrayIter is 1, its default, so that each worker would train "
-                "on single samples: pass batch_size= to the NDArrayIter, or global_batch_size= if "
-                "that is meant"
-            )
-        return int(data.batch_size) * workers
-    if given is None:
-        raise ValueError(
-            "global_batch_size must be given, because only an NDArrayIter has a batch size: it "
-            "counts the samples of a step over all workers"
-        )
-    return require_integer("global_batch_size", given, workers)
-
-
-def _source(
-    collectives: StoreCollectives, data: Any, label: Columns, given: Mapping[str, Any] | None
-) -> tuple[Source, dict[str, Any]]:
-    """Returns the data by index, and the arguments of `PlannedIter` that are left for it."""
-    params = dict(given or {})
-    if isinstance(data, gluon.data.Dataset):
-        return data, params
-    if isinstance(data, mx.io.NDArrayIter) and data.shuffle:
-        return restored(data, collectives), params
-    names = {name: params.pop(name, value) for name, value in ARRAY_PARAMS.items()}
-    return array_iter(data, label, **names), params
 
 
 def _resized(desc: DataDesc, axis: int, size: int) -> DataDesc:

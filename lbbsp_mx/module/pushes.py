@@ -1,10 +1,11 @@
-"""Steps of a balanced store, whose gradients are scaled when they are pushed: `PushedSteps`."""
+"""Steps of a balanced store, whose gradients are scaled when they are pushed: `ModuleSteps`."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +14,6 @@ from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.fence import arrays_in, wait_for
-from lbbsp_mx.module.pushed_keys import PushedKeys
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import Key, Keys, flat
 
@@ -30,6 +30,54 @@ _Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
 """Arrays of the last call with these keys in a step."""
 
 
+class PushedKeys:
+    """Counts how often each key is pushed in a step, and knows it from the steps before.
+
+    A step is complete when each key was pushed as often as in earlier steps, and pulled afterwards
+    if it was so then. Other calls, such as pulls by a callback, do not count. The first step is
+    never complete, because nothing is known yet.
+    """
+
+    def __init__(self) -> None:
+        self._usual: Counter[Key] = Counter()
+        self._usually_pulled: set[Key] = set()
+        self._pushes: Counter[Key] = Counter()
+        self._pulled: set[Key] = set()  # after their last push
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing of what earlier steps had is missing."""
+        return bool(self._usual) and (
+            self._pushes >= self._usual and self._pulled >= self._usually_pulled
+        )
+
+    def push(self, keys: Sequence[Key]) -> None:
+        """Counts a push of keys."""
+        again = [key for key in keys if self._pushes[key] and self._pushes[key] >= self._most(key)]
+        if again:
+            raise ValueError(
+                f"a step has one batch, and the gradient of {again[0]!r} is pushed again after the "
+                "update with it: draw a batch before each update, or call train.reset() before "
+                "updates with other batches, which are not scaled then"
+            )
+        self._pushes.update(keys)
+        self._pulled.difference_update(keys)
+
+    def pull(self, keys: Sequence[Key]) -> None:
+        """Notes that keys were pulled."""
+        self._pulled.update(key for key in keys if self._pushes[key])
+
+    def end_step(self) -> None:
+        """Learns from the step, and begins the next one."""
+        self._usually_pulled |= self._pulled - self._usual.keys()
+        self._usual |= self._pushes
+        self._pushes, self._pulled = Counter(), set()
+
+    def _most(self, key: Key) -> float:
+        """Returns how often a key may be pushed; without limit if that is not known yet."""
+        return self._usual[key] or (1 if self.complete else float("inf"))
+
+
 class _Sizes(NamedTuple):
     """Sizes of a step."""
 
@@ -37,7 +85,7 @@ class _Sizes(NamedTuple):
     total: int
 
 
-class PushedSteps:
+class ModuleSteps:
     """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
 
     The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,

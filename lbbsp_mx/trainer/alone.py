@@ -18,7 +18,7 @@ from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_mx import cluster
 from lbbsp_mx.fence import Fence
 from lbbsp_mx.store.collectives import TrainerStore
-from lbbsp_mx.store.kvstore import KVStore
+from lbbsp_mx.store.kvstore import SharedStore
 from lbbsp_mx.trainer.means import StepSizes, clear_idle_devices, mark_gradients, total_weight
 from lbbsp_mx.trainer.steps import Steps, Wait
 
@@ -41,7 +41,7 @@ class LocalTrainer(gluon.Trainer):
         """Creates the store; states that were loaded before are those of its optimizer."""
         config = self._kvstore_params
         store, updates = config["kvstore"], config["update_on_kvstore"]
-        if isinstance(store, KVStore):  # trainers that share it have keys of their own
+        if isinstance(store, SharedStore):  # trainers that share it have keys of their own
             store = store.empty_copy()
         if cluster.in_cluster() and not self._contains_sparse_weight:
             updates = False  # as with several workers

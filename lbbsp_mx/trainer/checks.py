@@ -13,7 +13,7 @@ from mxnet.kvstore import KVStoreBase
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
 from lbbsp_mx.parameters import normalises_batches, require_unique_names
-from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
+from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, SharedStore, kind_of, make_store
 from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
 
 logger = logging.getLogger("lbbsp.mx")
@@ -30,7 +30,7 @@ def trains_alone(kvstore: Store) -> bool:
     return local or not cluster.in_cluster() or cluster.counts()[0] == 1
 
 
-def store_of(kvstore: Store, alone: bool) -> KVStore:
+def store_of(kvstore: Store, alone: bool) -> SharedStore:
     """Returns the store whose workers train; it is local if gluon creates another one, or none."""
     named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
     if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
@@ -43,7 +43,7 @@ def store_of(kvstore: Store, alone: bool) -> KVStore:
     starts_cluster = cluster.in_cluster() and _is_distributed(kvstore)
     given = starts_cluster or _is_local(kvstore) or isinstance(kvstore, mx.kv.KVStore)
     if alone and not given and isinstance(kvstore, KVStoreBase | str):
-        return KVStore("local")
+        return make_store("local")
     return make_store(kvstore)
 
 
@@ -68,7 +68,7 @@ def gluon_store(kvstore: Store) -> Store:
 
 
 def _is_distributed(kvstore: Store) -> bool:
-    if isinstance(kvstore, KVStore):
+    if isinstance(kvstore, SharedStore):
         return kvstore.distributed
     kind = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
     if kind in (NAME, GLUON_NAME):
