@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
 from lbbsp_core.runtime.loop.pipelined import Rows
@@ -104,7 +103,7 @@ class StoreCollectives:
         return self._keys[key]
 
 
-class TrainerStore(StoreCollectives, KVStoreBase):
+class TrainerStore(StoreCollectives):
     """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers."""
 
     def __init__(self, store: SharedStore) -> None:
@@ -117,22 +116,7 @@ class TrainerStore(StoreCollectives, KVStoreBase):
                 "leave out set_gradient_compression"
             )
         runtime().has_trainer |= store.distributed
-        self._type = store.type
-
-    @property
-    def type(self) -> str:
-        """Name of the store's type, which gluon reads."""
-        return self._type
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers, N, under MXNet's name."""
-        return self.workers
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Returns False for optimizers, because a server would divide by a constant batch size."""
-        return False
+        self.type = store.type  # which gluon reads
 
     def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
         """Sends the value of worker 0 to all workers, and waits for it; a collective."""

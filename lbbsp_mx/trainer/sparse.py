@@ -33,8 +33,8 @@ class RowSums:
         self._copies: dict[int, Arrays] = {}
         self._params = dict(enumerate(params))
         has_sparse = any(param._grad_stype != "default" for param in params)
-        self.is_needed = has_sparse and (store.num_workers > 1 or devices > 1)
-        if has_sparse and store.num_workers > 1:
+        self.is_needed = has_sparse and (store.workers > 1 or devices > 1)
+        if has_sparse and store.workers > 1:
             logger.warning(
                 "row-sparse gradients are summed over workers as dense arrays, because MXNet's "
                 "servers sum no others, and row-sparse parameters are kept whole on each of them; "
