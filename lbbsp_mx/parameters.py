@@ -1,15 +1,17 @@
-"""Order and checks of parameters, for all trainers of this package."""
+"""Order, checks and marks of parameters, for all trainers of this package."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MethodType
 from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+Arrays: TypeAlias = "list[mx.nd.NDArray]"
 Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list[gluon.Parameter]"
 
 _COUNTERS = ("begin_num_update", "num_update", "rescale_grad", "count", "_index_update_count")
@@ -95,3 +97,93 @@ def _living(kind: type[gluon.Block]) -> Iterator[Any]:
     """Yields the layers of a kind that exist, because parameters do not know their layers."""
     found = (each for each in gc.get_objects() if issubclass(type(each), kind))
     return (each for each in found if hasattr(each, "_children"))  # else its creation has failed
+
+
+# Row-sparse parameters, of which each worker has all rows
+
+
+def is_sparse(param: gluon.Parameter) -> bool:
+    """Returns whether the values of a parameter are row-sparse, and not its gradients alone."""
+    return bool(param._stype != "default")
+
+
+def keep_whole(params: Iterable[gluon.Parameter]) -> None:
+    """Lets row-sparse parameters be read like dense ones, since each worker has all rows of them.
+
+    MXNet's servers would have to update them otherwise, and divide by a constant batch size.
+    """
+    for param in filter(is_sparse, params):
+        param.list_data = MethodType(_whole_arrays, param)
+
+
+def _whole_arrays(param: gluon.Parameter) -> Arrays:
+    arrays: Arrays = param._check_and_get(param._data, list)
+    return arrays
+
+
+def _set_whole(param: gluon.Parameter, values: mx.nd.NDArray) -> None:
+    """Sets all rows of a row-sparse parameter, also those that are zero: optimizers need them."""
+    rows = np.arange(param.shape[0])
+    for array in _whole_arrays(param):
+        mx.nd.sparse.row_sparse_array(
+            (values.as_in_context(array.context), rows),
+            shape=param.shape, ctx=array.context, dtype=array.dtype,
+        ).copyto(array)  # fmt: skip
+
+
+def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
+    """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
+    values = _whole_arrays(param)[0].tostype("default")
+    exchange(values)
+    _set_whole(param, values)
+
+
+def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
+    """Copies a whole row-sparse parameter, unless `out` are its own arrays."""
+    own = _whole_arrays(param)
+    for array in out if isinstance(out, list | tuple) else [out]:
+        if not any(array is each for each in own):
+            own[0].copyto(array)
+
+
+# Gradients that a batch has computed, which gluon marks as fresh
+
+
+def learning(params: Sequence[gluon.Parameter]) -> list[int]:
+    """Returns the numbers of the parameters that learn."""
+    return [number for number, param in enumerate(params) if param.grad_req != "null"]
+
+
+def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
+    """Zeroes stale gradients, which count as new if another device has one; returns who has any."""
+    have_any = []
+    for param in params:
+        fresh = [data._fresh_grad for data in param._data]
+        if not all(fresh):
+            for data, gradient, is_new in zip(param._data, param.list_grad(), fresh, strict=True):
+                if not is_new:
+                    clear(gradient)
+                    data._fresh_grad = any(fresh)
+        have_any.append(any(fresh))
+    return have_any
+
+
+def clear(array: mx.nd.NDArray) -> None:
+    """Zeroes an array; a row-sparse one has no rows afterwards."""
+    if array.stype == "default":
+        array[:] = 0
+    else:  # which an assignment would give all rows
+        zeros = mx.nd.sparse.zeros(array.stype, array.shape, array.context, array.dtype)
+        zeros.copyto(array)
+
+
+def is_fresh(param: gluon.Parameter) -> bool:
+    """Returns whether a gradient has been computed since the last step, on any device."""
+    return any(data._fresh_grad for data in param._data)
+
+
+def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:
+    """Marks gradients as computed since the last step, or not, on all devices."""
+    for param in params:
+        for data in param._data:
+            data._fresh_grad = is_fresh

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from mxnet import gluon
 
-from lbbsp_core.allocation import allocate
-from lbbsp_core.cost import Proportional
 from lbbsp_core.order import Indices
-from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.protocol import compare_facts
-from lbbsp_core.runtime.options.naming import limits_by_rank
-from lbbsp_core.runtime.options.options import SessionOptions
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -100,45 +92,3 @@ def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
 def part_sizes(size: int, parts: int, unit: int) -> tuple[int, ...]:
     """Returns the sizes of the parts into which `size` samples are cut."""
     return tuple(len(each) for each in cut(np.arange(size), parts, unit))
-
-
-def with_granularity(
-    options: SessionOptions, collectives: Collectives, total: int, devices: int, parts: int
-) -> SessionOptions:
-    """Returns the options with a granularity for which all devices get equal shares.
-
-    Workers may have different numbers of devices: it is a multiple of each; a collective.
-    """
-    rows = [[parts, devices]]
-    if collectives.workers > 1:
-        rows = collectives.all_gather(rows[0])
-        compare_facts(["accumulate"], [row[:1] for row in rows])
-    granularity = parts * math.lcm(*(count for _, count in rows))
-    if granularity == 1:
-        return options
-    if _divides(granularity, options, total, collectives.workers, parts):
-        return replace(options, granularity=granularity)
-    logger.warning(
-        "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "
-        "of devices times accumulate: split batches with even_split=False, or make it such a "
-        "multiple",
-        total,
-        collectives.workers,
-        granularity,
-    )
-    return options
-
-
-def _divides(
-    granularity: int, options: SessionOptions, total: int, workers: int, parts: int
-) -> bool:
-    """Returns whether batches that are multiples of `granularity` can sum to `total`."""
-    if total % granularity or total < granularity * workers:
-        return False
-    each = limits_by_rank(options.limits, workers)
-    limits = [replace(bounds, minimum=max(bounds.minimum, parts)) for bounds in each]
-    try:
-        allocate([Proportional(1.0)] * workers, total=total, limits=limits, granularity=granularity)
-    except ValueError:
-        return False
-    return True

@@ -72,18 +72,18 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
                 f"{type(estimator.trainer).__module__}.{type(estimator.trainer).__name__}: pass "
                 "Estimator(..., trainer=lbbsp_mx.Trainer(...))"
             )
-        checkpoints = estimator.trainer._checkpoints
+        checkpoints = estimator.trainer.training.checkpoints
         first = self._checkpoint is not None and not checkpoints.regular
         if first and checkpoints.resume(self._checkpoint, self._every):
             _leave_out_what_is_done(estimator)
         checkpoints.begin_training()
-        self.ends.begin(estimator.trainer._session)
+        self.ends.begin(estimator.trainer.training.session)
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the last checkpoint and metrics; SIGTERM then ends the process at once."""
         self.ends.end()
-        estimator.trainer._checkpoints.end_training()
-        estimator.trainer._session.flush()
+        estimator.trainer.training.checkpoints.end_training()
+        estimator.trainer.training.session.flush()
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Excludes the first step, because it may follow a validation."""
@@ -114,7 +114,7 @@ class LoadBalancingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, GradientU
 
 def _leave_out_what_is_done(estimator: Any) -> None:
     """Lowers the numbers of epochs and batches, which the handler that ends the fit reads later."""
-    session = estimator.trainer._session
+    session = estimator.trainer.training.session
     steps = session.step_of_order(session.step)
     done = {"max_epoch": estimator.trainer.epoch, "max_batch": steps}
     for name, count in done.items():

@@ -11,7 +11,7 @@ from mxnet import gluon
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.draws import Draws, part_sizes
 from lbbsp_mx.store.native import runtime
-from lbbsp_mx.trainer.means import StepSizes, unplanned_sizes
+from lbbsp_mx.trainer.means import StepSizes
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -130,7 +130,8 @@ class Steps:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
         if session.workers == 1 and session.order is None and not self.has_rows:
-            return unplanned_sizes(batch_size)
+            size = 1 if batch_size is None else batch_size  # if only `update` will know it
+            return StepSizes(size, (), size, 0, is_planned=False)
         sizes, parts = session.sizes, self.draws.parts
         local = sizes[rank]
         cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
