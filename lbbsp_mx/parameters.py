@@ -1,4 +1,4 @@
-"""Order, checks and marks of parameters, for all trainers of this package."""
+"""Order and checks of parameters, for all trainers of this package."""
 
 from __future__ import annotations
 
@@ -144,46 +144,3 @@ def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
     for array in out if isinstance(out, list | tuple) else [out]:
         if not any(array is each for each in own):
             own[0].copyto(array)
-
-
-# Gradients that a batch has computed, which gluon marks as fresh
-
-
-def learning(params: Sequence[gluon.Parameter]) -> list[int]:
-    """Returns the numbers of the parameters that learn."""
-    return [number for number, param in enumerate(params) if param.grad_req != "null"]
-
-
-def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
-    """Zeroes stale gradients, which count as new if another device has one; returns who has any."""
-    have_any = []
-    for param in params:
-        fresh = [data._fresh_grad for data in param._data]
-        if not all(fresh):
-            for data, gradient, is_new in zip(param._data, param.list_grad(), fresh, strict=True):
-                if not is_new:
-                    clear(gradient)
-                    data._fresh_grad = any(fresh)
-        have_any.append(any(fresh))
-    return have_any
-
-
-def clear(array: mx.nd.NDArray) -> None:
-    """Zeroes an array; a row-sparse one has no rows afterwards."""
-    if array.stype == "default":
-        array[:] = 0
-    else:  # which an assignment would give all rows
-        zeros = mx.nd.sparse.zeros(array.stype, array.shape, array.context, array.dtype)
-        zeros.copyto(array)
-
-
-def is_fresh(param: gluon.Parameter) -> bool:
-    """Returns whether a gradient has been computed since the last step, on any device."""
-    return any(data._fresh_grad for data in param._data)
-
-
-def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:
-    """Marks gradients as computed since the last step, or not, on all devices."""
-    for param in params:
-        for data in param._data:
-            data._fresh_grad = is_fresh

@@ -16,8 +16,7 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
-from lbbsp_mx.data.draws import Draws
-from lbbsp_mx.data.sampler import make_sampler
+from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.devices import devices_of_module
 from lbbsp_mx.module.module import BalancedIter
 from lbbsp_mx.module.module_data import (

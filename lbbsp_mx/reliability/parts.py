@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,16 @@ from mxnet import gluon
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """Parts of a gluon trainer, whose private names are read here alone.
-
-    `order` are the positions of the parameters in gluon's order.
-    """
+    """Parts of a gluon trainer, whose private names only this file and the trainer read."""
 
     trainer: gluon.Trainer
+    params: Sequence[gluon.Parameter]
+    optimizer: mx.optimizer.Optimizer
+    contexts: Sequence[mx.Context]
     store: Any
     mean_loss: bool
-    order: Sequence[int]
-
-    @property
-    def params(self) -> list[gluon.Parameter]:
-        """All parameters, in the order of their numbers."""
-        return self.trainer._params
+    order: Sequence[int]  # of the parameters in gluon's own, by their numbers
+    scale: Callable[[], float]  # of gradients beside the batch size, as that of mixed precision
 
     @property
     def unsent(self) -> list[gluon.Parameter]:
@@ -36,21 +32,6 @@ class TrainerParts:
         """Sends those that have a shape by now, if there is a store; a collective."""
         if self.trainer._kv_initialized:
             self.trainer._init_params()
-
-    @property
-    def contexts(self) -> list[mx.Context]:
-        """Devices."""
-        return self.trainer._contexts
-
-    @property
-    def optimizer(self) -> mx.optimizer.Optimizer:
-        """The optimizer, which all devices share."""
-        return self.trainer.optimizer
-
-    @property
-    def scale(self) -> float:
-        """Factor of gradients beside the batch size, as that of mixed precision."""
-        return self.trainer._scale
 
     @property
     def loss_scaler(self) -> Any:

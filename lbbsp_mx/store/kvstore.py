@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import mxnet as mx
@@ -62,7 +63,10 @@ class SharedStore(mx.kv.KVStore):
             native = self.kind
         self.native = runtime().native(native, start_seconds)
         super().__init__(self.native.handle)
-        self._wait_seconds = wait_seconds
+        # Ends the process if the wait inside the context takes too long.
+        self.waiting = partial(
+            runtime().waiting, self.native.rank, wait_seconds, owner="lbbsp_mx.KVStore"
+        )
         self._keys = ScriptKeys(runtime().taken)
         self._sent: set[Any] = set()  # keys of a store in one process
         self._compression: Mapping[str, object] = {}
@@ -209,10 +213,6 @@ class SharedStore(mx.kv.KVStore):
         if self._compression:
             store.set_gradient_compression(self._compression)
         return store
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process if the wait inside the context takes too long."""
-        return runtime().waiting(self.native.rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
 
     def barrier(self) -> None:
         """Waits until all workers have reached this call."""

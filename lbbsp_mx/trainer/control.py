@@ -13,7 +13,7 @@ from lbbsp_core.runtime.checkpoint.writer import Every
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_mx.data.sampler import BatchSampler, Data, fixed_rows, make_sampler
 from lbbsp_mx.reliability.checkpoint import Checkpoints
-from lbbsp_mx.trainer.training import Training
+from lbbsp_mx.trainer.steps import Training
 
 
 class TrainingControl:

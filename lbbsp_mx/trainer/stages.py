@@ -7,7 +7,7 @@ devices without samples, where a plan may give it fewer samples than devices.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 import mxnet as mx
@@ -15,9 +15,9 @@ import numpy as np
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.parameters import Arrays, clear, clear_stale, is_fresh, learning, mark_gradients
+from lbbsp_mx.parameters import Arrays
 from lbbsp_mx.store.collectives import TrainerStore
-from lbbsp_mx.trainer.means import StepSizes
+from lbbsp_mx.trainer.steps import StepSizes
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -260,3 +260,46 @@ def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
     mx.nd.sparse.row_sparse_array(
         (values, rows), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
     ).copyto(gradient)
+
+
+# Gradients that a batch has computed, which gluon marks as fresh
+
+
+def learning(params: Sequence[gluon.Parameter]) -> list[int]:
+    """Returns the numbers of the parameters that learn."""
+    return [number for number, param in enumerate(params) if param.grad_req != "null"]
+
+
+def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
+    """Zeroes stale gradients, which count as new if another device has one; returns who has any."""
+    have_any = []
+    for param in params:
+        fresh = [data._fresh_grad for data in param._data]
+        if not all(fresh):
+            for data, gradient, is_new in zip(param._data, param.list_grad(), fresh, strict=True):
+                if not is_new:
+                    clear(gradient)
+                    data._fresh_grad = any(fresh)
+        have_any.append(any(fresh))
+    return have_any
+
+
+def clear(array: mx.nd.NDArray) -> None:
+    """Zeroes an array; a row-sparse one has no rows afterwards."""
+    if array.stype == "default":
+        array[:] = 0
+    else:  # which an assignment would give all rows
+        zeros = mx.nd.sparse.zeros(array.stype, array.shape, array.context, array.dtype)
+        zeros.copyto(array)
+
+
+def is_fresh(param: gluon.Parameter) -> bool:
+    """Returns whether a gradient has been computed since the last step, on any device."""
+    return any(data._fresh_grad for data in param._data)
+
+
+def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:
+    """Marks gradients as computed since the last step, or not, on all devices."""
+    for param in params:
+        for data in param._data:
+            data._fresh_grad = is_fresh

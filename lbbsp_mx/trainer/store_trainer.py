@@ -14,10 +14,8 @@ from lbbsp_mx.fence import Fence
 from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
 from lbbsp_mx.store.collectives import TrainerStore
 from lbbsp_mx.store.kvstore import SharedStore
-from lbbsp_mx.trainer.means import StepSizes
-from lbbsp_mx.trainer.stages import Gradients, GradientStage
-from lbbsp_mx.trainer.steps import Wait
-from lbbsp_mx.trainer.training import Training
+from lbbsp_mx.trainer.stages import GradientStage
+from lbbsp_mx.trainer.steps import StepSizes, Training, Wait
 
 
 class StoreTrainer(gluon.Trainer):
@@ -74,26 +72,6 @@ class StoreTrainer(gluon.Trainer):
             super()._row_sparse_pull(parameter, out, row_id, full_idx)
         else:
             copy_rows(parameter, out)
-
-    def _allreduce_grads(self) -> None:
-        """Queues the sums; each gradient is sent as soon as it has been computed."""
-        gradients = self._gradients = Gradients(self._params, self._now, self._weight)
-        for stage in self._stages:
-            stage.before_sums(gradients)
-        measured = gradients.dense() if self.training.total else []
-        computed = self._computed.record(measured)
-        if self._store.workers == 1:
-            super()._allreduce_grads()
-        else:
-            gradients.sum_over(self._store)
-        self._waits = computed, self._summed.record(measured)
-
-    def _update(self, ignore_stale_grad: bool = False) -> None:
-        for stage in self._stages:
-            stage.before_update(ignores_stale=ignore_stale_grad)
-        super()._update(ignore_stale_grad)
-        for stage in self._stages:
-            stage.after_update()
 
     def _init_params(self) -> None:
         """Sends parameters whose shapes are known, and connects layers that normalise over all."""

@@ -7,8 +7,8 @@ import mxnet as mx
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
-from lbbsp_mx.data.draws import Draws
-from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole, learning
+from lbbsp_mx.data.sampler import Draws
+from lbbsp_mx.parameters import Parameters, as_created, facts_of, keep_whole
 from lbbsp_mx.reliability.gluon_states import gluon_order
 from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.collectives import TrainerStore
@@ -21,12 +21,17 @@ from lbbsp_mx.trainer.checks import (
     trains_alone,
 )
 from lbbsp_mx.trainer.control import TrainingControl
-from lbbsp_mx.trainer.means import Weight, checked_weight, sample_weights, total_weight
 from lbbsp_mx.trainer.session import start_session
-from lbbsp_mx.trainer.stages import IdleDevices, stages_of
-from lbbsp_mx.trainer.steps import Steps
+from lbbsp_mx.trainer.stages import Gradients, IdleDevices, learning, stages_of
+from lbbsp_mx.trainer.steps import (
+    Steps,
+    Training,
+    Weight,
+    checked_weight,
+    sample_weights,
+    total_weight,
+)
 from lbbsp_mx.trainer.store_trainer import StoreTrainer
-from lbbsp_mx.trainer.training import Training
 
 
 class Trainer(TrainingControl, StoreTrainer):
@@ -120,7 +125,16 @@ class Trainer(TrainingControl, StoreTrainer):
         self._weight: float | None = None
         self._total = 0.0  # by which gradients are divided; 0 if none are summed
         self._is_mean = False  # whether the gradients are divided already
-        parts = TrainerParts(self, self._store, mean_loss, gluon_order(params))
+        parts = TrainerParts(
+            self,
+            self._params,
+            self._optimizer,
+            self._contexts,
+            self._store,
+            mean_loss,
+            gluon_order(params),
+            lambda: self._scale,
+        )
         if steps is None:
             session = start_session(
                 parts,
@@ -150,7 +164,9 @@ class Trainer(TrainingControl, StoreTrainer):
         number = self.training.agreement.number
         facts = {"mean_loss": int(self.mean_loss), "number of the trainer": number}
         handshake.compare(self._store, {**facts_of(self._params, self._optimizer), **facts})
-        self._stages = stages_of(self._store, self._session, self._params, mean_loss=self.mean_loss)
+        self._stages = stages_of(
+            self._store, self.training.session, self._params, mean_loss=self.mean_loss
+        )
         self._synchronise()
 
     def step(
@@ -182,7 +198,7 @@ class Trainer(TrainingControl, StoreTrainer):
                 "gradients again: call update(batch_size) in its place, or step alone"
             )
         self._begin(batch_size, weight)
-        step = self._session.step
+        step = self.training.session.step
         if self._needs_sums(ignore_stale_grad):
             self._allreduce_grads()
             self._finish_sums()
@@ -238,7 +254,7 @@ class Trainer(TrainingControl, StoreTrainer):
             ValueError: `allreduce_grads` was not called before, or the batch size is another one.
         """
         if not self._total:
-            if self._store.workers == 1 and self._session.order is None:
+            if self._store.workers == 1 and self.training.session.order is None:
                 super().update(batch_size, ignore_stale_grad)  # sums nothing over one device
                 return
             raise ValueError(
@@ -248,7 +264,7 @@ class Trainer(TrainingControl, StoreTrainer):
         total = one if self._is_mean else batch_size
         self._total, self._is_mean = 0.0, False
         super().update(total, ignore_stale_grad)
-        self.training.end_step(self._session.step - 1)
+        self.training.end_step(self.training.session.step - 1)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Trainer:
         """Returns itself: the parameters of a copied network refer to the trainer."""
@@ -283,7 +299,29 @@ class Trainer(TrainingControl, StoreTrainer):
         steps.end(*self._waits, self._weight, at_once=True)
         self._now = steps.now
         if self._store.workers > 1:
-            weights = self._session.weights
+            weights = self.training.session.weights
             self._total = float(self._now.total) if self._weight is None else total_weight(weights)
         for stage in reversed(self._stages):
             stage.after_sums(self._gradients)
+
+    # What gluon calls in a step
+
+    def _allreduce_grads(self) -> None:
+        """Queues the sums; each gradient is sent as soon as it has been computed."""
+        gradients = self._gradients = Gradients(self._params, self._now, self._weight)
+        for stage in self._stages:
+            stage.before_sums(gradients)
+        measured = gradients.dense() if self.training.total else []
+        computed = self._computed.record(measured)
+        if self._store.workers == 1:
+            super()._allreduce_grads()
+        else:
+            gradients.sum_over(self._store)
+        self._waits = computed, self._summed.record(measured)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        for stage in self._stages:
+            stage.before_update(ignores_stale=ignore_stale_grad)
+        super()._update(ignore_stale_grad)
+        for stage in self._stages:
+            stage.after_update()
