@@ -39,7 +39,7 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
     """Returns whether a layer normalises each worker's batch separately."""
     plain = (param for param in params if not hasattr(param, "lbbsp_synchronised"))
     means = {id(param) for param in plain if param.name.endswith("running_mean")}
-    layers = _living(gluon.nn.BatchNorm) if means else ()
+    layers = _living(gluon.nn.basic_layers._BatchNorm) if means else ()  # also BatchNormReLU
     return bool(means - {id(x.running_mean) for x in layers if x._kwargs["use_global_stats"]})
 
 

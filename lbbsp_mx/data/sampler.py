@@ -15,8 +15,7 @@ from lbbsp_core.order import Indices, Order, SampleStream
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.work import Work
-from lbbsp_mx.data.drawing import EpochDrawer
-from lbbsp_mx.data.same_data import check_same_data
+from lbbsp_mx.data.drawing import EpochDrawer, check_same_data
 
 Data: TypeAlias = "int | Sequence[Any]"
 """A data set with a length and samples by number, or its number of samples."""
@@ -232,7 +231,11 @@ def make_sampler(
     """
     num_samples = check_same_data(session, data)
     if beside is not None:
-        _refuse_work(work)
+        if work is not None:
+            raise ValueError(
+                "work must be left out with beside=, because the sampler follows the cuts of the "
+                "other one: pass to that one the work of both samples together"
+            )
         return _companion(session, num_samples, seed, shuffle, sampler, beside)
     if sampler is not None:
         if seed is not None or not shuffle:
@@ -285,14 +288,6 @@ def _companion(
         facts = {"number of samples beside": num_samples, "seed beside": seed}
         handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
     return CompanionSampler(session, leader, SampleStream(num_samples, seed, shuffle))
-
-
-def _refuse_work(work: npt.ArrayLike | None) -> None:
-    if work is not None:
-        raise ValueError(
-            "work must be left out with beside=, because the sampler follows the cuts of the other "
-            "one: pass to that one the work of both samples together"
-        )
 
 
 def _not_leading(found: str) -> RuntimeError:

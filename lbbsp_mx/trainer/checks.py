@@ -26,54 +26,46 @@ def trains_alone(kvstore: Store) -> bool:
     """Returns whether gluon's own code trains, because there are no other workers."""
     if isinstance(kvstore, KVStoreBase):
         return kvstore.num_workers == 1
-    local = kvstore is None or _is_local(kvstore)
+    local = _kind(kvstore) in IN_ONE_PROCESS
     return local or not cluster.in_cluster() or cluster.counts()[0] == 1
 
 
 def store_of(kvstore: Store, alone: bool) -> SharedStore:
     """Returns the store whose workers train; it is local if gluon creates another one, or none."""
-    named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
+    kind = _kind(kvstore)
+    if kind == ASYNCHRONOUS:
         raise ValueError(
             "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
             "lbbsp_mx.AsyncTrainer"
         )
-    if alone:
-        _warn_alone(kvstore)
-    starts_cluster = cluster.in_cluster() and _is_distributed(kvstore)
-    given = starts_cluster or _is_local(kvstore) or isinstance(kvstore, mx.kv.KVStore)
-    if alone and not given and isinstance(kvstore, KVStoreBase | str):
-        return make_store("local")
-    return make_store(kvstore)
-
-
-def _warn_alone(kvstore: Store) -> None:
-    if kvstore in (NAME, GLUON_NAME) or _is_distributed(kvstore):
+    is_distributed = kind in DISTRIBUTED
+    if alone and (is_distributed or kvstore in (NAME, GLUON_NAME)):
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
-    elif cluster.in_cluster() and cluster.counts()[0] > 1:
+    elif alone and cluster.in_cluster() and cluster.counts()[0] > 1:
         logger.warning(
             "kvstore = %r is not distributed, so that each worker trains a model of its own: use "
             "'dist_sync' to train one model together",
             kvstore,
         )
-
-
-def _is_local(kvstore: Store) -> bool:
-    return isinstance(kvstore, str) and kind_of(kvstore) in IN_ONE_PROCESS
+    is_ours = isinstance(kvstore, mx.kv.KVStore) or kind in IN_ONE_PROCESS
+    if alone and not is_ours and not (is_distributed and cluster.in_cluster()):
+        return make_store("local" if isinstance(kvstore, KVStoreBase | str) else kvstore)
+    return make_store(kvstore)
 
 
 def gluon_store(kvstore: Store) -> Store:
     """Returns the store for gluon's own code: its default in place of a distributed one."""
-    return "device" if _is_distributed(kvstore) else kvstore
+    return "device" if _kind(kvstore) in DISTRIBUTED else kvstore
 
 
-def _is_distributed(kvstore: Store) -> bool:
+def _kind(kvstore: Store) -> str | None:
+    """Returns the kind of a store of MXNet or of this package; None of those of others."""
     if isinstance(kvstore, SharedStore):
-        return kvstore.distributed
-    kind = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if kind in (NAME, GLUON_NAME):
-        return cluster.in_cluster()
-    return isinstance(kind, str) and kind_of(kind) in DISTRIBUTED
+        return kvstore.kind
+    if kvstore in (NAME, GLUON_NAME):
+        return "dist_sync" if cluster.in_cluster() else "device"
+    name = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore or "local"
+    return kind_of(name) if isinstance(name, str) else None
 
 
 def check_options(
