@@ -48,8 +48,8 @@ def require_dense(param: gluon.Parameter) -> None:
     if param._stype != "default" or param._grad_stype != "default":
         raise ValueError(
             f"parameter {param.name} must be dense, with dense gradients, got "
-            f"{param._stype!r} with {param._grad_stype!r}: use sparse_grad=False, because MXNet's "
-            "servers sum only dense gradients"
+            f"{param._stype!r} with {param._grad_stype!r}: MXNet's servers sum no others; use "
+            "sparse_grad=False"
         )
 
 

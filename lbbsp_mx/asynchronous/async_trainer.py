@@ -174,7 +174,7 @@ class AsyncTrainer(gluon.Trainer):
             "servers: give it an lr_scheduler, which counts pushes"
         )
 
-    def allreduce_grads(self) -> NoReturn:
+    def allreduce_grads(self, *_: object) -> NoReturn:
         """Raises an error, because no gradients are summed over workers.
 
         Raises:
@@ -182,9 +182,7 @@ class AsyncTrainer(gluon.Trainer):
         """
         raise ValueError("gradients enter the model only by step(): call trainer.step(batch_size)")
 
-    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> NoReturn:
-        """Raises the error of `allreduce_grads`."""
-        self.allreduce_grads()
+    update = allreduce_grads
 
     def save_states(self, fname: str) -> NoReturn:
         """Raises an error, because the optimizer's state is on the servers.
@@ -197,9 +195,7 @@ class AsyncTrainer(gluon.Trainer):
             "from it: save the parameters (net.save_parameters), or train with lbbsp_mx.Trainer"
         )
 
-    def load_states(self, fname: str) -> NoReturn:
-        """Raises the error of `save_states`."""
-        self.save_states(fname)
+    load_states = save_states
 
     def _read(self, numbers: Sequence[int]) -> None:
         """Reads the parameters with these indices from the servers."""
@@ -351,8 +347,7 @@ def _check_servers_are_free() -> None:
     if runtime().optimizer_of or runtime().taken or runtime().compresses:
         raise ValueError(
             "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
-            "given them keys, an optimizer or gradient compression: use a separate job for one of "
-            "the two"
+            "given them keys, an optimizer or gradient compression: use a separate job for one"
         )
 
 

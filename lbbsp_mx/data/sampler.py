@@ -67,8 +67,7 @@ class Draws:
             raise ValueError(
                 f"step must follow {self.parts} batches of the loader, got {more} since the last "
                 f"step: to accumulate the gradients of {more} batches in one step, create the "
-                f"trainer with accumulate={more}, where global_batch_size counts the samples of "
-                "all of them"
+                f"trainer with accumulate={more}; global_batch_size counts the samples of all"
             )
         return unused
 

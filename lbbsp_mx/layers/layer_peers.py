@@ -88,8 +88,7 @@ class Peers:
     def _check(self, devices: int, mean_loss: bool, accumulate: int) -> None:
         if devices > 1:
             raise ValueError(
-                f"SyncBatchNorm needs one device per worker, got {devices}: start one worker for "
-                "each device"
+                f"SyncBatchNorm needs one device per worker, got {devices}: start more workers"
             )
         if mean_loss:
             raise ValueError(

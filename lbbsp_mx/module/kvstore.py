@@ -11,7 +11,6 @@ from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster, compat, env
@@ -130,20 +129,13 @@ class KVStore(SharedStore):
         drop_last = drops_last(data)
         facts = {"mean_loss": int(mean_loss), "devices": devices}
         if workers > 1:
-            order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle)}
-            discards = {"last_batch_handle='discard'": int(drop_last)}
-            handshake.compare(collectives, {**order, **discards, **facts})
+            order = {"global_batch_size": total, "seed": seed, "shuffle": int(shuffle),
+                     "last_batch_handle='discard'": int(drop_last)}  # fmt: skip
+            handshake.compare(collectives, {**order, **facts})
         source, params = source_of(collectives, data, label, iter_params)
-        session = PipelinedSession(
-            collectives,
-            total,
-            chosen,
-            framework="mxnet",
-            versions={"mxnet": mx.__version__},
-            activity=runtime().activity,
-            facts=facts,
-            parts=devices,
-            devices=devices_of_module(devices),
+        each = devices_of_module(devices)
+        session = runtime().open_session(
+            collectives, total, chosen, facts=facts, parts=devices, devices=each
         )
         samples = source if isinstance(source, gluon.data.Dataset) else Samples(source)
         sampler = make_sampler(
@@ -160,7 +152,6 @@ class KVStore(SharedStore):
             in_servers=self.distributed,
         )
         runtime().has_trainer |= self.distributed
-        runtime().use_options(chosen)
         runtime().endings.add(steps.close)
         return BalancedIter(steps, even, sampler, source, **params)
 
@@ -170,8 +161,7 @@ class KVStore(SharedStore):
             return
         if self.kind == ASYNCHRONOUS:
             raise ValueError(
-                "a balanced store must be synchronous, got 'dist_async': use lbbsp_mx.KVStore("
-                "'dist_sync')"
+                "a balanced store must be synchronous, got 'dist_async': use 'dist_sync'"
             )
         if runtime().compresses:
             raise ValueError(
@@ -206,8 +196,7 @@ class WorkerSideStore(KVStore):
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Raises NotImplementedError, as MXNet's interface asks for."""
         raise NotImplementedError(
-            "the store 'lbbsp' keeps the optimizer in the workers: use lbbsp_mx.KVStore for one "
-            "on the servers"
+            "the store 'lbbsp' keeps the optimizer in the workers: use lbbsp_mx.KVStore"
         )
 
 

@@ -59,8 +59,7 @@ def total_of(data: object, given: int | None, workers: int) -> int:
         if data.batch_size == 1:
             raise ValueError(
                 "batch_size of the NDArrayIter is 1, its default, so that each worker would train "
-                "on single samples: pass batch_size= to the NDArrayIter, or global_batch_size= if "
-                "that is meant"
+                "on single samples: pass it, or global_batch_size= if that is meant"
             )
         return int(data.batch_size) * workers
     if given is None:
@@ -130,7 +129,6 @@ def _restored(source: mx.io.NDArrayIter, part: Sequence[tuple[str, Any]]) -> dic
 
 def _not_restorable(why: str) -> ValueError:
     return ValueError(
-        f"shuffle must be False in the NDArrayIter, got True, and {why}: create it with "
-        "shuffle=False, from the same arrays on all workers and once; balance(...) shuffles alike "
-        "on all workers"
+        f"shuffle must be False in the NDArrayIter, got True, and {why}: create it once, with "
+        "shuffle=False, from the same arrays on all workers; balance(...) shuffles alike on all"
     )

@@ -20,9 +20,8 @@ from lbbsp_mx.store.script_keys import Key, Keys, flat
 logger = logging.getLogger("lbbsp.mx")
 
 NO_OPTIMIZER = (
-    "a balanced store needs the optimizer on the servers, so that all workers have the same "
-    "model: pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave "
-    "MXNET_UPDATE_ON_KVSTORE=0 out"
+    "a balanced store needs the optimizer on the servers, so that all workers have one model: "
+    "pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave MXNET_UPDATE_ON_KVSTORE=0 out"
 )
 
 
@@ -247,8 +246,7 @@ class ModuleSteps:
             raise ValueError(
                 f"the batch of step {self._session.step} was drawn, and no gradients for it were "
                 "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
-                "batches in the training loop only, one before each update, and evaluate on an "
-                "iterator of its own"
+                "batches in the training loop only, one before each update, and evaluate on others"
             )
         self._session.skip_step()  # updates without this store
 

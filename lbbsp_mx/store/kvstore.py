@@ -274,8 +274,7 @@ class SharedStore(mx.kv.KVStore):
         self._compare(what, key)
         if known:
             raise MXNetError(
-                f"the keys {known} exist already, and MXNet would wait indefinitely: use push, or "
-                "broadcast"
+                f"the keys {known} exist already, and MXNet would never return: push or broadcast"
             )
         self._keys.introduce(key)
         wait_for(values)  # before the lock is taken, for which a layer that gathers could wait
@@ -306,8 +305,7 @@ class SharedStore(mx.kv.KVStore):
             numbers = self._keys.numbers(key)
         except KeyError as error:
             raise MXNetError(
-                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast on all "
-                "workers first"
+                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast first"
             ) from None
         with runtime().lock:
             yield lambda _: numbers

@@ -8,8 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
-import mxnet as mx
-
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.runtime.exchange.collectives import Collectives
@@ -42,19 +40,9 @@ def start_session(
     options = options.for_workers(store.workers, total)
     if not has_grain:
         options = with_granularity(options, store, total, len(contexts), parts)
-    session = PipelinedSession(
-        store,
-        total,
-        options,
-        framework="mxnet",
-        versions={"mxnet": mx.__version__},
-        activity=runtime().activity,
-        facts={"parameters": len(trainer.params), "accumulate": parts},
-        parts=parts,
-        devices=devices_of(contexts),
-    )
-    runtime().use_options(options)
-    return session
+    facts = {"parameters": len(trainer.params), "accumulate": parts}
+    devices = devices_of(contexts)
+    return runtime().open_session(store, total, options, facts=facts, parts=parts, devices=devices)
 
 
 def with_granularity(
@@ -75,8 +63,7 @@ def with_granularity(
         return replace(options, granularity=granularity)
     logger.warning(
         "global_batch_size = %d cannot be divided among %d workers in multiples of %d, the number "
-        "of devices times accumulate: split batches with even_split=False, or make it such a "
-        "multiple",
+        "of devices times accumulate: split batches with even_split=False, or change it",
         total,
         collectives.workers,
         granularity,

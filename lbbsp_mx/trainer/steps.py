@@ -49,8 +49,7 @@ class StepSizes(NamedTuple):
                 f"step must be called with the {self.local} samples that the plan gives to worker "
                 f"{self.rank}{self._or_a_part}, got {batch_size!r}: draw batches by "
                 "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples, "
-                "and make a step for each; to accumulate gradients over several batches, pass "
-                "accumulate to the trainer"
+                "and make a step for each; to accumulate gradients, pass accumulate to the trainer"
             )
 
     def divisor_of_means(self, batch_size: float) -> float:
@@ -59,8 +58,7 @@ class StepSizes(NamedTuple):
             raise ValueError(
                 f"update must be called with 1, the {self.local} samples of worker {self.rank}"
                 f"{self._or_a_part}, or the {self.total} samples of all workers, got "
-                f"{batch_size!r}: allreduce_grads has divided the gradients, so that each of them "
-                "has the same effect"
+                f"{batch_size!r}: each has the same effect, since the gradients are means"
             )
         return 1.0
 
@@ -163,9 +161,8 @@ class Steps:
         if not self._has_warned and self._other_draws():
             self._has_warned = True
             logger.warning(
-                "a trainer steps while batches of another one are drawn, so that each measures the "
-                "waits of the other one: if both step on the same batches, pass beside=trainer to "
-                "one of them"
+                "a trainer steps while batches of another one are drawn, and each measures the "
+                "waits of the other: to share the batches, pass beside=trainer to one of them"
             )
 
     def _other_draws(self) -> bool:
