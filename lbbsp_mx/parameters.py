@@ -121,21 +121,16 @@ def _whole_arrays(param: gluon.Parameter) -> Arrays:
     return arrays
 
 
-def _set_whole(param: gluon.Parameter, values: mx.nd.NDArray) -> None:
-    """Sets all rows of a row-sparse parameter, also those that are zero: optimizers need them."""
-    rows = np.arange(param.shape[0])
+def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
+    """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
+    values = _whole_arrays(param)[0].tostype("default")
+    exchange(values)
+    rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
     for array in _whole_arrays(param):
         mx.nd.sparse.row_sparse_array(
             (values.as_in_context(array.context), rows),
             shape=param.shape, ctx=array.context, dtype=array.dtype,
         ).copyto(array)  # fmt: skip
-
-
-def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
-    """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
-    values = _whole_arrays(param)[0].tostype("default")
-    exchange(values)
-    _set_whole(param, values)
 
 
 def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:

@@ -56,7 +56,12 @@ class EpochDrawer:
         first = self._draw_together(None)
         self._ahead: Drawn | None = first
         total = session.balancer.constraints.global_batch_size
-        _check_full(first, total)
+        largest = int(np.diff(first.ends, prepend=0).max())
+        if largest < total:
+            raise ValueError(
+                f"batches of the sampler must be global batches, got at most {largest} samples "
+                f"with global_batch_size = {total}: let it give batches for all workers together"
+            )
         if first.dropped:
             logger.warning(
                 "%d samples of the sampler are dropped in each epoch, because their steps have "
@@ -133,15 +138,6 @@ def _items(sampler: Iterable[object]) -> list[object]:
     return items
 
 
-def _check_full(drawn: Drawn, total: int) -> None:
-    largest = int(np.diff(drawn.ends, prepend=0).max())
-    if largest < total:
-        raise ValueError(
-            f"batches of the sampler must be global batches, got at most {largest} samples with "
-            f"global_batch_size = {total}: let it give batches for all workers together"
-        )
-
-
 def _row(drawn: Drawn | None, workers: int) -> list[int]:
     """Returns what workers compare of an epoch, and what tells parts of a data set."""
     if drawn is None:
@@ -207,13 +203,9 @@ def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int
         raise TypeError(
             f"data must be a data set with a length, or its number of samples, got {data!r}"
         )
-    if session.workers > 1:
-        session.finish_barrier()
-        _compare(session, data)
-    return len(data)
-
-
-def _compare(session: PipelinedSession, data: Sequence[Any]) -> None:
+    if session.workers == 1:
+        return len(data)
+    session.finish_barrier()
     digests = _digests(data)
     rows = session.collectives.all_gather([len(data), int(digests is not None)])
     lengths = [row[0] for row in rows]
@@ -224,6 +216,7 @@ def _compare(session: PipelinedSession, data: Sequence[Any]) -> None:
         )
     if all(row[1] for row in rows):
         session.check_samples(digests or [])
+    return len(data)
 
 
 def _digests(data: Sequence[Any]) -> list[Digest] | None:

@@ -251,23 +251,6 @@ def make_sampler(
     return BatchSampler(session, order, draws=draws)
 
 
-def fixed_rows(session: PipelinedSession) -> slice:
-    """Returns the rows of each global batch that belong to this worker.
-
-    Raises:
-        ValueError: The plan changes.
-    """
-    policy = session.balancer.policy
-    if session.workers > 1 and not policy.is_static:
-        raise ValueError(
-            f"rows must stay with their worker, but {type(policy).__name__} changes the plan: use "
-            "policy=lbbsp_core.Even() or lbbsp_core.FixedShares(...)"
-        )
-    sizes = session.sizes
-    begin = sum(sizes[: session.rank])
-    return slice(begin, begin + sizes[session.rank])
-
-
 def _companion(
     session: PipelinedSession,
     num_samples: int,

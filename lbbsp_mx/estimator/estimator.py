@@ -189,7 +189,10 @@ class EpochEnds(EpochEnd):
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         """Sums the metrics over workers; returns whether another worker has ended the fit."""
-        self._has_ended = not self.stops and _is_at_epoch_end(self._session)
+        session = self._session
+        # Where the order's epoch has ended, it has on all workers.
+        is_end = session.workers > 1 and ends_epoch(session, session.step - 1)
+        self._has_ended = is_end and not self.stops
         if self._has_ended:
             metrics = list(_summable([*estimator.train_metrics, *estimator.val_metrics]))
             local = [_read(metric) for metric in metrics]
@@ -225,11 +228,6 @@ def _all_ends(handlers: Sequence[Any]) -> list[Any]:
     for each in ends:
         each.writers = [one for one in handlers if isinstance(one, CheckpointHandler)]
     return ends
-
-
-def _is_at_epoch_end(session: PipelinedSession | None) -> bool:
-    """Returns whether the order's epoch has ended, which is then so on all workers."""
-    return session is not None and session.workers > 1 and ends_epoch(session, session.step - 1)
 
 
 def _summable(metrics: Iterable[EvalMetric]) -> Iterable[EvalMetric]:

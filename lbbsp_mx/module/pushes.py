@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -84,44 +85,30 @@ class _Sizes(NamedTuple):
     total: int
 
 
+@dataclass(eq=False)
 class ModuleSteps:
     """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
 
     The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
     and the barrier of its session begins, when each key was pushed as often as in earlier steps,
     at the latest when the next batch is drawn.
-
-    Args:
-        session: Session of the training.
-        scheduled: Samples of a step by which Module divides gradients if the script does not set
-            ``rescale_grad``: the iterator's batch size times the number of workers.
-        mean_loss: Whether gradients are means over a worker's batch.
-        devices: Largest number of devices of a worker.
-        most_devices: Number of devices up to which each has samples in every step.
-        in_servers: Whether the optimizer must run in the servers.
     """
 
-    def __init__(
-        self,
-        session: PipelinedSession,
-        scheduled: int,
-        *,
-        mean_loss: bool,
-        devices: int,
-        most_devices: int,
-        in_servers: bool,
-    ) -> None:
-        self._session = session
-        self._scheduled, self._mean_loss = scheduled, mean_loss
-        self._devices, self._most_devices = devices, most_devices
-        self._in_servers = in_servers
-        self._total = session.balancer.constraints.global_batch_size
+    session: PipelinedSession
+    # Samples of a step by which Module divides gradients if the script does not set
+    # ``rescale_grad``: the iterator's batch size times the number of workers.
+    scheduled: int
+    _: KW_ONLY
+    mean_loss: bool  # whether gradients are means over a worker's batch
+    devices: int  # largest number of devices of a worker
+    most_devices: int  # number of devices up to which each has samples in every step
+    in_servers: bool  # whether the optimizer must run in the servers
+
+    def __post_init__(self) -> None:
+        self._total = self.session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
-        self._has_ended = False
-        self._has_pushed = False
-        self._has_closed = False
-        self._has_warned = False
+        self._has_ended = self._has_pushed = self._has_closed = self._has_warned = False
         self._keys = PushedKeys()
         self._computed: _Newest = {}
         self._pulled: _Newest = {}
@@ -143,11 +130,11 @@ class ModuleSteps:
         if self._sizes is not None and not self._has_pushed:
             self._skip()
         self.end()
-        self._session.finish_barrier()
+        self.session.finish_barrier()
 
     def drawn(self, local: int) -> None:
         """Begins the step of a batch of `local` samples."""
-        self._sizes = _Sizes(local, sum(self._session.sizes))
+        self._sizes = _Sizes(local, sum(self.session.sizes))
         self._has_ended = False
 
     def end(self) -> None:
@@ -162,7 +149,7 @@ class ModuleSteps:
         if not self._has_closed:
             self._has_closed = True
             self.end()
-            self._session.close()
+            self.session.close()
 
     # What the store calls
 
@@ -173,9 +160,9 @@ class ModuleSteps:
         """
         if self._sizes is None:
             return value
-        if self._in_servers and not runtime().optimizer_of:
+        if self.in_servers and not runtime().optimizer_of:
             raise ValueError(NO_OPTIMIZER)
-        if self._session.workers > 1 and not self._has_warned:
+        if self.session.workers > 1 and not self._has_warned:
             self._warn_of_batch_norm(optimizer)
         self._check_devices(value if isinstance(key, list | tuple) else [value])
         keys = tuple(flat(key))
@@ -205,10 +192,10 @@ class ModuleSteps:
 
     def _factor(self, sizes: _Sizes, optimizer: Optimizer | None) -> float:
         """Returns the factor of a gradient, relative to that of a whole step."""
-        share = (sizes.local if self._mean_loss else self._total) / sizes.total
+        share = (sizes.local if self.mean_loss else self._total) / sizes.total
         # Module has divided by a size that may be larger than X, to be the same on all workers.
-        if optimizer is not None and optimizer.rescale_grad == 1.0 / self._scheduled:
-            return share * self._scheduled / self._total
+        if optimizer is not None and optimizer.rescale_grad == 1.0 / self.scheduled:
+            return share * self.scheduled / self._total
         return share
 
     def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
@@ -227,9 +214,9 @@ class ModuleSteps:
 
     def _check_devices(self, values: Iterable[Any]) -> None:
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
-        if used > self._most_devices:
+        if used > self.most_devices:
             raise ValueError(
-                f"devices must be the number of devices of a worker, {used}, got {self._devices}: "
+                f"devices must be the number of devices of a worker, {used}, got {self.devices}: "
                 f"pass devices={used} to balance, so that each device has samples in every step"
             )
 
@@ -239,16 +226,16 @@ class ModuleSteps:
         self._has_ended = True
         # Nothing is written to these arrays later in the step.
         newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
-        self._session.end_step(*(partial(wait_for, arrays) for arrays in newest))
+        self.session.end_step(*(partial(wait_for, arrays) for arrays in newest))
 
     def _skip(self) -> None:
-        if self._session.workers > 1:
+        if self.session.workers > 1:
             raise ValueError(
-                f"the batch of step {self._session.step} was drawn, and no gradients for it were "
+                f"the batch of step {self.session.step} was drawn, and no gradients for it were "
                 "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
                 "batches in the training loop only, one before each update, and evaluate on others"
             )
-        self._session.skip_step()  # updates without this store
+        self.session.skip_step()  # updates without this store
 
 
 def _times(factor: float, value: Any) -> Any:

@@ -80,7 +80,16 @@ def check_options(
     `planning` names the given options that need the global batch size.
     """
     if not alone or cluster.in_cluster():
-        _refuse_updates_by_servers(compression_params, update_on_kvstore)
+        if update_on_kvstore:
+            raise ValueError(
+                "update_on_kvstore must be False, got True: leave it out, because a server would "
+                "divide by a constant batch size; the optimizer runs in the workers"
+            )
+        if compression_params:
+            raise ValueError(
+                f"compression_params must be None, got {compression_params!r}: leave it out, "
+                "because compression makes gradients and the workers' messages inexact"
+            )
         planning = ["several workers", *planning]
     if global_batch_size is None and (needing := ", ".join(planning)):
         raise ValueError(
@@ -90,19 +99,6 @@ def check_options(
         )
     if global_batch_size is not None:
         require_integer("global_batch_size", global_batch_size, 0)
-
-
-def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore must be False, got True: leave it out, because a server would "
-            "divide by a constant batch size; the optimizer runs in the workers"
-        )
-    if compression_params:
-        raise ValueError(
-            f"compression_params must be None, got {compression_params!r}: leave it out, because "
-            "compression makes gradients and the workers' messages inexact"
-        )
 
 
 def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:

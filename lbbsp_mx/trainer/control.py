@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lbbsp_core.runtime.checkpoint.writer import Every
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.data.sampler import BatchSampler, Data, fixed_rows, make_sampler
+from lbbsp_mx.data.sampler import BatchSampler, Data, make_sampler
 from lbbsp_mx.reliability.checkpoint import Checkpoints
 from lbbsp_mx.trainer.steps import Training
 
@@ -98,9 +98,16 @@ class TrainingControl:
         Raises:
             ValueError: The plan changes.
         """
-        rows = fixed_rows(self._session)
+        session, sizes = self._session, self._session.sizes
+        policy = session.balancer.policy
+        if session.workers > 1 and not policy.is_static:
+            raise ValueError(
+                f"rows must stay with their worker, but {type(policy).__name__} changes the plan: "
+                "use policy=lbbsp_core.Even() or lbbsp_core.FixedShares(...)"
+            )
         self.training.steps.has_rows = True
-        return rows
+        begin = sum(sizes[: session.rank])
+        return slice(begin, begin + sizes[session.rank])
 
     # Models that are equal on all workers
 
