@@ -17,7 +17,6 @@ from lbbsp_mx import cluster, compat, env
 from lbbsp_mx.data.data_iter import Columns, PlannedIter
 from lbbsp_mx.data.sampler import Draws, make_sampler
 from lbbsp_mx.devices import devices_of_module
-from lbbsp_mx.module.module import BalancedIter
 from lbbsp_mx.module.module_data import (
     Samples,
     check_arguments,
@@ -25,7 +24,7 @@ from lbbsp_mx.module.module_data import (
     source_of,
     total_of,
 )
-from lbbsp_mx.module.pushes import NO_OPTIMIZER, ModuleSteps
+from lbbsp_mx.module.pushes import NO_OPTIMIZER, BalancedIter, ModuleSteps
 from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.kvstore import GLUON_NAME, KINDS, NAME, SharedStore
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, runtime

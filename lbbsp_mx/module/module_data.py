@@ -129,6 +129,6 @@ def _restored(source: mx.io.NDArrayIter, part: Sequence[tuple[str, Any]]) -> dic
 
 def _not_restorable(why: str) -> ValueError:
     return ValueError(
-        f"shuffle must be False in the NDArrayIter, got True, and {why}: create it once, with "
-        "shuffle=False, from the same arrays on all workers; balance(...) shuffles alike on all"
+        f"shuffle must be False in the NDArrayIter, got True, and {why}: create it with "
+        "shuffle=False, from the same arrays on all workers and once; balance(...) shuffles them"
     )
