@@ -31,7 +31,7 @@ from lbbsp_mx.data.data_iter import PlannedIter  # noqa: E402
 from lbbsp_mx.data.sampler import BatchSampler  # noqa: E402
 from lbbsp_mx.estimator.estimator import LoadBalancingHandler  # noqa: E402
 from lbbsp_mx.layers.batchnorm import SyncBatchNorm  # noqa: E402
-from lbbsp_mx.store.kvstore import KVStore, register  # noqa: E402
+from lbbsp_mx.module.kvstore import KVStore, register  # noqa: E402
 from lbbsp_mx.trainer.trainer import Trainer  # noqa: E402
 
 register()

@@ -42,6 +42,8 @@ BELOW_LOOP = frozenset(
 # Rooms of a plugin, from the bottom up: each may import those before it. The first are modules.
 KERAS_ROOMS = ("env", "service", "activity", "rows", "cluster", "compat", "exchange", "data",
                "step", "exactness", "reliability")  # fmt: skip
+MXNET_ROOMS = ("env", "devices", "fence", "parameters", "compat", "cluster", "reliability", "store",
+               "data", "module", "layers", "trainer", "estimator", "asynchronous")  # fmt: skip
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "_version": frozenset(),
     "types": frozenset({"validate"}),
@@ -84,8 +86,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "lbbsp_tf": STAGES | {"runtime", "doctor.finding"},
     "lbbsp_mx": STAGES | {"runtime", "doctor.finding"},
     **{
-        f"lbbsp_tf.{room}": STAGES | {"runtime", *(f"lbbsp_tf.{each}" for each in KERAS_ROOMS[:i])}
-        for i, room in enumerate(KERAS_ROOMS)
+        f"{plugin}.{room}": STAGES | {"runtime", *(f"{plugin}.{each}" for each in rooms[:i])}
+        for plugin, rooms in (("lbbsp_tf", KERAS_ROOMS), ("lbbsp_mx", MXNET_ROOMS))
+        for i, room in enumerate(rooms)
     },
 }
 # The demos of the plugins share the data set and the options of `lbbsp_core.demo`.

@@ -17,11 +17,11 @@ from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.sync import Synchroniser
 from lbbsp_mx import cluster, env
 from lbbsp_mx.devices import devices_of
+from lbbsp_mx.fence import wait_for
+from lbbsp_mx.parameters import Parameters, as_created, normalises_batches, require_dense
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.server_optimizer import Keys, ServerOptimizer
-from lbbsp_mx.trainer.fence import wait_for
-from lbbsp_mx.trainer.means import clear_stale, mark_gradients
-from lbbsp_mx.trainer.parameters import Parameters, as_created, normalises_batches, require_dense
+from lbbsp_mx.trainer.stages import clear_stale, learning, mark_gradients
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -149,12 +149,12 @@ class AsyncTrainer(gluon.Trainer):
         """
         self._refuse_changes()
         self._session.check_batch(batch_size)
-        learning = [self._params[number] for number in self._servers.learning]
-        clear_stale(learning)
+        params = [self._params[number] for number in self._servers.learning]
+        clear_stale(params)
         self._update(ignore_stale_grad)  # without updaters it only checks the gradients
         self._servers.wait_for_gradients()
         self._session.end_step(batch_size)
-        mark_gradients(learning, is_fresh=False)
+        mark_gradients(params, is_fresh=False)
         self._read(self._servers.learning)
 
     def finish(self) -> None:
@@ -174,7 +174,7 @@ class AsyncTrainer(gluon.Trainer):
             "servers: give it an lr_scheduler, which counts pushes"
         )
 
-    def allreduce_grads(self) -> NoReturn:
+    def allreduce_grads(self, *_: object) -> NoReturn:
         """Raises an error, because no gradients are summed over workers.
 
         Raises:
@@ -182,9 +182,7 @@ class AsyncTrainer(gluon.Trainer):
         """
         raise ValueError("gradients enter the model only by step(): call trainer.step(batch_size)")
 
-    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> NoReturn:
-        """Raises the error of `allreduce_grads`."""
-        self.allreduce_grads()
+    update = allreduce_grads
 
     def save_states(self, fname: str) -> NoReturn:
         """Raises an error, because the optimizer's state is on the servers.
@@ -197,9 +195,7 @@ class AsyncTrainer(gluon.Trainer):
             "from it: save the parameters (net.save_parameters), or train with lbbsp_mx.Trainer"
         )
 
-    def load_states(self, fname: str) -> NoReturn:
-        """Raises the error of `save_states`."""
-        self.save_states(fname)
+    load_states = save_states
 
     def _read(self, numbers: Sequence[int]) -> None:
         """Reads the parameters with these indices from the servers."""
@@ -227,11 +223,11 @@ class AsyncTrainer(gluon.Trainer):
 
     def _refuse_changes(self) -> None:
         """Raises an error if settings that the servers received at the start have changed."""
-        learning, before = _learning(self._params), self._servers.learning
-        if learning != before:
+        now, before = learning(self._params), self._servers.learning
+        if now != before:
             raise ValueError(
                 f"the indices of parameters with gradients were {before} when the trainer was "
-                f"created and are {learning} now: set grad_req before"
+                f"created and are {now} now: set grad_req before"
             )
         if getattr(self, "_amp_loss_scaler", None) is not None:
             raise ValueError(
@@ -270,7 +266,7 @@ class _Servers:
         self._native = runtime().native("dist_async" if cluster.in_cluster() else "local", 120.0)
         self.rank, self.workers = self._native.rank, self._native.num_workers
         self.keys = Keys(len(params), int(env.cluster().get("DMLC_NUM_SERVER", 1)))
-        self.learning = _learning(params)
+        self.learning = learning(params)
         self._answers = mx.nd.array(empty_questions(self.workers))
         self._params = params
         self._wait_seconds = wait_seconds
@@ -341,10 +337,6 @@ class _Servers:
         return runtime().waiting(self.rank, self._wait_seconds, what, "lbbsp_mx.AsyncTrainer")
 
 
-def _learning(params: Sequence[gluon.Parameter]) -> list[int]:
-    return [i for i, param in enumerate(params) if param.grad_req != "null"]
-
-
 def _check_servers_are_free() -> None:
     """Raises ValueError if a script has given the servers keys, an optimizer or compression."""
     if runtime().optimizer_of == "AsyncTrainer":
@@ -355,8 +347,7 @@ def _check_servers_are_free() -> None:
     if runtime().optimizer_of or runtime().taken or runtime().compresses:
         raise ValueError(
             "an AsyncTrainer needs the servers for itself, and a KVStore of this process has "
-            "given them keys, an optimizer or gradient compression: use a separate job for one of "
-            "the two"
+            "given them keys, an optimizer or gradient compression: use a separate job for one"
         )
 
 

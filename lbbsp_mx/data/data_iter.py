@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import mxnet as mx
@@ -67,7 +68,7 @@ class PlannedIter(mx.io.DataIter):
         self._names: tuple[str | list[str], str | list[str]] = (data_name, label_name)
         if isinstance(data, gluon.data.Dataset):
             loader = gluon.data.DataLoader(data, batch_sampler=sampler, **loading)
-            self._batches: Iterable[Batch] = _Loaded(loader)
+            self._epoch: Callable[[], Iterator[Batch]] = lambda: map(_halves, loader)
             first = _halves(loader._batchify_fn([data[0]]))
         elif loading:
             raise TypeError(
@@ -78,8 +79,8 @@ class PlannedIter(mx.io.DataIter):
             source = array_iter(data, label, data_name, label_name, layout)
             self._layout = source.layout
             self._names = ([name for name, _ in source.data], [name for name, _ in source.label])
-            self._batches = _Taken(sampler, source)
-            first = self._batches.read([0])
+            self._epoch = lambda: map(partial(_read, source), sampler)
+            first = _read(source, [0])
         self._sampler = sampler
         self._describe(*first)
         self._iterator: Iterator[Batch] | None = None
@@ -100,7 +101,7 @@ class PlannedIter(mx.io.DataIter):
             StopIteration: The epoch has ended; `reset` lets the next one begin.
         """
         if self._iterator is None:
-            self._iterator = iter(self._batches)
+            self._iterator = self._epoch()
         data, label = next(self._iterator)
         self._describe(data, label)
         self._current = DataBatch(
@@ -145,40 +146,19 @@ class PlannedIter(mx.io.DataIter):
         )
 
 
-class _Taken:
-    """Batches that are taken from arrays."""
-
-    def __init__(self, sampler: Iterable[Sequence[int]], source: mx.io.NDArrayIter) -> None:
-        self._sampler, self._source = sampler, source
-        self._axis = source.layout.find("N")
-        arrays = [array for _, array in source.data + source.label]
-        self._num_samples = min(array.shape[self._axis] for array in arrays)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.read, self._sampler)
-
-    def read(self, indices: Sequence[int]) -> Batch:
-        """Returns the samples with these numbers."""
-        if max(indices) >= self._num_samples:
-            raise IndexError(
-                f"the sampler draws sample {max(indices)} of arrays of {self._num_samples} "
-                "samples: create both for the same data set"
-            )
-        data, label = (
-            [_take(array, indices, self._axis) for _, array in part]
-            for part in (self._source.data, self._source.label)
+def _read(source: mx.io.NDArrayIter, indices: Sequence[int]) -> Batch:
+    """Returns the samples with these numbers."""
+    axis = source.layout.find("N")
+    num_samples = min(array.shape[axis] for _, array in source.data + source.label)
+    if max(indices) >= num_samples:
+        raise IndexError(
+            f"the sampler draws sample {max(indices)} of arrays of {num_samples} samples: create "
+            "both for the same data set"
         )
-        return data, label
-
-
-class _Loaded:
-    """Batches of a DataLoader."""
-
-    def __init__(self, loader: gluon.data.DataLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(_halves, self._loader)
+    data, label = (
+        [_take(array, indices, axis) for _, array in part] for part in (source.data, source.label)
+    )
+    return data, label
 
 
 def _halves(batch: Any) -> Batch:

@@ -1,16 +1,19 @@
-"""Epochs of a user's sampler, of which all workers use those of worker 0."""
+"""What workers draw together: epochs of a user's sampler; a comparison of their data sets."""
 
 from __future__ import annotations
 
 import logging
+import random
 import zlib
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
+import mxnet as mx
 import numpy as np
 
 from lbbsp_core.order import Indices
+from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
 from lbbsp_core.runtime.loop.pipelined import PipelinedCollectives, PipelinedSession
 from lbbsp_core.runtime.options import env
@@ -22,19 +25,12 @@ _CHUNK: Final = 1 << 16  # numbers of a message, so that servers keep few and sm
 
 
 class Drawn(NamedTuple):
-    """Samples of an epoch.
+    """Samples of an epoch."""
 
-    Args:
-        indices: Samples in their order.
-        ends: Ends of the steps in `indices`.
-        by_batch: Whether the sampler has given the steps.
-        dropped: Number of samples that were dropped.
-    """
-
-    indices: Indices
-    ends: Indices
-    by_batch: bool
-    dropped: int
+    indices: Indices  # in their order
+    ends: Indices  # of the steps in `indices`
+    by_batch: bool  # whether the sampler has given the steps
+    dropped: int  # number of samples that were dropped
 
 
 class EpochDrawer:
@@ -60,7 +56,12 @@ class EpochDrawer:
         first = self._draw_together(None)
         self._ahead: Drawn | None = first
         total = session.balancer.constraints.global_batch_size
-        _check_full(first, total)
+        largest = int(np.diff(first.ends, prepend=0).max())
+        if largest < total:
+            raise ValueError(
+                f"batches of the sampler must be global batches, got at most {largest} samples "
+                f"with global_batch_size = {total}: let it give batches for all workers together"
+            )
         if first.dropped:
             logger.warning(
                 "%d samples of the sampler are dropped in each epoch, because their steps have "
@@ -137,15 +138,6 @@ def _items(sampler: Iterable[object]) -> list[object]:
     return items
 
 
-def _check_full(drawn: Drawn, total: int) -> None:
-    largest = int(np.diff(drawn.ends, prepend=0).max())
-    if largest < total:
-        raise ValueError(
-            f"batches of the sampler must be global batches, got at most {largest} samples with "
-            f"global_batch_size = {total}: let it give batches for all workers together"
-        )
-
-
 def _row(drawn: Drawn | None, workers: int) -> list[int]:
     """Returns what workers compare of an epoch, and what tells parts of a data set."""
     if drawn is None:
@@ -186,3 +178,77 @@ def _broadcast(collectives: PipelinedCollectives, own: Drawn, first: list[int]) 
             received.append(rows[0])
     values = np.concatenate(received)[:count].astype("<u2").view("<u4").astype(np.int64)
     return Drawn(values[:samples], values[samples:], bool(by_batch), dropped)
+
+
+def check_same_data(session: PipelinedSession, data: int | Sequence[Any]) -> int:
+    """Checks that the workers have the same data set; a collective, if `data` is no integer.
+
+    Of the samples, the first, the middle and the last are compared; not if a sample that is read
+    twice differs (random transforms), or cannot be converted to numbers.
+
+    Args:
+        session: Session of the training.
+        data: The data set, or its number of samples, which is not compared here.
+
+    Returns:
+        Number of samples.
+
+    Raises:
+        DisagreementError: The data sets differ; names the remedy.
+        TypeError: `data` has no length.
+    """
+    if isinstance(data, (int, np.integer)):
+        return int(data)
+    if not hasattr(data, "__len__"):
+        raise TypeError(
+            f"data must be a data set with a length, or its number of samples, got {data!r}"
+        )
+    if session.workers == 1:
+        return len(data)
+    session.finish_barrier()
+    digests = _digests(data)
+    rows = session.collectives.all_gather([len(data), int(digests is not None)])
+    lengths = [row[0] for row in rows]
+    if len(set(lengths)) > 1:
+        raise DisagreementError(
+            f"workers have data sets of {lengths} samples: pass the whole data set to all workers "
+            "(no SplitSampler, num_parts or data[rank::n]); the plan gives each worker its part"
+        )
+    if all(row[1] for row in rows):
+        check_samples(session.collectives, digests or [])
+    return len(data)
+
+
+def _digests(data: Sequence[Any]) -> list[Digest] | None:
+    """Returns digests of three samples; None if they cannot be compared."""
+    count = len(data)
+    states = random.getstate(), np.random.get_state()  # reading may draw random numbers
+    try:
+        found = []
+        for number in sorted({0, count // 2, count - 1} if count else ()):
+            once, again = (Digest.of(list(_arrays(data[number]))) for _ in range(2))
+            if not once.is_close(again):
+                return None
+            found.append(once)
+        return found
+    except Exception:  # training will show what is wrong with the data set
+        return None
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _arrays(sample: Any) -> Iterator[np.ndarray]:
+    """Yields the arrays of a sample.
+
+    Raises:
+        TypeError: A part of it is no number.
+    """
+    if isinstance(sample, (tuple, list)):
+        for each in sample:
+            yield from _arrays(each)
+        return
+    array = sample.asnumpy() if isinstance(sample, mx.nd.NDArray) else np.asarray(sample)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"a sample of type {array.dtype}")
+    yield array

@@ -2,22 +2,102 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
+from mxnet import gluon
 from mxnet.gluon.data import Sampler
 
 from lbbsp_core.order import Indices, Order, SampleStream
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.work import Work
-from lbbsp_mx.data.drawing import EpochDrawer
-from lbbsp_mx.data.same_data import check_same_data
-from lbbsp_mx.trainer.parts import Draws, cut
+from lbbsp_mx.data.drawing import EpochDrawer, check_same_data
 
 Data: TypeAlias = "int | Sequence[Any]"
 """A data set with a length and samples by number, or its number of samples."""
+
+
+class Draws:
+    """Loader batches that a sampler has handed out, compared with the steps that were made.
+
+    A loader that prefetches is ahead of the steps by a constant number of batches. If gradients
+    accumulate over more batches than planned, or a batch has no step, it moves further ahead. The
+    first step of an epoch cannot tell, because the depth of the loader is unknown, nor can a
+    sampler that another thread reads. Parts are multiples of `unit`, this worker's devices, where
+    they can be.
+    """
+
+    def __init__(self, parts: int = 1, unit: int = 1) -> None:
+        self.parts, self.unit = parts, unit
+        self._first: int | None = None
+        self._drawn = 0
+        self._depth: int | None = None
+        self._thread = 0
+
+    def begin(self, step: int) -> None:
+        """Starts to count the batches of an epoch, or of its rest, from global step `step`."""
+        self._first, self._drawn, self._depth = step, 0, None
+
+    def count(self) -> None:
+        """Counts a loader batch."""
+        self._drawn += 1
+        self._thread = threading.get_ident()
+
+    def check(self, step: int, params: Sequence[gluon.Parameter]) -> int:
+        """Checks accumulated gradients; returns the number of batches that have had no step."""
+        adding = self.check_adding(params)
+        if self._first is None or step < self._first:
+            return 0
+        ahead = self._drawn - self.parts * (step - self._first)
+        if 1 < self.parts > ahead:
+            raise ValueError(
+                f"step must follow {self.parts} batches of the loader, as accumulate = "
+                f"{self.parts} says, got {ahead}: call it once after every {self.parts} batches"
+            )
+        if self._thread != threading.get_ident():
+            return 0
+        self._depth = ahead if self._depth is None else self._depth
+        unused = max(0, ahead - self._depth)
+        if unused and any(adding):
+            more = self.parts + unused
+            raise ValueError(
+                f"step must follow {self.parts} batches of the loader, got {more} since the last "
+                f"step: to accumulate the gradients of {more} batches in one step, create the "
+                f"trainer with accumulate={more}; global_batch_size counts the samples of all"
+            )
+        return unused
+
+    def check_adding(self, params: Sequence[gluon.Parameter]) -> list[bool]:
+        """Returns which parameters accumulate gradients."""
+        adding = [param.grad_req == "add" for param in params if param.grad_req != "null"]
+        if self.parts > 1 and not all(adding):
+            raise ValueError(
+                f"accumulate = {self.parts} needs gradients that accumulate, and grad_req='write' "
+                "would keep those of the last batch: call "
+                "net.collect_params().setattr('grad_req', 'add'), and zero_grad() after each step"
+            )
+        return adding
+
+
+def cut(samples: Indices, parts: int, unit: int) -> list[Indices]:
+    """Cuts the samples of a worker's step into parts, multiples of `unit` if that can be."""
+    if len(samples) < parts:
+        raise ValueError(
+            f"the plan must give each worker at least accumulate = {parts} samples, got "
+            f"{len(samples)}: let the policy respect the limits, or lower accumulate"
+        )
+    grain = unit if len(samples) % unit == 0 and len(samples) >= parts * unit else 1
+    ends = [len(samples) // grain * (i + 1) // parts * grain for i in range(parts)]
+    return np.split(samples, ends[:-1])
+
+
+def part_sizes(size: int, parts: int, unit: int) -> tuple[int, ...]:
+    """Returns the sizes of the parts into which `size` samples are cut."""
+    return tuple(len(each) for each in cut(np.arange(size), parts, unit))
 
 
 class BatchSampler(Sampler):
@@ -150,7 +230,11 @@ def make_sampler(
     """
     num_samples = check_same_data(session, data)
     if beside is not None:
-        _refuse_work(work)
+        if work is not None:
+            raise ValueError(
+                "work must be left out with beside=, because the sampler follows the cuts of the "
+                "other one: pass to that one the work of both samples together"
+            )
         return _companion(session, num_samples, seed, shuffle, sampler, beside)
     if sampler is not None:
         if seed is not None or not shuffle:
@@ -165,23 +249,6 @@ def make_sampler(
     order = session.make_order(num_samples, seed, shuffle=shuffle, drop_last=drop_last, work=work)
     session.use_order(order)
     return BatchSampler(session, order, draws=draws)
-
-
-def fixed_rows(session: PipelinedSession) -> slice:
-    """Returns the rows of each global batch that belong to this worker.
-
-    Raises:
-        ValueError: The plan changes.
-    """
-    policy = session.balancer.policy
-    if session.workers > 1 and not policy.is_static:
-        raise ValueError(
-            f"rows must stay with their worker, but {type(policy).__name__} changes the plan: use "
-            "policy=lbbsp_core.Even() or lbbsp_core.FixedShares(...)"
-        )
-    sizes = session.sizes
-    begin = sum(sizes[: session.rank])
-    return slice(begin, begin + sizes[session.rank])
 
 
 def _companion(
@@ -203,14 +270,6 @@ def _companion(
         facts = {"number of samples beside": num_samples, "seed beside": seed}
         handshake.compare(session.collectives, {**facts, "shuffle beside": int(shuffle)})
     return CompanionSampler(session, leader, SampleStream(num_samples, seed, shuffle))
-
-
-def _refuse_work(work: npt.ArrayLike | None) -> None:
-    if work is not None:
-        raise ValueError(
-            "work must be left out with beside=, because the sampler follows the cuts of the other "
-            "one: pass to that one the work of both samples together"
-        )
 
 
 def _not_leading(found: str) -> RuntimeError:

@@ -124,7 +124,8 @@ class _Operator(mx.operator.CustomOp):
         dbeta = dy.sum(axis=1, exclude=True)
         dgamma = (dy * normalised).sum(axis=1, exclude=True)
         if self._total:
-            sums = self._sums(dbeta, dgamma)
+            row = np.concatenate([dbeta.asnumpy(), dgamma.asnumpy()])
+            sums = np.split(self._gather("sums", row).astype(np.float64).sum(axis=0), 2)
             ones, along = (
                 _over(mx.nd.array(s / self._total, ctx=x.context, dtype=gamma.dtype), x)
                 for s in sums
@@ -157,11 +158,6 @@ class _Operator(mx.operator.CustomOp):
         mean = (counts * means).sum(axis=0) / total
         variance = (squares + counts * (means - mean) ** 2).sum(axis=0) / total
         return float(total), mean, variance
-
-    def _sums(self, *values: Any) -> list[Any]:
-        """Sums vectors of shape ``(channels,)`` over all workers."""
-        row = np.concatenate([value.asnumpy() for value in values])
-        return np.split(self._gather("sums", row).astype(np.float64).sum(axis=0), len(values))
 
     def _gather(self, kind: str, row: Any) -> Any:
         """Gathers rows of this use.

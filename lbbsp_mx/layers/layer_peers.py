@@ -71,8 +71,11 @@ class Peers:
         mean_loss: bool,
         accumulate: int,
     ) -> None:
-        """Connects the layer to the other workers; the trainer calls it."""
+        """Connects the layer to the other workers, if there are any; the trainer calls it."""
         self._check(devices, mean_loss, accumulate)
+        if store.workers == 1:
+            self._turns, self._is_alone = {}, True
+            return
         env.allow_many_custom_operators()
         channels = self._running_mean.shape[0]
         widths = {"moments": 2 * channels + 1, "sums": 2 * channels}
@@ -82,16 +85,10 @@ class Peers:
             kind: _Turns(store, session, width * floats) for kind, width in widths.items()
         }
 
-    def use_alone(self, devices: int, mean_loss: bool, accumulate: int) -> None:
-        """Lets the layer normalise without other workers; the arguments are those of `connect`."""
-        self._check(devices, mean_loss, accumulate)
-        self._turns, self._is_alone = {}, True
-
     def _check(self, devices: int, mean_loss: bool, accumulate: int) -> None:
         if devices > 1:
             raise ValueError(
-                f"SyncBatchNorm needs one device per worker, got {devices}: start one worker for "
-                "each device"
+                f"SyncBatchNorm needs one device per worker, got {devices}: start more workers"
             )
         if mean_loss:
             raise ValueError(
@@ -139,8 +136,6 @@ class _Turns:
     def gather(self, use: int, row: Any) -> Any:
         """Sends the row of a use, and waits for those of all workers."""
         with self._session.excluded_wait(), self._store.waiting("for a layer of the others"):
-            if self._store.workers == 1:
-                return row[None]
             self._take_turn(np.concatenate([[use], row]).astype(np.float32))
             with self._arrived:
                 self._arrived.wait_for(lambda: all(self._rows[use]))

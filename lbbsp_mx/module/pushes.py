@@ -1,33 +1,85 @@
-"""Steps of a balanced store, whose gradients are scaled when they are pushed: `PushedSteps`."""
+"""Steps of a balanced store, whose gradients are scaled when pushed, and its data iterator."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import mxnet as mx
+from mxnet.io import DataBatch, DataDesc
 from mxnet.optimizer import Optimizer
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-from lbbsp_mx.module.pushed_keys import PushedKeys
+from lbbsp_mx.data.data_iter import PlannedIter
+from lbbsp_mx.data.sampler import BatchSampler
+from lbbsp_mx.fence import arrays_in, wait_for
+from lbbsp_mx.module.module_data import Source
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import Key, Keys, flat
-from lbbsp_mx.trainer.fence import arrays_in, wait_for
 
 logger = logging.getLogger("lbbsp.mx")
 
 NO_OPTIMIZER = (
-    "a balanced store needs the optimizer on the servers, so that all workers have the same "
-    "model: pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave "
-    "MXNET_UPDATE_ON_KVSTORE=0 out"
+    "a balanced store needs the optimizer on the servers, so that all workers have one model: "
+    "pass an lbbsp_mx.KVStore('dist_sync') to Module.fit, and leave MXNET_UPDATE_ON_KVSTORE=0 out"
 )
 
 
 _Newest: TypeAlias = "dict[tuple[Key, ...], list[mx.nd.NDArray]]"
 """Arrays of the last call with these keys in a step."""
+
+
+class PushedKeys:
+    """Counts how often each key is pushed in a step, and knows it from the steps before.
+
+    A step is complete when each key was pushed as often as in earlier steps, and pulled afterwards
+    if it was so then. Other calls, such as pulls by a callback, do not count. The first step is
+    never complete, because nothing is known yet.
+    """
+
+    def __init__(self) -> None:
+        self._usual: Counter[Key] = Counter()
+        self._usually_pulled: set[Key] = set()
+        self._pushes: Counter[Key] = Counter()
+        self._pulled: set[Key] = set()  # after their last push
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing of what earlier steps had is missing."""
+        return bool(self._usual) and (
+            self._pushes >= self._usual and self._pulled >= self._usually_pulled
+        )
+
+    def push(self, keys: Sequence[Key]) -> None:
+        """Counts a push of keys."""
+        again = [key for key in keys if self._pushes[key] and self._pushes[key] >= self._most(key)]
+        if again:
+            raise ValueError(
+                f"a step has one batch, and the gradient of {again[0]!r} is pushed again after the "
+                "update with it: draw a batch before each update, or call train.reset() before "
+                "updates with other batches, which are not scaled then"
+            )
+        self._pushes.update(keys)
+        self._pulled.difference_update(keys)
+
+    def pull(self, keys: Sequence[Key]) -> None:
+        """Notes that keys were pulled."""
+        self._pulled.update(key for key in keys if self._pushes[key])
+
+    def end_step(self) -> None:
+        """Learns from the step, and begins the next one."""
+        self._usually_pulled |= self._pulled - self._usual.keys()
+        self._usual |= self._pushes
+        self._pushes, self._pulled = Counter(), set()
+
+    def _most(self, key: Key) -> float:
+        """Returns how often a key may be pushed; without limit if that is not known yet."""
+        return self._usual[key] or (1 if self.complete else float("inf"))
 
 
 class _Sizes(NamedTuple):
@@ -37,44 +89,30 @@ class _Sizes(NamedTuple):
     total: int
 
 
-class PushedSteps:
+@dataclass(eq=False)
+class ModuleSteps:
     """Steps of a training loop that draws a batch, pushes gradients and pulls the new weights.
 
     The store tells what is pushed and pulled, and the iterator when a batch is drawn. A step ends,
     and the barrier of its session begins, when each key was pushed as often as in earlier steps,
     at the latest when the next batch is drawn.
-
-    Args:
-        session: Session of the training.
-        scheduled: Samples of a step by which Module divides gradients if the script does not set
-            ``rescale_grad``: the iterator's batch size times the number of workers.
-        mean_loss: Whether gradients are means over a worker's batch.
-        devices: Largest number of devices of a worker.
-        most_devices: Number of devices up to which each has samples in every step.
-        in_servers: Whether the optimizer must run in the servers.
     """
 
-    def __init__(
-        self,
-        session: PipelinedSession,
-        scheduled: int,
-        *,
-        mean_loss: bool,
-        devices: int,
-        most_devices: int,
-        in_servers: bool,
-    ) -> None:
-        self._session = session
-        self._scheduled, self._mean_loss = scheduled, mean_loss
-        self._devices, self._most_devices = devices, most_devices
-        self._in_servers = in_servers
-        self._total = session.balancer.constraints.global_batch_size
+    session: PipelinedSession
+    # Samples of a step by which Module divides gradients if the script does not set
+    # ``rescale_grad``: the iterator's batch size times the number of workers.
+    scheduled: int
+    _: KW_ONLY
+    mean_loss: bool  # whether gradients are means over a worker's batch
+    devices: int  # largest number of devices of a worker
+    most_devices: int  # number of devices up to which each has samples in every step
+    in_servers: bool  # whether the optimizer must run in the servers
+
+    def __post_init__(self) -> None:
+        self._total = self.session.balancer.constraints.global_batch_size
         self._thread = threading.get_ident()
         self._sizes: _Sizes | None = None  # of the batch that was drawn last
-        self._has_ended = False
-        self._has_pushed = False
-        self._has_closed = False
-        self._has_warned = False
+        self._has_ended = self._has_pushed = self._has_closed = self._has_warned = False
         self._keys = PushedKeys()
         self._computed: _Newest = {}
         self._pulled: _Newest = {}
@@ -96,11 +134,11 @@ class PushedSteps:
         if self._sizes is not None and not self._has_pushed:
             self._skip()
         self.end()
-        self._session.finish_barrier()
+        self.session.finish_barrier()
 
     def drawn(self, local: int) -> None:
         """Begins the step of a batch of `local` samples."""
-        self._sizes = _Sizes(local, sum(self._session.sizes))
+        self._sizes = _Sizes(local, sum(self.session.sizes))
         self._has_ended = False
 
     def end(self) -> None:
@@ -115,7 +153,7 @@ class PushedSteps:
         if not self._has_closed:
             self._has_closed = True
             self.end()
-            self._session.close()
+            self.session.close()
 
     # What the store calls
 
@@ -126,9 +164,9 @@ class PushedSteps:
         """
         if self._sizes is None:
             return value
-        if self._in_servers and not runtime().optimizer_of:
+        if self.in_servers and not runtime().optimizer_of:
             raise ValueError(NO_OPTIMIZER)
-        if self._session.workers > 1 and not self._has_warned:
+        if self.session.workers > 1 and not self._has_warned:
             self._warn_of_batch_norm(optimizer)
         self._check_devices(value if isinstance(key, list | tuple) else [value])
         keys = tuple(flat(key))
@@ -158,10 +196,10 @@ class PushedSteps:
 
     def _factor(self, sizes: _Sizes, optimizer: Optimizer | None) -> float:
         """Returns the factor of a gradient, relative to that of a whole step."""
-        share = (sizes.local if self._mean_loss else self._total) / sizes.total
+        share = (sizes.local if self.mean_loss else self._total) / sizes.total
         # Module has divided by a size that may be larger than X, to be the same on all workers.
-        if optimizer is not None and optimizer.rescale_grad == 1.0 / self._scheduled:
-            return share * self._scheduled / self._total
+        if optimizer is not None and optimizer.rescale_grad == 1.0 / self.scheduled:
+            return share * self.scheduled / self._total
         return share
 
     def _warn_of_batch_norm(self, optimizer: Optimizer | None) -> None:
@@ -180,9 +218,9 @@ class PushedSteps:
 
     def _check_devices(self, values: Iterable[Any]) -> None:
         used = max(len(each) if isinstance(each, list | tuple) else 1 for each in values)
-        if used > self._most_devices:
+        if used > self.most_devices:
             raise ValueError(
-                f"devices must be the number of devices of a worker, {used}, got {self._devices}: "
+                f"devices must be the number of devices of a worker, {used}, got {self.devices}: "
                 f"pass devices={used} to balance, so that each device has samples in every step"
             )
 
@@ -192,17 +230,93 @@ class PushedSteps:
         self._has_ended = True
         # Nothing is written to these arrays later in the step.
         newest = (list(arrays.values()) for arrays in (self._computed, self._pulled))
-        self._session.end_step(*(partial(wait_for, arrays) for arrays in newest))
+        self.session.end_step(*(partial(wait_for, arrays) for arrays in newest))
 
     def _skip(self) -> None:
-        if self._session.workers > 1:
+        if self.session.workers > 1:
             raise ValueError(
-                f"the batch of step {self._session.step} was drawn, and no gradients for it were "
+                f"the batch of step {self.session.step} was drawn, and no gradients for it were "
                 "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
-                "batches in the training loop only, one before each update, and evaluate on an "
-                "iterator of its own"
+                "batches in the training loop only, one before each update, and evaluate on others"
             )
-        self._session.balancer.skip_to(self._session.step + 1)  # updates without this store
+        self.session.balancer.skip_to(self.session.step + 1)  # updates without this store
+
+
+class BalancedIter(PlannedIter):
+    """Data iterator of a balanced store; `lbbsp_mx.KVStore.balance` creates it.
+
+    Its own shapes are those of an even batch, from which Module computes ``rescale_grad``; those
+    of each batch are in the batch.
+
+    Args:
+        steps: Steps of the training.
+        batch_size: Samples of an even batch.
+        sampler: Yields the indices of each batch.
+        source: The data.
+        **params: Further arguments of `PlannedIter`.
+    """
+
+    def __init__(
+        self,
+        steps: ModuleSteps,
+        batch_size: int,
+        sampler: BatchSampler,
+        source: Source,
+        **params: Any,
+    ) -> None:
+        super().__init__(sampler, source, **params)
+        self._steps = steps
+        self._axis = self._layout.find("N")
+        self._even = (
+            batch_size,
+            *(
+                [_resized(desc, self._axis, batch_size) for desc in part]
+                for part in (self.provide_data, self.provide_label)
+            ),
+        )
+        self._show_even()
+
+    def next(self) -> DataBatch:
+        """Ends the step before, and returns this worker's batch of the next one.
+
+        Raises:
+            StopIteration: The epoch has ended; `reset` lets the next one begin.
+            ValueError: No gradients were pushed for the batch before.
+        """
+        if not self._steps.in_own_thread:
+            return _Unplanned()
+        self._steps.begin_draw()
+        try:
+            batch = super().next()
+        finally:
+            self._show_even()
+        self._steps.drawn(batch.data[0].shape[self._axis])
+        return batch
+
+    def reset(self) -> None:
+        """Ends the step before, and lets the next batch be the first of the next epoch."""
+        self._steps.end()
+        super().reset()
+
+    def _show_even(self) -> None:
+        self.batch_size, self.provide_data, self.provide_label = self._even
+
+
+class _Unplanned:
+    """What another thread gets for a batch: an error in it could leave the training waiting."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            "a balanced iterator must be read by the thread that has called balance, because the "
+            "plan of a batch is known when the update before it is made: leave PrefetchingIter and "
+            "other threads out"
+        )
+
+
+def _resized(desc: DataDesc, axis: int, size: int) -> DataDesc:
+    """Returns the description of a batch of another size."""
+    shape = (*desc.shape[:axis], size, *desc.shape[axis + 1 :])
+    return DataDesc(desc.name, shape, desc.dtype, layout=desc.layout)
 
 
 def _times(factor: float, value: Any) -> Any:

@@ -25,13 +25,12 @@ from lbbsp_core.runtime.exchange.digest import Digest
 from lbbsp_core.runtime.exchange.protocol import DisagreementError, fingerprint
 from lbbsp_core.runtime.extensions.settings import Setting, Settings, SettingsComparison
 from lbbsp_core.runtime.extensions.weights import WeightComparison
-from lbbsp_mx.trainer.fence import wait_for
-from lbbsp_mx.trainer.parameters import network_of
-from lbbsp_mx.trainer.sparse import exchange_whole, is_sparse
+from lbbsp_mx.fence import wait_for
+from lbbsp_mx.parameters import exchange_whole, is_sparse, network_of
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-    from lbbsp_mx.trainer.trainer import Trainer
+    from lbbsp_mx.reliability.parts import TrainerParts
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -72,7 +71,7 @@ class Agreement:
     """
 
     def __init__(
-        self, trainer: Trainer, session: PipelinedSession, leader: Agreement | None = None
+        self, trainer: TrainerParts, session: PipelinedSession, leader: Agreement | None = None
     ) -> None:
         self._trainer, self._session = trainer, session
         self._compared = [self] if leader is None else []
@@ -81,7 +80,7 @@ class Agreement:
         self._has_drawn = self._has_stepped = session.workers == 1
         self._thread = threading.get_ident()
         self._hyperparameters = _hyperparameters(trainer.optimizer)
-        self._learned = [param.grad_req != "null" for param in trainer._params]
+        self._learned = [param.grad_req != "null" for param in trainer.params]
 
     def join(self) -> None:
         """Lets what must be equal be compared in the steps of the leader, if there is one."""
@@ -117,6 +116,8 @@ class Agreement:
 
     def begin_step(self) -> None:
         """Compares parameters and settings; call it in each step, before the sums."""
+        if self._session.workers == 1:
+            return
         if self._compared:
             self._session.extensions[SettingsComparison].compare(self._settings, REMEDY)
         if not self._has_stepped:
@@ -171,15 +172,15 @@ class Agreement:
 
     def _others(self) -> list[gluon.Parameter]:
         """Returns further parameters of the network, without statistics of its layers."""
-        own = set(map(id, self._trainer._params))
-        others = [param for param in network_of(self._trainer._params) if id(param) not in own]
+        own = set(map(id, self._trainer.params))
+        others = [param for param in network_of(self._trainer.params) if id(param) not in own]
         return [param for param in others if param._data is not None and param._differentiable]
 
     def _gather(self, call: int) -> list[_Row]:
         seen = blake2b(digest_size=6)
         digest = Digest.of(self._read(seen.update)).to_integer()
         bits = int.from_bytes(seen.digest(), "big")
-        params = self._trainer._params
+        params = self._trainer.params
         unknown = fingerprint(repr([i for i, param in enumerate(params) if param._deferred_init]))
         others = self._others() if call == _STEP else []
         of_others = Digest.of(param._data[0].asnumpy() for param in others).to_integer()
@@ -196,9 +197,9 @@ class Agreement:
     def _broadcast(self, rows: Sequence[_Row]) -> None:
         if any(row.unknown != rows[0].unknown for row in rows):
             self._share_shapes()
-        waiting = {id(param) for param in self._trainer._params_to_init}
-        self._trainer._init_params()  # sends those that the servers do not know yet
-        store, params = self._trainer._store, self._trainer._params
+        waiting = {id(param) for param in self._trainer.unsent}
+        self._trainer.send()  # sends those that the servers do not know yet
+        store, params = self._trainer.store, self._trainer.params
         with store.waiting("for the parameters of worker 0"):
             for number, param in enumerate(params):
                 if id(param) not in waiting and not param._deferred_init:
@@ -206,7 +207,7 @@ class Agreement:
 
     def _share_shapes(self) -> None:
         """Creates parameters that another worker has created, because it knows their shapes."""
-        params = self._trainer._params
+        params = self._trainer.params
         mine = [None if param._deferred_init else list(param.shape) for param in params]
         texts = gather_bytes(self._session.collectives, json.dumps(mine).encode())
         for param, *shapes in zip(params, *map(json.loads, texts), strict=True):
@@ -227,7 +228,7 @@ class Agreement:
 
     def _read(self, take_bits: Callable[[memoryview], None]) -> Iterator[npt.NDArray[Any]]:
         """Yields the parameters that are learned; `take_bits` is given the bits of all."""
-        for param, is_learned in zip(self._trainer._params, self._learned, strict=True):
+        for param, is_learned in zip(self._trainer.params, self._learned, strict=True):
             if not param._deferred_init:
                 array = np.ascontiguousarray(param.list_data()[0].asnumpy())
                 take_bits(array.data)
@@ -236,7 +237,7 @@ class Agreement:
 
     def _has_news(self) -> bool:
         """True if parameters have been loaded whose shapes were unknown; the same on all."""
-        return any(not param._deferred_init for param in self._trainer._params_to_init)
+        return any(not param._deferred_init for param in self._trainer.unsent)
 
     # Settings and metrics
 
@@ -252,7 +253,7 @@ class Agreement:
     def _weights(self) -> Iterator[npt.NDArray[Any]]:
         """Yields the weights that must be equal on all workers."""
         for each in self._compared:
-            for param in each._trainer._params:
+            for param in each._trainer.params:
                 if param.grad_req != "null" and param._data is not None:
                     yield param.list_data()[0].asnumpy()
 
@@ -267,14 +268,14 @@ class Agreement:
         }
 
     def _own_settings(self) -> dict[str, Setting]:
-        optimizer, params = self._trainer.optimizer, self._trainer._params
+        optimizer, params = self._trainer.optimizer, self._trainer.params
         updates = optimizer.num_update
         schedule = optimizer.lr_scheduler
         settings: dict[str, Setting] = {
             # The rate of the coming update: a schedule may not be defined for update 0.
             "learning rate": float(optimizer.lr if schedule is None else schedule(updates + 1)),
             "number of updates": updates,
-            "rescale_grad": float(self._trainer._scale),
+            "rescale_grad": float(self._trainer.scale()),
             "lr_mult of parameters": _factors(param.lr_mult for param in params),
             "wd_mult of parameters": _factors(param.wd_mult for param in params),
             "grad_req of parameters": ", ".join(

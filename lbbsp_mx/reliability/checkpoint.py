@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from lbbsp_mx.reliability.states import (
 
 if TYPE_CHECKING:
     from lbbsp_core.runtime.loop.pipelined import PipelinedSession
-    from lbbsp_mx.trainer.trainer import Trainer
+    from lbbsp_mx.reliability.parts import TrainerParts
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -50,8 +51,11 @@ _ORDER = "gluon's order of the parameters (by name)"
 class Checkpoints:
     """Checkpoints of one trainer."""
 
-    def __init__(self, trainer: Trainer, session: PipelinedSession) -> None:
+    def __init__(
+        self, trainer: TrainerParts, session: PipelinedSession, check_single: Callable[[], None]
+    ) -> None:
         self._trainer, self._session = trainer, session
+        self._check_single = check_single  # raises an error if several trainers share the batches
         self.schedule = CheckpointSchedule(
             session,
             session.extensions[Stopping],
@@ -74,7 +78,7 @@ class Checkpoints:
 
     def save(self, folder: str | Path) -> bool:
         """Writes a checkpoint; a collective. Returns whether this worker's part has succeeded."""
-        self._trainer._steps.check_single()
+        self._check_single()
         check_states(self._session.balancer)
         writer = self._writer_to(folder)
         if self.regular and writer is self.schedule.writer:
@@ -88,7 +92,7 @@ class Checkpoints:
 
     def load(self, folder: str | Path) -> bool:
         """Continues from the newest complete checkpoint, if there is any; a collective."""
-        self._trainer._steps.check_single()
+        self._check_single()
         for writer in self._writers.values():
             writer.flush()
         self._session.any_worker(False)  # the others read after the file is complete
@@ -105,7 +109,7 @@ class Checkpoints:
         require_path("folder", folder)
         require_every(every, folder)
         check_states(self._session.balancer)
-        require_dense_weights(self._trainer._params)
+        require_dense_weights(self._trainer.params)
         optimizer_state(self._trainer)  # raises an error now, if it cannot be saved
         writer = self._writer_to(folder)
         found = self.load(folder)
@@ -158,7 +162,7 @@ class Checkpoints:
         with Path(path).open("rb") as stream:
             is_of_gluon = stream.read(1) == PICKLE
         if is_of_gluon:
-            order = self._trainer._gluon_order
+            order = self._trainer.order
             handshake.compare(self._session.collectives, {_ORDER: fingerprint(repr(order))})
             load_gluon_states(self._trainer, Path(path).read_bytes(), order, path)
             self._session.exclude_step()
@@ -198,7 +202,7 @@ class Checkpoints:
         arrays = {
             **{_SESSION + name: each for name, each in session_arrays.items()},
             **{_OPTIMIZER + name: each for name, each in optimizer_arrays.items()},
-            **(parameter_arrays(self._trainer._params) if with_parameters else {}),
+            **(parameter_arrays(self._trainer.params) if with_parameters else {}),
         }
         state: Json = {"session": session_state, "optimizer": optimizer}
         return Checkpoint(self._session.step, self._facts(), state, arrays)
@@ -213,14 +217,13 @@ class Checkpoints:
         known = found.facts if self._session.order is not None else _common(found.facts, here)
         check_same_job(where, known, here)
         weights = {name: each for name, each in arrays.items() if name.startswith("parameter ")}
-        params = self._trainer._params
+        params = self._trainer.params
         if weights:
             check_parameters(where, params, weights)
         restore = read_optimizer(self._trainer, state["optimizer"], _named(arrays, _OPTIMIZER))
         if weights:
             restore_parameters(params, weights)  # gluon may drop its store, and its optimizer
-            if self._trainer._kv_initialized:
-                self._trainer._init_params()
+            self._trainer.send()
         restore()
         if has_session:
             self._session.load_state(state["session"], _named(arrays, _SESSION))

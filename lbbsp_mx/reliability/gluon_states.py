@@ -20,11 +20,11 @@ from typing import Any, Final, cast
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
 from mxnet.lr_scheduler import LRScheduler
 
+from lbbsp_mx.parameters import Parameters, as_created
+from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.reliability.states import optimizer_state, restore_optimizer
-from lbbsp_mx.trainer.parameters import Parameters, as_created
 
 PICKLE: Final = b"\x80"  # first byte of gluon's files
 _DENSE_ARRAY: Final = 0xF993FAC9, 0  # magic number of the format, and storage type
@@ -43,7 +43,7 @@ def gluon_order(params: Parameters) -> list[int]:
 
 
 def load_gluon_states(
-    trainer: gluon.Trainer, content: bytes, order: Sequence[int], where: object
+    trainer: TrainerParts, content: bytes, order: Sequence[int], where: object
 ) -> None:
     """Gives a trainer's optimizer the states of a file of gluon's own trainer.
 
@@ -63,15 +63,15 @@ def load_gluon_states(
             for device, each in counts.items()
         }
     saved = SimpleNamespace(
-        _params=trainer._params,
+        params=trainer.params,
         optimizer=optimizer,
-        _updaters=[SimpleNamespace(states=placed)],
-        _amp_loss_scaler=getattr(trainer, "_amp_loss_scaler", None),  # is not in the file
+        updaters=[SimpleNamespace(states=placed)],
+        loss_scaler=trainer.loss_scaler,  # is not in the file
     )
-    restore_optimizer(trainer, *optimizer_state(cast(gluon.Trainer, saved)))
+    restore_optimizer(trainer, *optimizer_state(cast(TrainerParts, saved)))
 
 
-def _read(trainer: gluon.Trainer, content: bytes, where: object) -> tuple[dict[int, State], object]:
+def _read(trainer: TrainerParts, content: bytes, where: object) -> tuple[dict[int, State], object]:
     """Returns the states by gluon's numbers, and the optimizer, which need not be in the file."""
     own = trainer.optimizer
     classes = {_path(own): _Data, _path(own.lr_scheduler): _Schedule}
@@ -103,9 +103,9 @@ def _check_numbers(numbers: Iterable[object], parameters: int, where: object) ->
             )
 
 
-def _check_state(trainer: gluon.Trainer, place: int, state: State, where: object) -> None:
+def _check_state(trainer: TrainerParts, place: int, state: State, where: object) -> None:
     """Raises an error if the state is not like one that the optimizer creates for a parameter."""
-    param = trainer._params[place]
+    param = trainer.params[place]
     if param._data is None:  # its shape may be unknown
         return
     created = trainer.optimizer.create_state_multi_precision(place, param.list_data()[0])

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json, from_json, records_of, to_json
-from lbbsp_mx.trainer.sparse import is_sparse
+from lbbsp_mx.parameters import is_sparse
+from lbbsp_mx.reliability.parts import TrainerParts
 
 _DERIVED = frozenset(
     {
@@ -56,18 +57,18 @@ class _Rows(NamedTuple):
 _RECORDS = records_of(_Entries(()))
 
 
-def optimizer_state(trainer: gluon.Trainer) -> tuple[Json, Arrays]:
+def optimizer_state(trainer: TrainerParts) -> tuple[Json, Arrays]:
     """Returns the state of a trainer's optimizer, its learning rate and schedule included."""
     arrays: Arrays = {}
     state: Json = {
         "objects": [_object_state(each, arrays) for each in _owners(trainer).values()],
-        "states": _saved("the state of a parameter", _updaters(trainer)[0].states, arrays),
+        "states": _saved("the state of a parameter", trainer.updaters[0].states, arrays),
     }
     return state, arrays
 
 
 def restore_optimizer(
-    trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> None:
     """Gives a trainer's optimizer the state of `optimizer_state`.
 
@@ -77,13 +78,13 @@ def restore_optimizer(
 
 
 def read_optimizer(
-    trainer: gluon.Trainer, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
+    trainer: TrainerParts, state: Json, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> Callable[[], None]:
     """Reads the state of `optimizer_state`; returns a function that gives it to the optimizer."""
     owners = _owners(trainer)
 
     def read(value: Json) -> Any:
-        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer._contexts[0])
+        return _of_mxnet(from_json(value, arrays, _RECORDS), trainer.contexts[0])
 
     try:
         found: Any = state
@@ -93,7 +94,7 @@ def read_optimizer(
             for (what, owner), saved in objects
         ]
         # Every device gets arrays of its own.
-        states = [dict(read(found["states"])) for _ in trainer._updaters]
+        states = [dict(read(found["states"])) for _ in trainer.device_updaters]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the state of an optimizer cannot be read: {error!r}") from None
 
@@ -103,7 +104,7 @@ def read_optimizer(
                 setattr(owner, name, value)
         _share_counts(trainer)
         # The optimizer of a store has one state, on whichever device.
-        for updater, own in zip(_updaters(trainer), states, strict=False):
+        for updater, own in zip(trainer.updaters, states, strict=False):
             updater.states = own
             updater.states_synced = dict.fromkeys(own, False)
 
@@ -172,17 +173,7 @@ def _value(param: gluon.Parameter) -> npt.NDArray[Any]:
     return value
 
 
-def _updaters(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
-    """Returns what keeps the states: the updater of a store that updates, or those of the devices.
-
-    If a store will update that does not exist yet, it will take over those of the first device.
-    """
-    if getattr(trainer, "_update_on_kvstore", False):
-        return [trainer._kvstore._updater]
-    return list(trainer._updaters)
-
-
-def _share_counts(trainer: gluon.Trainer) -> None:
+def _share_counts(trainer: TrainerParts) -> None:
     """Gives every device the number of updates of each parameter.
 
     It decides the size of an update, and may have been saved with fewer devices, or by a store that
@@ -192,17 +183,17 @@ def _share_counts(trainer: gluon.Trainer) -> None:
     latest: dict[Any, int] = {}
     for each in counts.values():
         latest |= {index: max(count, latest.get(index, 0)) for index, count in each.items()}
-    for device in {*counts, *(context.device_id for context in trainer._contexts)}:
+    for device in {*counts, *(context.device_id for context in trainer.contexts)}:
         counts[device] = dict(latest)
 
 
-def _owners(trainer: gluon.Trainer) -> dict[str, object]:
+def _owners(trainer: TrainerParts) -> dict[str, object]:
     """Returns the objects whose attributes change in a training, or None where one is missing."""
     schedule = trainer.optimizer.lr_scheduler
     return {
         "optimizer": trainer.optimizer,
         "learning rate schedule": schedule,
-        "loss scaler": getattr(trainer, "_amp_loss_scaler", None),  # of mixed precision
+        "loss scaler": trainer.loss_scaler,  # of mixed precision
         **_inner_schedules("learning rate schedule", schedule, [schedule]),
     }
 

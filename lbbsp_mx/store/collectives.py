@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange.protocol import Row, pack, unpack
 from lbbsp_core.runtime.loop.pipelined import Rows
 from lbbsp_core.runtime.reliability.activity import Activity
+from lbbsp_mx.fence import wait_for
 from lbbsp_mx.store.native import runtime
 from lbbsp_mx.store.script_keys import LARGEST_KEY
-from lbbsp_mx.trainer.fence import wait_for
 
 if TYPE_CHECKING:
-    from lbbsp_mx.store.kvstore import KVStore
+    from lbbsp_mx.store.kvstore import SharedStore
 
 Arrays: TypeAlias = "mx.nd.NDArray | Sequence[mx.nd.NDArray]"
 """One array per device: gluon passes a single array or a list."""
@@ -28,26 +27,20 @@ _FEW = 64
 
 
 class StoreCollectives:
-    """All-gathers of integers and rows over the native store of a `KVStore`.
+    """All-gathers of integers and rows over a native store.
 
-    Its keys are numbered by first use, which must have the same order on all workers.
+    Its keys are numbered by first use, which must have the same order on all workers. `waiting`
+    bounds a wait, by what it is for.
     """
 
-    def __init__(self, store: KVStore) -> None:
-        self.store = store
-        self._native = store.native
+    def __init__(
+        self, native: mx.kv.KVStore, waiting: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self._native, self.waiting = native, waiting
         self._keys: dict[Hashable, int] = {}
-        self._rank, self._workers = store.rank, store.num_workers
-
-    @property
-    def rank(self) -> int:
-        """Number of this worker, in [0, workers)."""
-        return self._rank
-
-    @property
-    def workers(self) -> int:
-        """Number of workers, N."""
-        return self._workers
+        # Read once, because MXNet asks its library each time.
+        self.rank, self.workers = native.rank, native.num_workers
+        self._is_distributed = native.type.startswith("dist")
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Gathers integers in [0, 2^48) from all workers, which must all call it, by rank."""
@@ -66,9 +59,9 @@ class StoreCollectives:
         Wait for the rows before the next gather on the same slot, because MXNet does not keep two
         sums on one key in order. Gathers of higher priority are sent first.
         """
-        slots = np.zeros((self._workers, len(row)), np.float32)
-        slots[self._rank] = row
-        if self._workers == 1:
+        slots = np.zeros((self.workers, len(row)), np.float32)
+        slots[self.rank] = row
+        if self.workers == 1:
             return lambda: slots
         array = mx.nd.from_numpy(slots)  # shares the memory: `array` would copy, which takes 0.1 ms
         key = self._gather_key(slot, len(row))
@@ -76,13 +69,9 @@ class StoreCollectives:
             self._native.pushpull(key, array, priority=priority)
         return array.asnumpy
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process if the wait inside the context takes too long."""
-        return self.store.waiting(what)
-
     def barrier(self) -> None:
         """Waits until all workers have reached this call."""
-        if self.store.distributed:
+        if self._is_distributed:
             with self._meeting("at a barrier"):
                 self._native._barrier()
 
@@ -110,15 +99,15 @@ class StoreCollectives:
         if key not in self._keys:
             self.barrier()  # the lock must not be held for long
             with self._meeting("for the other workers"), runtime().lock:
-                self._native.init(self._key(key), mx.nd.zeros((self._workers, width)))
+                self._native.init(self._key(key), mx.nd.zeros((self.workers, width)))
         return self._keys[key]
 
 
-class TrainerStore(StoreCollectives, KVStoreBase):
+class TrainerStore(StoreCollectives):
     """Store of one trainer: broadcasts parameters, and sums gradients over devices and workers."""
 
-    def __init__(self, store: KVStore) -> None:
-        super().__init__(store)
+    def __init__(self, store: SharedStore) -> None:
+        super().__init__(store.native, store.waiting)
         if not store.distributed:
             self._native = mx.kv.create(store.kind)  # the store's own keys may be texts
         elif runtime().compresses:
@@ -127,21 +116,7 @@ class TrainerStore(StoreCollectives, KVStoreBase):
                 "leave out set_gradient_compression"
             )
         runtime().has_trainer |= store.distributed
-
-    @property
-    def type(self) -> str:
-        """Name of the store's type, which gluon reads."""
-        return self.store.type
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers, N, under MXNet's name."""
-        return self._workers
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Returns False for optimizers, because a server would divide by a constant batch size."""
-        return False
+        self.type = store.type  # which gluon reads
 
     def broadcast(self, key: Hashable, value: Arrays, out: Arrays, priority: int = 0) -> None:
         """Sends the value of worker 0 to all workers, and waits for it; a collective."""

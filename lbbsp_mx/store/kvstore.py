@@ -1,28 +1,23 @@
-"""Store for MXNet scripts, with the whole interface of MXNet's own: `KVStore`."""
+"""MXNet's store on keys of its own, which trainers and Module share: `SharedStore`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import mxnet as mx
 from mxnet.base import MXNetError
-from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.runtime.exchange.collectives import gather_bytes
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_mx import cluster
-from lbbsp_mx.data.data_iter import Columns, PlannedIter
-from lbbsp_mx.module.module import balance
-from lbbsp_mx.module.pushes import PushedSteps
+from lbbsp_mx.fence import arrays_in, wait_for
 from lbbsp_mx.store.collectives import StoreCollectives
 from lbbsp_mx.store.native import ALIASES, ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS, runtime
 from lbbsp_mx.store.script_keys import Keys, ScriptKeys, flat
 from lbbsp_mx.store.server_optimizer import ScriptOptimizer
-from lbbsp_mx.trainer.fence import arrays_in, wait_for
 
 KINDS = (*DISTRIBUTED, ASYNCHRONOUS, *IN_ONE_PROCESS)
 NAME = "lbbsp"
@@ -32,32 +27,27 @@ GLUON_NAME = "dist_lbbsp"
 """Its name for stock gluon Trainers, which on one device ignore names without "dist" in them."""
 
 
-class KVStore(mx.kv.KVStore):
-    """Store of MXNet that an `lbbsp_mx.Trainer` can share, in one process or in a cluster.
+class PushedSteps(Protocol):
+    """Steps of a training that pushes gradients to a store, and pulls the new weights."""
 
-    It has the whole interface of `mxnet.kv.KVStore`, and passes keys and values on to a native
-    store. Several stores of a process share the distributed native store, because MXNet hangs if a
-    second one is created; each has keys of its own. All workers must introduce keys (by `init` or
-    `broadcast`) in the same order. This is checked where servers have exact sums, unlike with
-    ``dist_async`` or gradient compression. A process with an `AsyncTrainer` can have no keys.
+    def scaled(self, key: Keys, value: Any, optimizer: mx.optimizer.Optimizer | None) -> Any:
+        """Returns the gradients to push in place of `value`."""
+        ...
 
-    ``mx.kv.create("lbbsp")`` gives a store that keeps the optimizer in the workers, and
-    ``mx.kv.create("lbbsp_dist_sync")`` and the like the store of a kind.
+    def exchanged(self, key: Keys, pulled: Any = None) -> None:
+        """Notes that keys were pushed, or pulled into the arrays `pulled`."""
+        ...
 
-    Args:
-        kind: "dist_sync" (or "dist"), "dist_device_sync" or "dist_async" in a cluster; "local",
-            "device" or another kind of MXNet's local stores in one process; or an existing native
-            store of one of these kinds.
-        start_seconds: Maximum seconds to wait until all processes of the cluster have started.
-        wait_seconds: Maximum seconds that a step waits for the other workers or for a server.
+    def close(self) -> None:
+        """Ends the last step."""
+        ...
 
-    Raises:
-        ValueError: The kind is unknown, or needs a cluster and no ``DMLC_*`` variable is set.
 
-    Example::
+class SharedStore(mx.kv.KVStore):
+    """MXNet's store, whose native store several stores of a process share.
 
-        store = lbbsp_mx.KVStore("dist_sync")
-        trainer = lbbsp_mx.Trainer(params, "sgd", kvstore=store, global_batch_size=256)
+    It has the whole interface of `mxnet.kv.KVStore`. The steps of a balanced store, if it has any,
+    see and scale what is pushed. `lbbsp_mx.KVStore` describes the arguments.
     """
 
     def __init__(
@@ -68,17 +58,19 @@ class KVStore(mx.kv.KVStore):
         wait_seconds: float = 1800.0,
     ) -> None:
         self.kind = _checked(kind)
-        native = kind.native if isinstance(kind, KVStore) else kind
+        native = kind.native if isinstance(kind, SharedStore) else kind
         if isinstance(native, str):
             native = self.kind
         self.native = runtime().native(native, start_seconds)
         super().__init__(self.native.handle)
-        self._rank, self._workers = self.native.rank, self.native.num_workers
-        self._wait_seconds = wait_seconds
+        # Ends the process if the wait inside the context takes too long.
+        self.waiting = partial(
+            runtime().waiting, self.native.rank, wait_seconds, owner="lbbsp_mx.KVStore"
+        )
         self._keys = ScriptKeys(runtime().taken)
         self._sent: set[Any] = set()  # keys of a store in one process
         self._compression: Mapping[str, object] = {}
-        self._collectives = StoreCollectives(self)
+        self._collectives = StoreCollectives(self.native, self.waiting)
         self._optimizer: mx.optimizer.Optimizer | None = None
         self._has_pushed = False  # since the optimizer was set
         self._sent_indices: dict[int, int] = {}
@@ -100,12 +92,12 @@ class KVStore(mx.kv.KVStore):
     @property
     def rank(self) -> int:
         """Number of this worker, in [0, workers)."""
-        return self._rank
+        return self._collectives.rank
 
     @property
     def num_workers(self) -> int:
         """Number of workers, N."""
-        return self._workers
+        return self._collectives.workers
 
     # Values; MXNet's own docstrings describe the arguments
 
@@ -155,12 +147,13 @@ class KVStore(mx.kv.KVStore):
 
     def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sums values over devices and workers, in place if `out` is None."""
+        into = value if out is None else out
         if runtime().compresses and self.distributed:  # MXNet would end the process
             self.push(key, value, priority)
-            self.pull(key, value if out is None else out, priority)
+            self.pull(key, into, priority)
             return
         self._before_push()
-        scaled, into = self._scaled(key, value), value if out is None else out
+        scaled = self._scaled(key, value)
         with self._using(key) as number:
             super().pushpull(number(key), scaled, into, priority)
         self._exchanged(key, into)
@@ -182,12 +175,12 @@ class KVStore(mx.kv.KVStore):
         Raises:
             ValueError: The servers run the optimizer of an `lbbsp_mx.AsyncTrainer`.
         """
+        self._optimizer = optimizer
         if not self.distributed:
-            self._optimizer = optimizer
             super().set_optimizer(optimizer)
             return
         _refuse_beside_async_trainer()
-        self._optimizer, self._has_pushed = optimizer, False
+        self._has_pushed = False
         self._send_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
@@ -214,104 +207,21 @@ class KVStore(mx.kv.KVStore):
             super().set_gradient_compression(compression_params)
         self.barrier()
 
-    # Balancing
-
-    def balance(
-        self,
-        data: Columns | mx.io.NDArrayIter | mx.gluon.data.Dataset,
-        label: Columns = None,
-        *,
-        global_batch_size: int | None = None,
-        seed: int | None = None,
-        shuffle: bool | None = None,
-        mean_loss: bool = False,
-        devices: int = 1,
-        iter_params: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> PlannedIter:
-        """Balances the workers of ``Module.fit(train, kvstore=store)``; a collective.
-
-        The iterator that it returns gives each worker its part of the global batch, by the plan
-        of each step. Gradients that are pushed to the store are scaled so that the optimizer on the
-        servers makes the update of one process with the whole global batch. The loop must draw a
-        batch before each update, in one thread, as `Module.fit` does.
-
-        Without a cluster, full batches that are not shuffled train as with MXNet's own store. A
-        short last batch is not padded, and shuffled data follow the seed.
-
-        Args:
-            data: The whole data set on all workers: an ``NDArrayIter``, arrays as for one, or a
-                gluon data set; see `PlannedIter`. An ``NDArrayIter`` that discards a short last
-                batch drops the short last step of each epoch.
-            label: Arrays of labels, as for ``NDArrayIter``, if `data` are arrays.
-            global_batch_size: X, samples per step over all workers; constant. Defaults to the
-                batch size of the ``NDArrayIter`` times the number of workers.
-            seed: Seed of the order. Defaults to that of the options.
-            shuffle: Whether each epoch has another order. Defaults to what the ``NDArrayIter``
-                does, else True. One that shuffles must be new, of the same arrays on all workers.
-            mean_loss: Whether gradients are means over the worker's batch, as those of
-                ``SoftmaxOutput(normalization='batch')`` are.
-            devices: Devices of each worker, among which Module splits a batch; the largest number
-                if workers have different ones. Each device then has a sample in every step.
-            iter_params: Further arguments of `PlannedIter`: ``data_name`` and the like for arrays,
-                options of ``DataLoader`` for a gluon data set.
-            **options: Options of `lbbsp_core.SessionOptions`, such as ``policy`` and ``record``.
-
-        Raises:
-            ValueError: No plan can satisfy the options, or updates would not be exact, as with
-                ``dist_async``, compression, or the optimizer in the workers; or the ``NDArrayIter``
-                keeps samples for its next epoch, or has the batch size 1 that is its default.
-            TypeError: An argument would have no effect, or the data cannot be read by index.
-            DisagreementError: Workers have other data or options.
-
-        Example::
-
-            store = lbbsp_mx.KVStore("dist_sync")
-            train = store.balance(mx.io.NDArrayIter(images, labels, batch_size=64))
-            module.fit(train, eval_data=test, kvstore=store, num_epoch=10)
-        """
-        chosen = SessionOptions.of(options, KVStore.balance)
-        if self._steps is not None:
-            self._steps.close()
-        train, self._steps = balance(
-            self,
-            data,
-            label,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            mean_loss=mean_loss,
-            devices=devices,
-            iter_params=iter_params,
-            options=chosen,
-        )
-        return train
-
-    # Copies
-
-    def empty_copy(self) -> KVStore:
+    def empty_copy(self) -> SharedStore:
         """Returns a store of one process like this one, without its keys and its optimizer."""
-        store = self._like_this()
+        store: SharedStore = mx.kv.create(self.type)
         if self._compression:
             store.set_gradient_compression(self._compression)
         return store
-
-    # Waits
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Ends the process if the wait inside the context takes too long."""
-        return runtime().waiting(self._rank, self._wait_seconds, what, "lbbsp_mx.KVStore")
 
     def barrier(self) -> None:
         """Waits until all workers have reached this call."""
         self._collectives.barrier()
 
-    # Helpers
-
     def _send_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Sends worker 0's optimizer to the servers; a collective."""
         self.barrier()
-        if self._rank == 0:
+        if self.rank == 0:
             with self.waiting("for the servers to receive the optimizer"), runtime().lock:
                 super().set_optimizer(ScriptOptimizer(optimizer, self._keys.indices))
         self.barrier()
@@ -327,9 +237,8 @@ class KVStore(mx.kv.KVStore):
         if self._optimizer is None or self.kind not in DISTRIBUTED or self._has_pushed:
             return
         self._has_pushed = True
-        if self._keys.indices != self._sent_indices and any(
-            number != index for number, index in self._keys.indices.items()
-        ):
+        indices = self._keys.indices
+        if indices != self._sent_indices and any(key != index for key, index in indices.items()):
             self._send_optimizer(self._optimizer)
 
     def _scaled(self, key: Keys, value: Any) -> Any:
@@ -341,9 +250,6 @@ class KVStore(mx.kv.KVStore):
     def _exchanged(self, key: Keys, pulled: Any = None) -> None:
         if self._steps is not None:
             self._steps.exchanged(key, pulled)
-
-    def _like_this(self) -> KVStore:
-        return KVStore(self.kind, wait_seconds=self._wait_seconds)
 
     def _exists(self, key: Keys) -> bool:
         if not self.distributed:
@@ -358,11 +264,7 @@ class KVStore(mx.kv.KVStore):
 
     @contextmanager
     def _introducing(self, what: str, key: Keys, values: Any) -> Iterator[Callable[[Keys], Any]]:
-        """Introduces keys around the call of the native store.
-
-        Yields a function from keys to native keys. The values must be computed before other threads
-        are locked out, since a layer that gathers could wait for the lock.
-        """
+        """Introduces keys around the call of the native store; yields a function to its keys."""
         if not self.distributed:
             yield lambda keys: keys
             self._sent.update(flat(key))
@@ -372,11 +274,10 @@ class KVStore(mx.kv.KVStore):
         self._compare(what, key)
         if known:
             raise MXNetError(
-                f"the keys {known} exist already, and MXNet would wait indefinitely: use push, or "
-                "broadcast"
+                f"the keys {known} exist already, and MXNet would never return: push or broadcast"
             )
         self._keys.introduce(key)
-        wait_for(values)
+        wait_for(values)  # before the lock is taken, for which a layer that gathers could wait
         with self.waiting("for the other workers to introduce keys"), runtime().lock:
             yield self._keys.numbers
 
@@ -385,10 +286,8 @@ class KVStore(mx.kv.KVStore):
         if self.kind == ASYNCHRONOUS or runtime().compresses:
             self.barrier()  # no sums without an optimizer, or no exact ones
             return
-        texts = [
-            each.decode()
-            for each in gather_bytes(self._collectives, f"{what} {list(flat(key))}".encode())
-        ]
+        own = f"{what} {list(flat(key))}".encode()
+        texts = [each.decode() for each in gather_bytes(self._collectives, own)]
         if len(set(texts)) > 1:
             said = ", ".join(f"worker {rank} {text}" for rank, text in enumerate(texts))
             raise DisagreementError(
@@ -406,14 +305,13 @@ class KVStore(mx.kv.KVStore):
             numbers = self._keys.numbers(key)
         except KeyError as error:
             raise MXNetError(
-                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast on all "
-                "workers first"
+                f"the key {error.args[0]!r} is unknown: introduce it by init or broadcast first"
             ) from None
         with runtime().lock:
             yield lambda _: numbers
 
     def _send_again(self, key: Keys, value: Any, out: Any, priority: int) -> None:
-        """Sends worker 0's values of known keys: as a sum, to which the others add nothing."""
+        """Sends worker 0's values of known keys: as a sum, to which the others add zeros."""
         serves = runtime().optimizer_of if self.distributed else self._updater is not None
         if serves or self.kind == ASYNCHRONOUS:
             raise MXNetError(
@@ -423,60 +321,15 @@ class KVStore(mx.kv.KVStore):
             )
         if self.distributed:
             self._compare("broadcast", key)
-        factor = 1.0 if self._rank == 0 else 0.0
-        # Of values on several devices only the first one counts.
-        share = _per_key(key, value, lambda arrays: next(arrays_in(arrays)) * factor)
+        share = _per_key(key, value, self._share)
         with self._using(key) as number:  # a balanced store does not scale it
             super().push(number(key), share, priority)
             super().pull(number(key), out, priority)
 
-
-class WorkerSideStore(KVStore):
-    """`KVStore` for ``mx.kv.create("lbbsp")``: its sums are exact, optimizers run in the workers.
-
-    It is distributed in a cluster, and local in one process.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("dist_sync" if cluster.in_cluster() else "device")
-
-    @property
-    def type(self) -> str:
-        """Name in MXNet's registry."""
-        return NAME
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Returns False for optimizers."""
-        if capability.lower() == KVStoreBase.OPTIMIZER:
-            return False
-        raise ValueError(f"capability must be {KVStoreBase.OPTIMIZER!r}, got {capability!r}")
-
-    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """Raises NotImplementedError, as MXNet's interface asks for."""
-        raise NotImplementedError(
-            "the store 'lbbsp' keeps the optimizer in the workers: use lbbsp_mx.KVStore for one "
-            "on the servers"
-        )
-
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Raises NotImplementedError, as MXNet's interface asks for."""
-        raise NotImplementedError("the store 'lbbsp' has no optimizer: save the trainer's states")
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Raises NotImplementedError, as MXNet's interface asks for."""
-        raise NotImplementedError("the store 'lbbsp' has no optimizer: load the trainer's states")
-
-    def _like_this(self) -> KVStore:
-        return WorkerSideStore()
-
-
-def register() -> None:
-    """Registers the stores by their names, so that `mx.kv.create` gives them."""
-    for name in (NAME, GLUON_NAME):
-        KVStoreBase.kv_registry[name] = WorkerSideStore
-    for kind in (*ALIASES, *KINDS):
-        KVStoreBase.kv_registry[f"{NAME}_{kind}"] = partial(KVStore, kind)
+    def _share(self, arrays: Any) -> mx.nd.NDArray:
+        first = next(arrays_in(arrays))  # of values on several devices only the first one counts
+        # Not a product with 0, which is NaN where this worker's value is.
+        return first.copy() if self.rank == 0 else mx.nd.zeros_like(first)
 
 
 def kind_of(name: str) -> str:
@@ -485,25 +338,28 @@ def kind_of(name: str) -> str:
     return ALIASES.get(kind, kind)
 
 
-def make_store(kvstore: mx.kv.KVStore | str | None) -> KVStore:
-    """Returns the `KVStore` for the argument `kvstore` of a Trainer."""
-    if isinstance(kvstore, KVStore):
+def make_store(kvstore: mx.kv.KVStore | str | None) -> SharedStore:
+    """Returns the store for the argument `kvstore` of a Trainer."""
+    if isinstance(kvstore, SharedStore):
         return kvstore
-    if kvstore is None:
-        return KVStore("local")
-    if kvstore in (NAME, GLUON_NAME):
-        return WorkerSideStore()
-    if isinstance(kvstore, mx.kv.KVStore | str):
-        return KVStore(kind_of(kvstore) if isinstance(kvstore, str) else kvstore)
-    raise ValueError(
-        f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}: "
-        "choose dist_sync in a cluster, or leave it out"
+    if isinstance(kvstore, mx.kv.KVStore):
+        return SharedStore(kvstore)
+    if not isinstance(kvstore, str | None):
+        raise ValueError(
+            f"kvstore must be an lbbsp_mx.KVStore or one of {', '.join(KINDS)}, got {kvstore!r}: "
+            "choose dist_sync in a cluster, or leave it out"
+        )
+    # MXNet's registry knows the class of our stores, which is in a room above this one.
+    is_name = kvstore in (NAME, GLUON_NAME)
+    store: SharedStore = mx.kv.create(
+        kvstore if is_name else f"{NAME}_{_checked(kvstore or 'local')}"
     )
+    return store
 
 
 def _checked(kind: str | mx.kv.KVStore) -> str:
     """Returns the kind of a native store."""
-    if isinstance(kind, KVStore):
+    if isinstance(kind, SharedStore):
         return kind.kind
     name = kind_of(kind if isinstance(kind, str) else kind.type)
     if name not in KINDS:

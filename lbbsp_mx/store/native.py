@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
+from typing import Any
 
 import mxnet as mx
 
+from lbbsp_core.runtime.loop.pipelined import PipelinedCollectives, PipelinedSession
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability import marks
@@ -127,6 +129,17 @@ class Runtime:
             f"worker {rank} has waited {seconds:g} s {what} and exits: a worker or server did not "
             f"respond; if it only needs more time, raise wait_seconds of {owner}",
         )
+
+    def open_session(
+        self, collectives: PipelinedCollectives, total: int, options: SessionOptions, **more: Any
+    ) -> PipelinedSession:
+        """Creates the session of a training of this process; `total` is its global batch size."""
+        made = PipelinedSession(
+            collectives, total, options, framework="mxnet", versions={"mxnet": mx.__version__},
+            activity=self.activity, **more,
+        )  # fmt: skip
+        self.use_options(options)
+        return made
 
     def use_options(self, options: SessionOptions) -> None:
         """Uses the options that concern lost workers."""

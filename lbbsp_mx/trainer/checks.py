@@ -12,9 +12,9 @@ from mxnet.kvstore import KVStoreBase
 
 from lbbsp_core.validate import require_integer
 from lbbsp_mx import cluster
-from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, KVStore, kind_of, make_store
+from lbbsp_mx.parameters import normalises_batches, require_unique_names
+from lbbsp_mx.store.kvstore import GLUON_NAME, NAME, SharedStore, kind_of, make_store
 from lbbsp_mx.store.native import ASYNCHRONOUS, DISTRIBUTED, IN_ONE_PROCESS
-from lbbsp_mx.trainer.parameters import normalises_batches, require_unique_names
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -26,54 +26,46 @@ def trains_alone(kvstore: Store) -> bool:
     """Returns whether gluon's own code trains, because there are no other workers."""
     if isinstance(kvstore, KVStoreBase):
         return kvstore.num_workers == 1
-    local = kvstore is None or _is_local(kvstore)
+    local = _kind(kvstore) in IN_ONE_PROCESS
     return local or not cluster.in_cluster() or cluster.counts()[0] == 1
 
 
-def store_of(kvstore: Store, alone: bool) -> KVStore:
+def store_of(kvstore: Store, alone: bool) -> SharedStore:
     """Returns the store whose workers train; it is local if gluon creates another one, or none."""
-    named = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if isinstance(named, str) and kind_of(named) == ASYNCHRONOUS:
+    kind = _kind(kvstore)
+    if kind == ASYNCHRONOUS:
         raise ValueError(
             "the store must be synchronous, got 'dist_async': use 'dist_sync', or train with "
             "lbbsp_mx.AsyncTrainer"
         )
-    if alone:
-        _warn_alone(kvstore)
-    starts_cluster = cluster.in_cluster() and _is_distributed(kvstore)
-    given = starts_cluster or _is_local(kvstore) or isinstance(kvstore, mx.kv.KVStore)
-    if alone and not given and isinstance(kvstore, KVStoreBase | str):
-        return KVStore("local")
-    return make_store(kvstore)
-
-
-def _warn_alone(kvstore: Store) -> None:
-    if kvstore in (NAME, GLUON_NAME) or _is_distributed(kvstore):
+    is_distributed = kind in DISTRIBUTED
+    if alone and (is_distributed or kvstore in (NAME, GLUON_NAME)):
         logger.warning("lbbsp_mx.Trainer is passive, because there is only one worker")
-    elif cluster.in_cluster() and cluster.counts()[0] > 1:
+    elif alone and cluster.in_cluster() and cluster.counts()[0] > 1:
         logger.warning(
             "kvstore = %r is not distributed, so that each worker trains a model of its own: use "
             "'dist_sync' to train one model together",
             kvstore,
         )
-
-
-def _is_local(kvstore: Store) -> bool:
-    return isinstance(kvstore, str) and kind_of(kvstore) in IN_ONE_PROCESS
+    is_ours = isinstance(kvstore, mx.kv.KVStore) or kind in IN_ONE_PROCESS
+    if alone and not is_ours and not (is_distributed and cluster.in_cluster()):
+        return make_store("local" if isinstance(kvstore, KVStoreBase | str) else kvstore)
+    return make_store(kvstore)
 
 
 def gluon_store(kvstore: Store) -> Store:
     """Returns the store for gluon's own code: its default in place of a distributed one."""
-    return "device" if _is_distributed(kvstore) else kvstore
+    return "device" if _kind(kvstore) in DISTRIBUTED else kvstore
 
 
-def _is_distributed(kvstore: Store) -> bool:
-    if isinstance(kvstore, KVStore):
-        return kvstore.distributed
-    kind = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore
-    if kind in (NAME, GLUON_NAME):
-        return cluster.in_cluster()
-    return isinstance(kind, str) and kind_of(kind) in DISTRIBUTED
+def _kind(kvstore: Store) -> str | None:
+    """Returns the kind of a store of MXNet or of this package; None of those of others."""
+    if isinstance(kvstore, SharedStore):
+        return kvstore.kind
+    if kvstore in (NAME, GLUON_NAME):
+        return "dist_sync" if cluster.in_cluster() else "device"
+    name = kvstore.type if isinstance(kvstore, mx.kv.KVStore) else kvstore or "local"
+    return kind_of(name) if isinstance(name, str) else None
 
 
 def check_options(
@@ -88,7 +80,16 @@ def check_options(
     `planning` names the given options that need the global batch size.
     """
     if not alone or cluster.in_cluster():
-        _refuse_updates_by_servers(compression_params, update_on_kvstore)
+        if update_on_kvstore:
+            raise ValueError(
+                "update_on_kvstore must be False, got True: leave it out, because a server would "
+                "divide by a constant batch size; the optimizer runs in the workers"
+            )
+        if compression_params:
+            raise ValueError(
+                f"compression_params must be None, got {compression_params!r}: leave it out, "
+                "because compression makes gradients and the workers' messages inexact"
+            )
         planning = ["several workers", *planning]
     if global_batch_size is None and (needing := ", ".join(planning)):
         raise ValueError(
@@ -98,19 +99,6 @@ def check_options(
         )
     if global_batch_size is not None:
         require_integer("global_batch_size", global_batch_size, 0)
-
-
-def _refuse_updates_by_servers(compression_params: object, update_on_kvstore: bool | None) -> None:
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore must be False, got True: leave it out, because a server would "
-            "divide by a constant batch size; the optimizer runs in the workers"
-        )
-    if compression_params:
-        raise ValueError(
-            f"compression_params must be None, got {compression_params!r}: leave it out, because "
-            "compression makes gradients and the workers' messages inexact"
-        )
 
 
 def refuse_inexact(params: Sequence[gluon.Parameter], mean_loss: bool, accumulate: int) -> None:

@@ -1,17 +1,24 @@
-"""Steps of trainers, and the barriers that end them: `Steps`, and `StepsBeside` of a GAN."""
+"""Steps of trainers, the barriers that end them, and what accompanies them: `Training`."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
+import mxnet as mx
 from mxnet import gluon
 
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx import compat
+from lbbsp_mx.data.sampler import Draws, part_sizes
+from lbbsp_mx.reliability.agreement import Agreement
+from lbbsp_mx.reliability.checkpoint import Checkpoints
+from lbbsp_mx.reliability.parts import TrainerParts
 from lbbsp_mx.store.native import runtime
-from lbbsp_mx.trainer.means import StepSizes, unplanned_sizes
-from lbbsp_mx.trainer.parts import Draws, part_sizes
 
 logger = logging.getLogger("lbbsp.mx")
 
@@ -21,6 +28,44 @@ SEVERAL_CHECKPOINTS = (
     "checkpoints hold one trainer, and several make steps on the same batches: leave out resume, "
     "save and load; save the parameters of each network, and save_states of each trainer"
 )
+
+Weight: TypeAlias = "SupportsFloat | mx.nd.NDArray | None"
+"""Weight of a worker's batch: a number, an array with one value, or none."""
+
+
+class StepSizes(NamedTuple):
+    """Sizes of the batches of a step."""
+
+    local: int  # samples of this worker
+    parts: tuple[int, ...]  # samples of the parts of its batch
+    total: int  # samples of all workers, X_k
+    rank: int
+    is_planned: bool  # false in a single worker without a batch sampler, whose batches are unknown
+
+    def check(self, batch_size: int) -> None:
+        """Checks the batch size that is passed to `step`."""
+        if self.is_planned and batch_size != self.local and batch_size not in self.parts:
+            raise ValueError(
+                f"step must be called with the {self.local} samples that the plan gives to worker "
+                f"{self.rank}{self._or_a_part}, got {batch_size!r}: draw batches by "
+                "trainer.batch_sampler(...), or of trainer.sizes[trainer.kvstore.rank] samples, "
+                "and make a step for each; to accumulate gradients, pass accumulate to the trainer"
+            )
+
+    def divisor_of_means(self, batch_size: float) -> float:
+        """Returns 1, by which `update` divides mean gradients, if its batch size is plausible."""
+        if self.is_planned and batch_size not in (1, self.local, *self.parts, self.total):
+            raise ValueError(
+                f"update must be called with 1, the {self.local} samples of worker {self.rank}"
+                f"{self._or_a_part}, or the {self.total} samples of all workers, got "
+                f"{batch_size!r}: each has the same effect, since the gradients are means"
+            )
+        return 1.0
+
+    @property
+    def _or_a_part(self) -> str:
+        sizes = sorted(set(self.parts) - {self.local})
+        return f", or those of a part ({', '.join(map(str, sizes))})" if sizes else ""
 
 
 class Steps:
@@ -116,9 +161,8 @@ class Steps:
         if not self._has_warned and self._other_draws():
             self._has_warned = True
             logger.warning(
-                "a trainer steps while batches of another one are drawn, so that each measures the "
-                "waits of the other one: if both step on the same batches, pass beside=trainer to "
-                "one of them"
+                "a trainer steps while batches of another one are drawn, and each measures the "
+                "waits of the other: to share the batches, pass beside=trainer to one of them"
             )
 
     def _other_draws(self) -> bool:
@@ -130,7 +174,8 @@ class Steps:
         """Reads the batch sizes of the running step from the plan, if it has one."""
         session, rank = self.session, self.session.rank
         if session.workers == 1 and session.order is None and not self.has_rows:
-            return unplanned_sizes(batch_size)
+            size = 1 if batch_size is None else batch_size  # if only `update` will know it
+            return StepSizes(size, (), size, 0, is_planned=False)
         sizes, parts = session.sizes, self.draws.parts
         local = sizes[rank]
         cut = part_sizes(local, parts, self.draws.unit) if parts > 1 else ()
@@ -200,3 +245,123 @@ def _on_batch(last: StepSizes | None, running: StepSizes, batch_size: int | None
         return last
     running._replace(parts=()).check(batch_size)
     return running
+
+
+class Training:
+    """Session, steps, comparisons and checkpoints of a trainer.
+
+    `total` is the global batch size, `leader` that of the trainer beside which this one steps.
+    """
+
+    def __init__(
+        self, parts: TrainerParts, steps: Steps, total: int | None, leader: Training | None = None
+    ) -> None:
+        self.parts, self.steps, self.session, self.total = parts, steps, steps.session, total
+        self.agreement = Agreement(parts, self.session, leader and leader.agreement)
+        self.checkpoints = Checkpoints(parts, self.session, steps.check_single)
+
+    def end_with_process(self) -> None:
+        """Ends the last step before this process leaves the cluster."""
+        # Peers wait for the message of the last barrier, which comes first; a slow file system
+        # comes last.
+        runtime().endings.add(
+            self.session.flush,
+            self.checkpoints.schedule.close,
+            self.agreement.close,
+            self.session.finish_barrier,
+        )
+
+    def beside(self, total: int | None, parts: int, options: dict[str, Any]) -> StepsBeside:
+        """Returns the steps of a trainer beside this one, if its arguments are those of this one.
+
+        Raises ValueError, which names the remedy, if they differ.
+        """
+        self.steps.check_leads()
+        if self.checkpoints.regular:
+            raise ValueError(SEVERAL_CHECKPOINTS)
+        for name, theirs, ours in (
+            ("global_batch_size", total, self.total),
+            ("accumulate", parts, self.steps.draws.parts),
+        ):
+            if theirs not in (None, ours):
+                raise ValueError(
+                    f"{name} must be that of the trainer beside which this one steps, {ours}, got "
+                    f"{theirs}: pass it to that trainer, since both step on the same batches"
+                )
+        if options:
+            raise ValueError(
+                f"a trainer beside another one takes no options of the plan, got "
+                f"{', '.join(options)}: pass them to the other trainer, whose plan both follow"
+            )
+        return StepsBeside(self.steps)
+
+    def join(self) -> None:
+        """Takes part in the steps of the other trainer, for good, once this one is complete."""
+        self.steps.join()
+        self.agreement.join()
+
+    def begin_step(self) -> None:
+        """Leaves if a worker was asked to, and compares what must be equal; before the sums."""
+        self.checkpoints.schedule.leave_if_preempted()
+        self.agreement.begin_step()
+
+    def end_step(self, step: int) -> None:
+        """Compares, and writes a checkpoint, where they are due after a step."""
+        if not self.steps.is_beside:
+            self.agreement.end_step(step)
+            self.checkpoints.end_step(step)
+
+    def begin_epoch(self) -> None:
+        """Compares the parameters before the first batch is drawn."""
+        self.steps.begin_epoch()
+        self.agreement.before_draw()
+
+
+def checked_weight(weight: Weight) -> float | None:
+    """Returns the weight of this worker's batch as a number."""
+    if weight is None:
+        return None
+    number = float(weight.asnumpy().item() if isinstance(weight, mx.nd.NDArray) else weight)
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"weight must be a finite number >= 0, got {weight!r}: pass the number of valid "
+            "tokens, or the sum of the sample weights, in this worker's batch"
+        )
+    return number
+
+
+def total_weight(weights: Sequence[float] | None) -> float:
+    """Returns the sum of the weights of all workers, by rank."""
+    total = math.fsum(weights or ())
+    if total <= 0:
+        raise ValueError(
+            "the sum of `weight` over all workers must be > 0, got 0: a global batch needs at "
+            "least one valid token or sample with a positive weight"
+        )
+    return total
+
+
+class SampleWeights:
+    """Notes that a gluon loss has got a `sample_weight` while gradients were recorded."""
+
+    def __init__(self) -> None:
+        self._seen = self._has_warned = False
+        compat.watch_sample_weights(self._notice)
+
+    def warn_of_means(self, weight: float | None) -> None:
+        """Warns once if such a loss is followed by a step without `weight`."""
+        if self._seen and weight is None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a loss has a sample_weight, and the update divides by the number of samples, not "
+                "by the sum of their weights or the number of valid tokens: to divide by that "
+                "sum, let the loss be a sum, not a mean, over the tokens of a sample, and call "
+                "trainer.step(batch_size, weight=...) with the sum of this worker's weights"
+            )
+
+    def _notice(self) -> None:
+        self._seen = self._seen or mx.autograd.is_recording()
+
+
+sample_weights = functools.lru_cache(SampleWeights)
+"""Returns the only observer of this process; gluon's losses are patched once."""

@@ -14,7 +14,7 @@ from helpers import DATA, FEATURES, LABELS, SAMPLES, X, backward, network, weigh
 from mxnet import gluon, nd  # noqa: E402
 
 from lbbsp_core import DSSP, Ema, Even, FixedShares, Limits, LoadBalanced  # noqa: E402
-from lbbsp_mx.trainer.parts import Draws  # noqa: E402
+from lbbsp_mx.data.sampler import Draws  # noqa: E402
 from lbbsp_mx.trainer.steps import Steps  # noqa: E402
 
 

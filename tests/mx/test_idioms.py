@@ -13,8 +13,9 @@ from helpers import DATA, FEATURES, LABELS, LOSS, SAMPLES, X, backward, network,
 from mxnet import autograd, gluon, nd  # noqa: E402
 
 from lbbsp_core import Limits, SessionOptions  # noqa: E402
-from lbbsp_mx.trainer.means import SampleWeights  # noqa: E402
-from lbbsp_mx.trainer.parts import cut, with_granularity  # noqa: E402
+from lbbsp_mx.data.sampler import cut  # noqa: E402
+from lbbsp_mx.trainer.session import with_granularity  # noqa: E402
+from lbbsp_mx.trainer.steps import SampleWeights  # noqa: E402
 
 BATCH = nd.array(FEATURES[:6]), nd.array(LABELS[:6])
 

@@ -13,7 +13,7 @@ from helpers import DATA, FEATURES, LABELS, SAMPLES, X  # noqa: E402
 
 from lbbsp_core import GlobalOrder, read_run  # noqa: E402
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession  # noqa: E402
-from lbbsp_mx.module.pushes import PushedSteps  # noqa: E402
+from lbbsp_mx.module.pushes import ModuleSteps  # noqa: E402
 
 WHOLE = SAMPLES // X * X  # samples without those of a short last step
 
@@ -156,7 +156,7 @@ class Session:
 
 
 def steps_of(session, mean_loss=False, scheduled=18):
-    return PushedSteps(
+    return ModuleSteps(
         session, scheduled, mean_loss=mean_loss, devices=1, most_devices=1, in_servers=False
     )
 

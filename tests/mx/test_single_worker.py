@@ -29,7 +29,7 @@ from mxnet import autograd, gluon, nd  # noqa: E402
 from mxnet.gluon.contrib.estimator import Estimator  # noqa: E402
 
 from lbbsp_mx import compat  # noqa: E402
-from lbbsp_mx.estimator.metrics import join_estimators  # noqa: E402
+from lbbsp_mx.estimator.estimator import join_estimators  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,7 +137,8 @@ def test_plain_batch_normalisation_is_warned_about(caplog):
     assert "use lbbsp_mx.SyncBatchNorm" in caplog.text
     caplog.clear()
     ours(network(norm=lbbsp_mx.SyncBatchNorm))
-    ours(network(norm=partial(gluon.nn.BatchNorm, use_global_stats=True)))
+    for fixed in (gluon.nn.BatchNorm, gluon.nn.BatchNormReLU):
+        ours(network(norm=partial(fixed, use_global_stats=True)))
     assert "SyncBatchNorm" not in caplog.text
     ours(network(norm=partial(gluon.contrib.nn.SyncBatchNorm, num_devices=1)))
     assert "use lbbsp_mx.SyncBatchNorm" in caplog.text

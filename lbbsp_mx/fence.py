@@ -38,16 +38,11 @@ class Fence:
         """
         if list(map(id, arrays)) != list(map(id, self._arrays)):
             self._arrays = list(arrays)  # keeps them alive, so that their ids stay unique
-            self._copies = [(_first_elements(kind), kind) for kind in _by_kind(arrays)]
+            kinds: dict[object, list[Array]] = defaultdict(list)
+            for array in arrays:  # an operator takes arrays of one device and dtype only
+                kinds[array.context, array.dtype].append(array)
+            self._copies = [(_first_elements(kind), kind) for kind in kinds.values()]
         return partial(wait_for, [copy(*kind) for copy, kind in self._copies])
-
-
-def _by_kind(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Groups the arrays by device and dtype, since an operator takes only one of each."""
-    kinds: dict[object, list[Array]] = defaultdict(list)
-    for array in arrays:
-        kinds[array.context, array.dtype].append(array)
-    return list(kinds.values())
 
 
 def _first_elements(arrays: Sequence[Array]) -> mx.nd.CachedOp:

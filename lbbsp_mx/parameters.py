@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MethodType
 from typing import Any, TypeAlias
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+Arrays: TypeAlias = "list[mx.nd.NDArray]"
 Parameters: TypeAlias = "gluon.ParameterDict | dict[str, gluon.Parameter] | list[gluon.Parameter]"
 
 _COUNTERS = ("begin_num_update", "num_update", "rescale_grad", "count", "_index_update_count")
@@ -37,7 +39,7 @@ def normalises_batches(params: Iterable[gluon.Parameter]) -> bool:
     """Returns whether a layer normalises each worker's batch separately."""
     plain = (param for param in params if not hasattr(param, "lbbsp_synchronised"))
     means = {id(param) for param in plain if param.name.endswith("running_mean")}
-    layers = _living(gluon.nn.BatchNorm) if means else ()
+    layers = _living(gluon.nn.basic_layers._BatchNorm) if means else ()  # also BatchNormReLU
     return bool(means - {id(x.running_mean) for x in layers if x._kwargs["use_global_stats"]})
 
 
@@ -46,8 +48,8 @@ def require_dense(param: gluon.Parameter) -> None:
     if param._stype != "default" or param._grad_stype != "default":
         raise ValueError(
             f"parameter {param.name} must be dense, with dense gradients, got "
-            f"{param._stype!r} with {param._grad_stype!r}: use sparse_grad=False, because MXNet's "
-            "servers sum only dense gradients"
+            f"{param._stype!r} with {param._grad_stype!r}: MXNet's servers sum no others; use "
+            "sparse_grad=False"
         )
 
 
@@ -95,3 +97,45 @@ def _living(kind: type[gluon.Block]) -> Iterator[Any]:
     """Yields the layers of a kind that exist, because parameters do not know their layers."""
     found = (each for each in gc.get_objects() if issubclass(type(each), kind))
     return (each for each in found if hasattr(each, "_children"))  # else its creation has failed
+
+
+# Row-sparse parameters, of which each worker has all rows
+
+
+def is_sparse(param: gluon.Parameter) -> bool:
+    """Returns whether the values of a parameter are row-sparse, and not its gradients alone."""
+    return bool(param._stype != "default")
+
+
+def keep_whole(params: Iterable[gluon.Parameter]) -> None:
+    """Lets row-sparse parameters be read like dense ones, since each worker has all rows of them.
+
+    MXNet's servers would have to update them otherwise, and divide by a constant batch size.
+    """
+    for param in filter(is_sparse, params):
+        param.list_data = MethodType(_whole_arrays, param)
+
+
+def _whole_arrays(param: gluon.Parameter) -> Arrays:
+    arrays: Arrays = param._check_and_get(param._data, list)
+    return arrays
+
+
+def exchange_whole(param: gluon.Parameter, exchange: Callable[[mx.nd.NDArray], None]) -> None:
+    """Exchanges a row-sparse parameter as a dense copy, in which `exchange` puts its new values."""
+    values = _whole_arrays(param)[0].tostype("default")
+    exchange(values)
+    rows = np.arange(param.shape[0])  # also those that are zero: optimizers need them
+    for array in _whole_arrays(param):
+        mx.nd.sparse.row_sparse_array(
+            (values.as_in_context(array.context), rows),
+            shape=param.shape, ctx=array.context, dtype=array.dtype,
+        ).copyto(array)  # fmt: skip
+
+
+def copy_rows(param: gluon.Parameter, out: Arrays | mx.nd.NDArray) -> None:
+    """Copies a whole row-sparse parameter, unless `out` are its own arrays."""
+    own = _whole_arrays(param)
+    for array in out if isinstance(out, list | tuple) else [out]:
+        if not any(array is each for each in own):
+            own[0].copyto(array)

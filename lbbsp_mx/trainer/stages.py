@@ -1,0 +1,305 @@
+"""What happens to gradients on their way to the update: `GradientStage`, one class each.
+
+A trainer has a list of stages, chosen when it is created. A single worker has none, except one for
+devices without samples, where a plan may give it fewer samples than devices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from lbbsp_core.runtime.loop.pipelined import PipelinedSession
+from lbbsp_mx.parameters import Arrays
+from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.trainer.steps import StepSizes
+
+logger = logging.getLogger("lbbsp.mx")
+
+_FRESHNESS: Final = "freshness"
+"""Key by which workers tell each other of their gradients."""
+
+
+class Gradients:
+    """Gradients of a step, by the numbers of their parameters.
+
+    `arrays` are summed in place over the devices and the workers, under `keys`; `weight` is that of
+    this worker's batch, if it has one.
+    """
+
+    def __init__(
+        self, params: Sequence[gluon.Parameter], sizes: StepSizes, weight: float | None
+    ) -> None:
+        self.params, self.sizes, self.weight = params, sizes, weight
+        self.arrays: dict[int, Arrays] = {i: params[i].list_grad() for i in learning(params)}
+        self.keys: dict[int, Hashable] = {i: i for i in self.arrays}
+
+    def dense(self) -> Arrays:
+        """Returns the arrays that a fence can wait for."""
+        arrays = (each for group in self.arrays.values() for each in group)
+        return [each for each in arrays if each.stype == "default"]
+
+    def sum_over(self, store: TrainerStore) -> None:
+        """Queues the sums over devices and workers."""
+        for number, arrays in self.arrays.items():
+            store.pushpull(self.keys[number], arrays, priority=-number)
+
+
+class GradientStage:
+    """A stage of the way; what a stage does not override, it does not do."""
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Prepares the gradients of this worker, which have been queued, and not yet summed."""
+
+    def reads_sums(self, *, ignores_stale: bool) -> bool:
+        """Returns whether the sums must be complete before the update is queued."""
+        return False
+
+    def after_sums(self, gradients: Gradients) -> None:
+        """Puts the sums back; they are complete if any stage reads them."""
+
+    def before_update(self, *, ignores_stale: bool) -> None:
+        """Prepares the update by the sums."""
+
+    def after_update(self) -> None:
+        """Cleans up, when the update has been queued."""
+
+
+class IdleDevices(GradientStage):
+    """Zeroes the gradients of devices without samples: a batch may be smaller than their number.
+
+    A store that updates leaves the marks of new gradients as they are; they are removed here, so
+    that the next step sees which devices had samples.
+    """
+
+    def __init__(
+        self, params: Sequence[gluon.Parameter], updates_in_store: Callable[[], bool]
+    ) -> None:
+        self._params, self._updates_in_store = params, updates_in_store
+        self._removes = self._has_removed = False
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Zeroes them, if the batch has a plan."""
+        sizes, params = gradients.sizes, [self._params[i] for i in learning(self._params)]
+        self._removes = sizes.is_planned and self._updates_in_store()
+        if sizes.is_planned:
+            largest = max(sizes.parts or (sizes.local,))
+            clear_stale(param for param in params if largest < len(param._data))
+        if self._removes and self._has_removed:
+            mark_gradients(params, is_fresh=True)
+
+    def after_update(self) -> None:
+        """Removes the marks that the store has left."""
+        if self._removes:
+            params = [self._params[i] for i in learning(self._params)]
+            mark_gradients(params, is_fresh=False)
+            self._has_removed = True
+
+
+class Freshness(GradientStage):
+    """Lets workers tell each other in each step which parameters learn and have new gradients.
+
+    Where a batch does not use a parameter, such as the head of another task, its gradient is that
+    of an earlier step, which gluon calls stale. It counts as zero, and the parameter is updated on
+    all workers if any of them has a new gradient, as in one process. When it is created, the same
+    parameters must learn on all workers.
+    """
+
+    def __init__(
+        self, store: TrainerStore, session: PipelinedSession, params: Sequence[gluon.Parameter]
+    ) -> None:
+        self._store, self._session, self._params = store, session, params
+        self._counts = mx.nd.zeros((2, len(params)))  # one array, by which MXNet orders sums
+        self._summed = learning(params)  # by all workers
+        store.broadcast(_FRESHNESS, self._counts, self._counts)
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Zeroes stale gradients, and tells the other workers."""
+        learns = learning(self._params)
+        row = np.zeros((2, len(self._params)), np.float32)
+        row[0, learns] = 1
+        row[1, learns] = clear_stale(self._params[number] for number in learns)
+        mx.nd.from_numpy(row).copyto(self._counts)
+        self._store.pushpull(_FRESHNESS, self._counts, priority=1)
+        if learns != self._summed:
+            self._session.exclude_step()  # because it waits for the others here
+            # If they have not changed the same, all sum as before, until settings are compared.
+            if np.isin(self._counts[0].asnumpy(), (0, self._store.workers)).all():
+                self._summed = learns
+            else:
+                gradients.arrays = {number: self._arrays(number) for number in self._summed}
+                gradients.keys = {number: number for number in self._summed}
+
+    def reads_sums(self, *, ignores_stale: bool) -> bool:
+        """Returns whether others may have a gradient that this worker has not."""
+        return ignores_stale and self._is_partial()
+
+    def before_update(self, *, ignores_stale: bool) -> None:
+        """Marks gradients as new that any worker has computed."""
+        if ignores_stale and self._is_partial():
+            told = self._counts[1].asnumpy()
+            params = self._params
+            mark_gradients((params[i] for i in learning(params) if told[i]), is_fresh=True)
+
+    def _is_partial(self) -> bool:
+        """Returns whether this worker has no new gradient of a parameter that learns."""
+        return not all(is_fresh(self._params[number]) for number in learning(self._params))
+
+    def _arrays(self, number: int) -> Arrays:
+        param = self._params[number]
+        if param.grad_req == "null":  # here alone: the others wait for these sums
+            return [each.copy() for each in param._data]
+        gradients: Arrays = param.list_grad()
+        return gradients
+
+
+class RowSums(GradientStage):
+    """Sums row-sparse gradients as dense copies, because MXNet's servers return no others.
+
+    A copy has one more column, which tells the rows that occur in a batch: optimizers update these
+    alone, also where the gradient is zero.
+    """
+
+    def __init__(self, store: TrainerStore) -> None:
+        self._store = store
+        self._copies: dict[int, Arrays] = {}
+        logger.warning(
+            "row-sparse gradients are summed over workers as dense arrays, because MXNet's servers "
+            "sum no others, and row-sparse parameters are kept whole on each of them; if the table "
+            "is large and most of its rows are used, sparse_grad=False saves the conversion"
+        )
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Replaces row-sparse gradients by their copies."""
+        for number, arrays in gradients.arrays.items():
+            param = gradients.params[number]
+            if param._grad_stype == "default":
+                continue
+            if number not in self._copies:
+                self._copies[number] = self._create(number, arrays)
+            if param.grad_req != "null":
+                for copy, gradient in zip(self._copies[number], arrays, strict=True):
+                    _fill(copy, gradient)
+            gradients.arrays[number] = self._copies[number]
+            gradients.keys[number] = ("rows", number)
+
+    def reads_sums(self, *, ignores_stale: bool) -> bool:
+        """Returns true: the rows are found in the sums."""
+        return True
+
+    def after_sums(self, gradients: Gradients) -> None:
+        """Replaces the gradients by the sums."""
+        for number, copies in self._copies.items():
+            param = gradients.params[number]
+            if param.grad_req == "null":  # frozen since
+                continue
+            for copy, gradient in zip(copies, param.list_grad(), strict=True):
+                _restore(gradient, copy.asnumpy())
+
+    def _create(self, number: int, gradients: Arrays) -> Arrays:
+        """Creates the copies, and their key; all workers do so in the same order."""
+        shape = (gradients[0].shape[0], int(np.prod(gradients[0].shape[1:])) + 1)
+        copies = [mx.nd.zeros(shape, ctx=g.context, dtype=g.dtype) for g in gradients]
+        self._store.broadcast(("rows", number), copies[0], copies)
+        return copies
+
+
+class MeanLosses(GradientStage):
+    """Makes sums of gradients of losses that are means over a worker's batch."""
+
+    def before_sums(self, gradients: Gradients) -> None:
+        """Multiplies the means by this worker's samples, or its weight."""
+        weight = gradients.weight
+        factor = float(gradients.sizes.local if weight is None else weight)
+        for number, arrays in gradients.arrays.items():
+            is_copy = gradients.keys[number] != number
+            for array in arrays:
+                if factor:
+                    array *= factor
+                elif is_copy:
+                    array[:, :-1] = 0  # the rows that occur are updated nevertheless
+                else:  # a product would be NaN where the mean is that of nothing
+                    array[:] = 0
+
+
+def stages_of(
+    store: TrainerStore,
+    session: PipelinedSession,
+    params: Sequence[gluon.Parameter],
+    *,
+    mean_loss: bool,
+) -> list[GradientStage]:
+    """Returns the stages of several workers, in the order of the way; a collective."""
+    stages: list[GradientStage] = [Freshness(store, session, params)]
+    if any(param._grad_stype != "default" for param in params):
+        stages.append(RowSums(store))
+    if mean_loss:
+        stages.append(MeanLosses())
+    return stages
+
+
+def _fill(copy: mx.nd.NDArray, gradient: mx.nd.NDArray) -> None:
+    occurs = np.zeros((copy.shape[0], 1), copy.dtype)
+    occurs[gradient.indices.asnumpy().astype(np.int64)] = 1
+    dense = gradient.tostype("default").reshape((copy.shape[0], -1))
+    column = mx.nd.array(occurs, ctx=copy.context, dtype=copy.dtype)
+    mx.nd.concat(dense, column, dim=1, out=copy)
+
+
+def _restore(gradient: mx.nd.NDArray, summed: np.ndarray) -> None:
+    rows = np.flatnonzero(summed[:, -1])
+    if not len(rows):
+        clear(gradient)
+        return
+    values = summed[rows, :-1].reshape(len(rows), *gradient.shape[1:])
+    mx.nd.sparse.row_sparse_array(
+        (values, rows), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
+    ).copyto(gradient)
+
+
+# Gradients that a batch has computed, which gluon marks as fresh
+
+
+def learning(params: Sequence[gluon.Parameter]) -> list[int]:
+    """Returns the numbers of the parameters that learn."""
+    return [number for number, param in enumerate(params) if param.grad_req != "null"]
+
+
+def clear_stale(params: Iterable[gluon.Parameter]) -> list[bool]:
+    """Zeroes stale gradients, which count as new if another device has one; returns who has any."""
+    have_any = []
+    for param in params:
+        fresh = [data._fresh_grad for data in param._data]
+        if not all(fresh):
+            for data, gradient, is_new in zip(param._data, param.list_grad(), fresh, strict=True):
+                if not is_new:
+                    clear(gradient)
+                    data._fresh_grad = any(fresh)
+        have_any.append(any(fresh))
+    return have_any
+
+
+def clear(array: mx.nd.NDArray) -> None:
+    """Zeroes an array; a row-sparse one has no rows afterwards."""
+    if array.stype == "default":
+        array[:] = 0
+    else:  # which an assignment would give all rows
+        zeros = mx.nd.sparse.zeros(array.stype, array.shape, array.context, array.dtype)
+        zeros.copyto(array)
+
+
+def is_fresh(param: gluon.Parameter) -> bool:
+    """Returns whether a gradient has been computed since the last step, on any device."""
+    return any(data._fresh_grad for data in param._data)
+
+
+def mark_gradients(params: Iterable[gluon.Parameter], *, is_fresh: bool) -> None:
+    """Marks gradients as computed since the last step, or not, on all devices."""
+    for param in params:
+        for data in param._data:
+            data._fresh_grad = is_fresh

@@ -1,0 +1,112 @@
+"""Gluon's trainer on a store of this package: `StoreTrainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import mxnet as mx
+from mxnet import gluon
+
+from lbbsp_mx import cluster
+from lbbsp_mx.fence import Fence
+from lbbsp_mx.parameters import copy_rows, exchange_whole, is_sparse
+from lbbsp_mx.store.collectives import TrainerStore
+from lbbsp_mx.store.kvstore import SharedStore
+from lbbsp_mx.trainer.stages import GradientStage
+from lbbsp_mx.trainer.steps import StepSizes, Training, Wait
+
+
+class StoreTrainer(gluon.Trainer):
+    """Gluon's trainer, with the methods that it calls itself.
+
+    Several workers exchange parameters and sums over `_store`; of a single one, gluon's own code
+    creates the store, sums over devices and updates, with all of its options.
+    """
+
+    mean_loss: bool
+    _store: TrainerStore
+    _stages: list[GradientStage]
+    training: Training
+    _now: StepSizes  # of the running step
+    _weight: float | None  # of this worker's batch
+    _waits: tuple[Wait, Wait]  # for the gradients, and for their sums
+
+    def __init__(self, *args: Any) -> None:
+        self._stages = []
+        self._computed, self._summed = Fence(), Fence()  # two: each has room for one result
+        super().__init__(*args)
+
+    def _init_kvstore(self) -> None:
+        if self._store.workers == 1:
+            self._init_own_store()
+            return
+        self._kvstore = self._store
+        self._distributed = True
+        self._update_on_kvstore = False
+        self._kv_initialized = True
+
+    def _init_own_store(self) -> None:
+        """Creates gluon's store; states that were loaded before are those of its optimizer."""
+        config = self._kvstore_params
+        store, updates = config["kvstore"], config["update_on_kvstore"]
+        if isinstance(store, SharedStore):  # trainers that share it have keys of their own
+            store = store.empty_copy()
+        if cluster.in_cluster() and not self._contains_sparse_weight:
+            updates = False  # as with several workers
+        self._kvstore_params = {"kvstore": store, "update_on_kvstore": updates}
+        try:
+            super()._init_kvstore()
+        finally:
+            self._kvstore_params = config
+        if self._update_on_kvstore and self._updaters[0].states:
+            updater, own = self._kvstore._updater, self._updaters[0]
+            updater.states, own.states = own.states, {}
+            updater.states_synced = dict.fromkeys(updater.states, False)
+
+    def _row_sparse_pull(
+        self, parameter: gluon.Parameter, out: Any, row_id: Any, full_idx: bool = False
+    ) -> None:
+        if self._store.workers == 1:
+            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+        else:
+            copy_rows(parameter, out)
+
+    def _init_params(self) -> None:
+        """Sends parameters whose shapes are known, and connects layers that normalise over all."""
+        if self._store.workers == 1:
+            super()._init_params()
+            return
+        waiting = list(self._params_to_init)
+        sparse = [param for param in waiting if is_sparse(param) and not param._deferred_init]
+        self._params_to_init = [param for param in waiting if param not in sparse]
+        super()._init_params()
+        for param in sparse:
+            exchange_whole(param, partial(self._broadcast, self._param2idx[param.name]))
+        self._connect(param for param in waiting if param not in self._params_to_init)
+
+    def _broadcast(self, number: int, values: mx.nd.NDArray) -> None:
+        self._store.broadcast(number, values, [values])
+
+    def _connect(self, params: Iterable[gluon.Parameter]) -> None:
+        """Connects the layers of these parameters that normalise over all workers."""
+        steps = self.training.steps
+        for param in params:
+            if hasattr(param, "lbbsp_synchronised"):
+                options = (len(self._contexts), self.mean_loss, steps.draws.parts)
+                param.lbbsp_synchronised.connect(self._store, self.training.session, *options)
+                steps.pauses = True
+
+    def _synchronise(self) -> None:
+        """Sends the parameters of worker 0 to all workers, now or once their shapes are known."""
+        self._init_params()
+        for param in self._params_to_init:
+            param._finish_deferred_init = partial(self._finish, param, param._finish_deferred_init)
+
+    def _finish(self, param: gluon.Parameter, finish: Callable[[], None]) -> None:
+        deferred = bool(param._deferred_init)
+        finish()
+        if deferred:
+            vars(param).pop("_finish_deferred_init", None)
+            self._init_params()

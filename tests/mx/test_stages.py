@@ -1,0 +1,43 @@
+"""The stages of a gradient's way to the update, without other workers."""
+
+import pytest
+
+pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
+
+import lbbsp_mx  # isort: skip
+import numpy as np
+from helpers import X, network
+from mxnet import nd
+
+from lbbsp_mx.trainer.stages import Gradients, IdleDevices, MeanLosses
+from lbbsp_mx.trainer.steps import StepSizes
+
+
+@pytest.mark.parametrize(("devices", "options"), [(1, {}), (1, {"global_batch_size": X}), (2, {})])
+def test_a_single_worker_has_no_stages(devices, options):
+    assert lbbsp_mx.Trainer(network(devices).collect_params(), "sgd", **options)._stages == []
+
+
+def test_a_single_worker_with_a_plan_for_several_devices_has_one_stage():
+    params = network(2).collect_params()
+    trainer = lbbsp_mx.Trainer(params, "sgd", global_batch_size=X)
+    assert [type(each) for each in trainer._stages] == [IdleDevices]
+
+
+@pytest.mark.parametrize(
+    ("local", "weight", "expected"), [(3, None, [6, 9]), (3, 2.0, [4, 6]), (3, 0.0, [0, 0])]
+)
+def test_means_are_multiplied_by_the_samples_or_the_weight(local, weight, expected):
+    first = network().collect_params().values()
+    gradients = Gradients(list(first)[:1], StepSizes(local, (), X, 0, True), weight)
+    means = [2, 3] if weight != 0 else [np.nan, np.nan]  # the mean of nothing
+    gradients.arrays = {0: [nd.array(means)], 1: [nd.array([[*means, 1]])]}
+    gradients.keys = {
+        0: 0,
+        1: ("rows", 1),
+    }  # a copy of rows, whose last column tells that it occurs
+    MeanLosses().before_sums(gradients)
+    assert gradients.arrays[0][0].asnumpy().tolist() == expected
+    copy = gradients.arrays[1][0].asnumpy()[0]
+    assert copy[:2].tolist() == expected
+    assert copy[2] > 0
