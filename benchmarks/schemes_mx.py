@@ -43,7 +43,7 @@ def train(scheme: str) -> None:
     import mxnet as mx  # isort: skip
     from mxnet import autograd, gluon
 
-    from lbbsp_core import digits
+    from lbbsp_core.demo import digits
 
     data, held_out = digits.digits()
     pixels, labels = data.x.reshape(len(data.y), -1), data.y.astype("f4")
