@@ -36,10 +36,10 @@ STAGES = FOUNDATION | {
     "policy",
     "sync",
 }
-BELOW_LOOP = frozenset(
-    f"runtime.{room}" for room in ("options", "reliability", "record", "exchange", "checkpoint")
-)
-# Rooms of a plugin, from the bottom up: each may import those before it. The first are modules.
+# Rooms of `runtime` and of the plugins, from the bottom up: each may import those before it. The
+# first ones of the plugins are modules.
+RUNTIME_ROOMS = ("options", "reliability", "record", "exchange", "checkpoint", "extensions", "loop",
+                 "asynchronous")  # fmt: skip
 KERAS_ROOMS = ("env", "service", "activity", "rows", "cluster", "compat", "exchange", "data",
                "step", "exactness", "reliability")  # fmt: skip
 MXNET_ROOMS = ("env", "devices", "fence", "parameters", "compat", "cluster", "reliability", "store",
@@ -61,16 +61,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sync": FOUNDATION | {"cost", "policy"},
     "registry": STAGES,
     "runtime": frozenset(),
-    # The last two hold defaults of options.
-    "runtime.options": STAGES
-    | {"registry", "runtime.loop.short_steps", "runtime.reliability.heartbeat"},
-    "runtime.reliability": FOUNDATION | {"runtime.options.env"},
-    "runtime.record": STAGES,
-    "runtime.exchange": STAGES | {"runtime.options"},
-    "runtime.checkpoint": STAGES | {"runtime.exchange"},
-    "runtime.extensions": STAGES | BELOW_LOOP,
-    "runtime.loop": STAGES | BELOW_LOOP | {"runtime.extensions"},
-    "runtime.asynchronous": STAGES | BELOW_LOOP | {"runtime.loop"},
     "sim": STAGES | {"registry", "runtime"},
     "processes": FOUNDATION,
     "launch": STAGES | {"processes", "runtime.reliability.exit", "runtime.reliability.marks"},
@@ -89,6 +79,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         f"{plugin}.{room}": STAGES | {"runtime", *(f"{plugin}.{each}" for each in rooms[:i])}
         for plugin, rooms in (("lbbsp_tf", KERAS_ROOMS), ("lbbsp_mx", MXNET_ROOMS))
         for i, room in enumerate(rooms)
+    },
+    **{
+        f"runtime.{room}": STAGES | {"registry", *(f"runtime.{each}" for each in RUNTIME_ROOMS[:i])}
+        for i, room in enumerate(RUNTIME_ROOMS)
     },
 }
 # The demos of the plugins share the data set and the options of `lbbsp_core.demo`.
