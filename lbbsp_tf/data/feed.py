@@ -185,12 +185,16 @@ class TrainingInput:
         """Releases the data."""
         pipeline, self.pipeline = self.pipeline, None
         self.announced, self._may_iterate = None, False
-        for iterator in self.iterators:
-            iterator.stop()
-        self._drawn = []
+        self._stop_drawing()
         if pipeline is not None:
             self._wait.warn(self._session.rank, pipeline.options)
             pipeline.source.close()
+
+    def _stop_drawing(self) -> None:
+        """Ends the threads that read ahead: Keras does not end a fit that has failed."""
+        for iterator in self.iterators:
+            iterator.stop()
+        self._drawn = []
 
     def _compare_records(self) -> None:
         """Checks that all workers have read the same records; a collective."""
@@ -202,6 +206,7 @@ class TrainingInput:
                 self._session.collectives, {"records": records.at(self._session.step - 1)}
             )
         except DisagreementError as error:
+            self._stop_drawing()
             raise DisagreementError(
                 f"workers have read different records up to step {self._session.step - 1}: the "
                 "data must be whole and have the same order on all workers (remove shard(); give "
