@@ -1,6 +1,6 @@
 """Input in one process: samplers, data iterators, several loaders in a step, fixed rows."""
 
-import io
+import struct
 from itertools import chain
 
 import pytest
@@ -304,14 +304,15 @@ def test_files_of_hdf5_are_read_by_index(tmp_path):
 
 
 def test_records_of_images_are_read_by_index(tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
     path = str(tmp_path / "images.rec")
     written = mx.recordio.MXIndexedRecordIO(path.replace(".rec", ".idx"), path, "w")
     for number in range(5):
-        image = io.BytesIO()
-        pyplot.imsave(image, np.full((4, 6, 3), 10 * number, np.uint8), format="png")
-        head = mx.recordio.IRHeader(0, float(number), number, 0)
-        written.write_idx(number, mx.recordio.pack(head, image.getvalue()))
+        # A bitmap of 24 bits per pixel, whose rows are filled up to 20 bytes.
+        head = struct.pack("<2sIII", b"BM", 54 + 80, 0, 54)
+        head += struct.pack("<IiiHHIIiiII", 40, 6, 4, 1, 24, 0, 80, 0, 0, 0, 0)
+        image = head + bytes([10 * number] * 80)
+        label = mx.recordio.IRHeader(0, float(number), number, 0)
+        written.write_idx(number, mx.recordio.pack(label, image))
     written.close()
     data = gluon.data.vision.ImageRecordDataset(path).transform_first(lambda x: x.astype("f4") + 1)
     train = lbbsp_mx.PlannedIter([[4, 0, 2], [3]], data, num_workers=1, thread_pool=True)
