@@ -22,10 +22,16 @@ _REMEDIES = {
 
 def compare(collectives: Collectives, facts: Facts) -> None:
     """Raises if workers do not agree on facts; a collective."""
-    told = {name: _shortened(fact) for name, fact in facts.items()}
-    rows = [json.loads(row) for row in gather_bytes(collectives, json.dumps(told).encode())]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    compare_facts(names, [[row.get(name) for name in names] for row in rows])
+    numbers = {n: fingerprint(x) if isinstance(x, str) else int(x) for n, x in facts.items()}
+    rows = _gathered(collectives, numbers)
+    if any(row != rows[0] for row in rows):  # seen by all workers, which now tell their texts
+        rows = _gathered(collectives, {name: _shortened(fact) for name, fact in facts.items()})
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        compare_facts(names, [[row.get(name) for name in names] for row in rows])
+
+
+def _gathered(collectives: Collectives, told: Facts) -> list[dict[str, int | str]]:
+    return [json.loads(row) for row in gather_bytes(collectives, json.dumps(told).encode())]
 
 
 def compare_facts(names: Sequence[str], rows: Sequence[Sequence[int | str | None]]) -> None:

@@ -4,8 +4,8 @@ A message is a row of float32 values that each represent an integer below 2^24, 
 gradient all-reduce of every framework transports these without rounding. Each worker puts its row
 into a ``(workers, WIDTH)`` array of zeros; the *sum* over workers is then an exact all-gather,
 with the same bits on every worker (adding zeros is exact). It is piggybacked on the gradient
-all-reduce. What stays the same
-is compared before the first step, see `lbbsp_core.runtime.exchange.handshake`.
+all-reduce. What stays the same is compared before the first step, see
+`lbbsp_core.runtime.exchange.handshake`.
 """
 
 from __future__ import annotations
