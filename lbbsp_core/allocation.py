@@ -148,7 +148,7 @@ def _read_affine_array(costs: AffineArray) -> Curves:
 
 
 def _pack(costs: Sequence[Cost]) -> list[bytes]:
-    """Returns the packed segments of each cost, which the costs of this package precompute."""
+    """Returns the packed segments of each cost."""
     try:
         return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
     except AttributeError:

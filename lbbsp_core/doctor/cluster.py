@@ -77,12 +77,9 @@ def check_tf_config(text: str) -> Iterator[Finding]:
     own = cluster.own.name if cluster.own else "an evaluator, which takes no part in training"
     yield ok("TF_CONFIG", f"{len(names)} tasks ({', '.join(names)}); this is {own}")
     yield from check_ports(cluster)
-    kinds = {name.split()[0] for name in names}
-    if "ps" in kinds and not {"chief", "worker"} <= kinds:
-        yield problem(
-            "TF_CONFIG", f"parameter servers need a chief and workers, but there are only "
-            f"{', '.join(sorted(kinds))}", "add them, or leave out ps to train synchronously"
-        )  # fmt: skip
+    if any(name.startswith("ps ") for name in names):
+        yield problem("TF_CONFIG", "names parameter servers, on which lbbsp does not train with "
+                      "TensorFlow", "leave out ps; asynchronous training needs MXNet")  # fmt: skip
     elif len(names) == 1:
         yield note("TF_CONFIG", "names a single worker: nothing is balanced", "name all workers")
 

@@ -77,7 +77,6 @@ class Supervisor:
         self._lock = threading.Lock()
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
-        self._scripts = self._workers  # of the helpers, none has output
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
@@ -133,7 +132,7 @@ class Supervisor:
         """
         deadline = started + timeout if timeout is not None else None
         pending = deque(changes)
-        while any(script.running for script in self._scripts):
+        while any(script.running for script in self._workers):
             next_change = started + pending[0].seconds if pending else None
             some_ended = not all(worker.running for worker in self._workers)
             next_look = time.monotonic() + MARKS_SECONDS if some_ended else None
@@ -161,18 +160,18 @@ class Supervisor:
         self._release()
         started, silent, problems = time.monotonic(), True, []
         if outcome.signalled:
-            for script in self._scripts:
+            for script in self._workers:
                 # The scripts alone: processes that load their data must not end before them. A
                 # script with a signal of its own would take ours for an order to end at once.
                 if not self._marks(script).preempted:
                     script.signal_alone(signal.SIGTERM)
-        while any(script.running for script in self._scripts):
+        while any(script.running for script in self._workers):
             event = next_event(
                 self._events, min(time.monotonic() + NOTICE_SECONDS, started + seconds)
             )
             if isinstance(event, Exited):
                 self._mark_exited(event)
-                if self._is_script(event) and event.code not in (0, LEFT, -signal.SIGTERM):
+                if self._is_worker(event) and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
             elif isinstance(event, Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:
@@ -184,7 +183,7 @@ class Supervisor:
                     " raise --grace if a checkpoint needs more time"
                 )
                 break
-            elif all(self._marks(each).waiting for each in self._scripts if each.running):
+            elif all(self._marks(each).waiting for each in self._workers if each.running):
                 break  # inside the constructor of a strategy, say, which does not end by signals
             elif silent:
                 silent = False
@@ -244,7 +243,7 @@ class Supervisor:
         self._mark_exited(event)
         if event.code == 0:
             return self._unfinished(event)
-        if event.code == LEFT and self._is_script(event):
+        if event.code == LEFT and self._is_worker(event):
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
             return Outcome(LEFT, None, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
@@ -283,15 +282,15 @@ class Supervisor:
                 )
         return None
 
-    def _is_script(self, event: Exited) -> bool:
-        return self._processes()[event.process_index] in self._scripts
+    def _is_worker(self, event: Exited) -> bool:
+        return event.process_index < len(self._workers)
 
     def _marks(self, process: ChildProcess) -> Marks:
         return read_marks(self._folder / str(process.index))
 
     def _mark_exited(self, event: Exited) -> None:
         self._processes()[event.process_index].running = False
-        if event.process_index < len(self._workers):
+        if self._is_worker(event):
             self._throttle.release(event.process_index)
 
     def _failures_within(self, seconds: float) -> list[Exited]:
@@ -304,7 +303,7 @@ class Supervisor:
         return failures
 
     def _running_scripts(self) -> str:
-        return ", ".join(_short(script.name) for script in self._scripts if script.running)
+        return ", ".join(_short(script.name) for script in self._workers if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
         for process in self._processes():

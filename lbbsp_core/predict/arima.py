@@ -75,8 +75,6 @@ class Arima:
     first_fit: int = 40
     window: int = 400
 
-    """Whether forecasts depend on driving factors."""
-
     def __post_init__(self) -> None:
         p, d, q = self.order
         if min(self.order) < 0 or d > 1:

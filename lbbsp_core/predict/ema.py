@@ -51,8 +51,6 @@ class Ema:
     elementwise: ClassVar[bool] = True
     """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
-    """Whether forecasts depend on driving factors."""
-
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise ValueError(f"Ema.alpha must be in (0, 1], got {self.alpha!r}")

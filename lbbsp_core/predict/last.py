@@ -41,8 +41,6 @@ class LastValue:
     elementwise: ClassVar[bool] = True
     """Whether the arithmetic accepts arrays of shape ``(workers,)``, one worker per element."""
 
-    """Whether forecasts depend on driving factors."""
-
     def init(self) -> LastValueState:
         """Returns the state before the first measurement."""
         return LastValueState()

@@ -90,8 +90,6 @@ class Recurrent:
     window: int = 400
     seed: int = 0
 
-    """Whether forecasts depend on driving factors."""
-
     def __post_init__(self) -> None:
         if self.kind not in ("rnn", "lstm"):
             raise ValueError(f"Recurrent.kind must be 'rnn' or 'lstm', got {self.kind!r}")

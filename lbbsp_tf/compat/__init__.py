@@ -1,10 +1,7 @@
 """All patches of Keras: idempotent, applied only where Keras needs them, each with its reason."""
 
 from lbbsp_tf.compat.batch_norm import synchronize_moments
-from lbbsp_tf.compat.conditional_updates import (
-    allow_conditional_updates,
-    cond_of_replicas,
-)
+from lbbsp_tf.compat.conditional_updates import allow_conditional_updates
 from lbbsp_tf.compat.coordination import (
     be_patient,
     let_sigterm_end,

@@ -35,14 +35,14 @@ def _apply_gradients(apply: Callable[..., None], *args: object, **options: objec
 @functools.cache
 def _with_cond_of_replicas(apply: FunctionType) -> FunctionType:
     """Returns Keras's own code, which sees another `ops.cond`."""
-    ops = SimpleNamespace(**{**vars(keras.ops), "cond": cond_of_replicas})
+    ops = SimpleNamespace(**{**vars(keras.ops), "cond": _cond_of_replicas})
     names = {**apply.__globals__, "ops": ops}
     return FunctionType(
         apply.__code__, names, apply.__name__, apply.__defaults__, apply.__closure__
     )
 
 
-def cond_of_replicas(
+def _cond_of_replicas(
     pred: tf.Tensor, true_fn: Callable[[], object], false_fn: Callable[[], object]
 ) -> None:
     """Runs one of two branches in a replica, on all replicas alike; both may leave its context."""

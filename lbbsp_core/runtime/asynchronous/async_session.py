@@ -43,12 +43,12 @@ from lbbsp_core.runtime.exchange.protocol import (
     fingerprint,
     quantise,
 )
-from lbbsp_core.runtime.loop.bounds import FIXED, Situation, last, narrow
+from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
 from lbbsp_core.runtime.loop.step_meter import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import RunHeader, run_header
-from lbbsp_core.runtime.record.writer import PushLog, open_record
+from lbbsp_core.runtime.record.writer import RunRecord, open_record
 from lbbsp_core.sync import Synchroniser
 from lbbsp_core.work import require_work
 
@@ -124,12 +124,11 @@ class AsyncSession:
         known = BatchConstraints(
             global_batch_size, limits_by_rank(options.limits, workers), options.granularity or 1
         )
-        self._is_known = [options.limits is not None] * workers
         now = Situation(
             self.policy,
             (PeerInfo(LINE),) * workers,
             are_limits_given=options.limits is not None,
-            default_maximum=True,
+            bounds=BatchBounds(default_maximum=True),
         )
         self.constraints = last(narrow(known, now, FIXED))
         require_work(None, self.constraints.limits, global_batch_size)
@@ -155,7 +154,7 @@ class AsyncSession:
         self._updates_seen = 0
         self._departed = False
         self._logged = 0
-        self._log: PushLog | None = None
+        self._log: RunRecord | None = None
         self._record_path = options.record_path() if servers.rank == 0 else None
         self._identity = Identity.here(devices)
         self._identities: list[Identity] = []  # of all workers, where they are recorded
@@ -166,7 +165,11 @@ class AsyncSession:
         """Creates the service that worker 0 sends to the server, together with the optimizer."""
         logs = self._record_path is not None
         coordinator = Coordinator(
-            self.sync, self.constraints, self.policy, logs=logs, is_known=self._is_known
+            self.sync,
+            self.constraints,
+            self.policy,
+            logs=logs,
+            is_known=[self.options.limits is not None] * self.servers.workers,
         )
         return CoordinatorService(coordinator, fingerprint(self._facts[0]))
 
@@ -333,10 +336,10 @@ class AsyncSession:
         if self._record_path is None or not self._identities:
             return
         if self._log is None and (self._answer.pushes or not self._departed):
-            self._log = PushLog(open_record(self._record_path, self._header()))
+            self._log = open_record(self._record_path, self._header())
         while self._log is not None and self._logged < self._answer.pushes:
             for line in read_log(self.servers.exchange_log(log_request(self._logged))):
-                self._log.add(line)
+                self._log.write(line)
                 self._logged += 1
 
     def _header(self) -> RunHeader:

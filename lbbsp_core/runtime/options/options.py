@@ -185,7 +185,7 @@ class SessionOptions:
             raise TypeError(str(error)) from None
         return cls(**options)
 
-    def check_asynchronous(self, rank: int = 0) -> None:
+    def check_asynchronous(self, rank: int) -> None:
         """Refuses options that have no effect where workers have no common steps.
 
         ``LBBSP_METRICS_FILE`` may be set for all jobs of a machine: worker 0 warns of it.

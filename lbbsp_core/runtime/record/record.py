@@ -55,8 +55,6 @@ class RunHeader:
         predictor: Predictor, as its repr.
         cost: Prior cost of a worker, as its repr.
         sync: Synchroniser, as its repr, of a run whose workers need not be in the same step.
-        servers: Number of parameter servers.
-        batch_size: Samples of an iteration, where all iterations have the same number.
         drivers: Names of the sampled resources, the exogenous inputs of the predictor.
         started: Unix time of the start, by the clock of rank 0.
         hosts: Host name of each worker, by rank, if known.
@@ -75,8 +73,6 @@ class RunHeader:
     predictor: str | None = None
     cost: str | None = None
     sync: str | None = None
-    servers: int | None = None
-    batch_size: int | None = None
     drivers: tuple[str, ...] = ()
     started: float | None = None
     hosts: tuple[str, ...] = ()
@@ -184,14 +180,8 @@ class PushLine:
         """
         if len(values) != PUSH_INTEGERS:
             raise ValueError(f"a push consists of {PUSH_INTEGERS} integers, got {len(values)}")
-        pairs = zip(values, _UNITS, strict=True)
-        return cls.from_floats([value / units for value, units in pairs])
-
-    @classmethod
-    def from_floats(cls, values: Sequence[float]) -> PushLine:
-        """Decodes the fields in their order from floats that hold integers exactly."""
         triples = zip(fields(cls), values, _UNITS, strict=True)
-        named = {each.name: x if units > 1 else int(x) for each, x, units in triples}
+        named = {each.name: x / units if units > 1 else x for each, x, units in triples}
         return cls(**named)  # type: ignore[arg-type]
 
 

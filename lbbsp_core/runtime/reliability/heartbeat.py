@@ -90,7 +90,7 @@ class Board(Protocol):
 
     @property
     def holder(self) -> int | str:
-        """Worker that keeps the rows, or a name of what keeps them: "the parameter servers"."""
+        """Worker that keeps the rows, or a name of what keeps them: "a parameter server"."""
         ...
 
     def post(self, row: Sequence[int]) -> None:

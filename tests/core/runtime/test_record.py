@@ -27,7 +27,7 @@ from lbbsp_core.runtime.record.record import (
     StepLine,
     run_header,
 )
-from lbbsp_core.runtime.record.writer import PushLog, open_record
+from lbbsp_core.runtime.record.writer import open_record
 from lbbsp_core.sim.from_run import cluster_from_run
 
 HEADER = RunHeader(framework="none", workers=2, global_batch_size=12, versions={"none": "1.2"})
@@ -116,8 +116,6 @@ def test_the_header_of_a_run(tmp_path: Path) -> None:
         lag=2,
         policy=Even(),
         sync="asp",
-        servers=1,
-        batch_size=6,
         drivers=["runnable"],
         versions={"none": "1.2"},
     )
@@ -458,19 +456,3 @@ def test_integers_of_a_push_are_exact(values: list[int]) -> None:
     line = PushLine.from_integers(values)
     assert line.to_integers() == values
     assert PushLine.from_integers(line.to_integers()) == line
-
-
-def test_pushes_are_logged_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    log = PushLog(RunRecord(tmp_path / "run.jsonl", HEADER))
-    for push in (2, 0, 1, 5, 4):
-        log.add(replace(PUSH, push=push))
-    assert [line.push for line in read_run(tmp_path).pushes] == [0, 1, 2]
-    log.close()
-    assert [line.push for line in read_run(tmp_path).pushes] == [0, 1, 2, 4, 5]
-
-
-def test_without_a_record_pushes_are_discarded() -> None:
-    log = PushLog(None)
-    for push in (1, 0, 3):
-        log.add(replace(PUSH, push=push))
-    log.close()
