@@ -113,12 +113,12 @@ class BalancedFit(keras.callbacks.Callback):
             self._in_step = True
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Advances the session of a single worker, which has no exchange."""
+        """Ends the step; a single worker, which has no exchange, advances its session."""
         if self.active:
             self._training.end_step()
             self._scalars.end_step()
         elif self._input.order is not None:
-            self._session.balancer.skip_to(self._session.step + 1)
+            self._session.skip_step()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Compares what the workers have read, and warns if their input is too slow."""

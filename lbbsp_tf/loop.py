@@ -121,4 +121,4 @@ class BalancedLoop:
             )
         for batch in self._data:
             yield self._run(batch)
-            self._leader.balancer.skip_to(self._leader.step + 1)
+            self._leader.skip_step()

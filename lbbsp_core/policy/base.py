@@ -161,6 +161,8 @@ class Policy(Protocol[S]):
     `lbbsp_core.testing.check_policy` checks this contract.
     """
 
+    __slots__ = ()  # so that those of a subclass count
+
     uses_costs: ClassVar[bool] = False
     """Whether the policy reads `Observation.costs`; if not, no worker predicts its speed."""
 

@@ -239,7 +239,7 @@ class ModuleSteps:
                 "pushed to the store before the next one: pass kvstore=store to Module.fit, draw "
                 "batches in the training loop only, one before each update, and evaluate on others"
             )
-        self.session.balancer.skip_to(self.session.step + 1)  # updates without this store
+        self.session.skip_step()  # updates without this store
 
 
 class BalancedIter(PlannedIter):

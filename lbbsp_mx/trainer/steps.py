@@ -133,7 +133,7 @@ class Steps:
                 "without batch_sampler"
             )
         for _ in range(unused):
-            self.session.balancer.skip_to(self.session.step + 1)
+            self.session.skip_step()
 
     def _check_drawing(self) -> None:
         """Checks once that the script draws batches by the plan, whose first sizes are even."""

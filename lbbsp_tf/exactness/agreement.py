@@ -106,7 +106,7 @@ def share_restored_model(model: keras.Model, collectives: MirroredCollectives) -
         model.optimizer.build(model.trainable_variables)
     for variable in (*model.variables, *model.optimizer.variables):
         value = keras.ops.convert_to_numpy(variable)
-        variable.assign(collectives.broadcast(value).reshape(value.shape))
+        variable.assign(collectives.broadcast(value))
 
 
 def facts_of(model: keras.Model) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
+from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.identity import Devices
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
@@ -61,7 +62,7 @@ class ReplicaSessions(list[WorkerSession]):
         )
         self.leader = self[0]  # through which the process communicates
 
-    def start(self, facts: Mapping[str, int]) -> None:
+    def start(self, facts: Facts) -> None:
         """Starts all sessions with one handshake of the leader; see `WorkerSession.start`."""
         self.leader.start(facts)
         for session in self[1:]:

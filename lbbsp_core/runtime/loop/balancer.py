@@ -143,8 +143,7 @@ class Balancer(Schedule):
             self.policy,
             peers=(PeerInfo(LINE),) * workers,
             are_limits_given=limits is not None,
-            default_maximum=bounds.default_maximum,
-            parts=bounds.parts,
+            bounds=bounds,
             short_steps=self.short_steps,
         )
         super().__init__(
@@ -334,7 +333,7 @@ class Balancer(Schedule):
         if allowed:
             self._policy_state = state.policy_state
             self._use_plans(state.plans)
-        self._estimate, self._drivers = self.estimator.init(), ()
+        self._estimate, self._drivers, self._known_drivers = self.estimator.init(), (), {}
         if state.rank == self.rank and state.predictor == self.predictor:
             self._estimate, self._drivers = state.estimate, state.drivers
         if len(state.policy_state.sizes) == self.workers:

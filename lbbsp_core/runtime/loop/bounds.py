@@ -58,8 +58,7 @@ class Situation(NamedTuple):
         policy: Policy of the run.
         peers: Facts of each worker, by rank.
         are_limits_given: Whether the user gives limits.
-        default_maximum: As in `BatchBounds`; so is `parts`.
-        parts: Parts of a batch.
+        bounds: What bounds batches, the same on all workers but for facts of their devices.
         first_uses: What is known of the batches of each worker, by rank; empty: nothing is.
         sizes: Plan in force.
         memory_percent: Percent of each device's memory in use; empty or None: it is unknown.
@@ -69,8 +68,7 @@ class Situation(NamedTuple):
     policy: Policy
     peers: tuple[PeerInfo, ...]
     are_limits_given: bool = False
-    default_maximum: bool = False
-    parts: int = 1
+    bounds: BatchBounds = BatchBounds()
     first_uses: tuple[FirstUses, ...] = ()
     sizes: Sizes = ()
     memory_percent: Sequence[float | None] = ()
@@ -86,7 +84,7 @@ def parts(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
     """Gives each batch a sample for each of its parts."""
     return _with_limits(
         constraints,
-        (replace(own, minimum=max(own.minimum, now.parts)) for own in constraints.limits),
+        (replace(own, minimum=max(own.minimum, now.bounds.parts)) for own in constraints.limits),
     )
 
 
@@ -95,7 +93,7 @@ def memory(constraints: BatchConstraints, now: Situation) -> BatchConstraints:
     limits = list(constraints.limits)
     for rank, peer in enumerate(now.peers):
         if peer.max_batch is not None:
-            most = peer.max_batch * now.parts
+            most = peer.max_batch * now.bounds.parts
             known = limits[rank].maximum
             limits[rank] = replace(limits[rank], maximum=min(most, known or most))
     return _with_limits(constraints, limits)
@@ -119,7 +117,7 @@ def default_maximum(constraints: BatchConstraints, now: Situation) -> BatchConst
     worker nor shares that the user has chosen are bounded.
     """
     others = constraints.workers - 1
-    if not now.default_maximum or now.are_limits_given or now.policy.is_static or not others:
+    if not now.bounds.default_maximum or now.are_limits_given or now.policy.is_static or not others:
         return constraints
     cap = usual_maximum(constraints)
     excludes_plans = cap < constraints.global_batch_size - others

@@ -72,9 +72,8 @@ class Marks(NamedTuple):
 class WorkerSession:
     """Runs one worker's side of synchronous training; every worker of the job runs one.
 
-    It owns the `Balancer`, the timer, the resource sampler and the extensions, see
-    `lbbsp_core.runtime.extensions`. Every step calls `before_allreduce` and `after_allreduce`; the
-    other methods are called rarely.
+    It owns the `Balancer`, the timer, the resource sampler and the extensions. Every step calls
+    `before_allreduce` and `after_allreduce`; the other methods are called rarely.
 
     Args:
         collectives: Collectives of the framework.
@@ -84,8 +83,7 @@ class WorkerSession:
         versions: Versions of the framework's packages, for the run record.
         activity: Takes what this worker does, for its heartbeat.
         parts: Parts into which each worker cuts its batch, >= 1.
-        devices: Devices of this process: of its only worker, or of each of its replicas. Defaults
-            to its cores.
+        devices: Devices of this process, of each of its replicas. Defaults to its cores.
         extensions: What is done in each step besides, the same on all workers.
 
     Attributes:
@@ -144,7 +142,6 @@ class WorkerSession:
         self._framework, self._versions = framework, dict(versions or {})
         self._identity = Identity.here(devices.names)
         self._drivers = drivers_of(options, policy, devices) if self.workers > 1 else ()
-        self._parts = parts
         usual = default_granularity(devices.are_gpus, self.workers, global_batch_size)
         self._balancer = Balancer(
             rank=self.rank,
@@ -192,7 +189,7 @@ class WorkerSession:
             self._balancer.constraints.global_batch_size,
             workers=self.workers,
             most_workers=env.workers_at_first(self.workers),
-            parts=self._parts,
+            parts=self._balancer.parts,
             seed=self.options.seed if seed is None else seed,
             **order,
         )
@@ -219,6 +216,10 @@ class WorkerSession:
         self.balancer.begin_epoch(epoch)
         self.exclude_step()
 
+    def skip_step(self) -> None:
+        """Advances by a step without an exchange."""
+        self.balancer.skip_to(self.step + 1)
+
     def use_lag(self, lag: int) -> None:
         """Changes the steps between a plan's decision and its use; call it before `start`.
 
@@ -233,8 +234,7 @@ class WorkerSession:
         Every worker must call it at the same time, before the first step of a fit.
 
         Args:
-            facts: Further facts of the plugin, integers or texts by name, that must be the same
-                on all workers.
+            facts: Further facts of the plugin by name, which must be the same on all workers.
             peers: Workers that another session of this process has agreed with, if there is one.
 
         Raises:

@@ -7,7 +7,6 @@ number of workers, so that a job may continue with another number of them.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from lbbsp_core.runtime.checkpoint.serialization import (
 )
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
-from lbbsp_core.runtime.options.naming import without_addresses
+from lbbsp_core.runtime.options.naming import described
 
 logger = logging.getLogger("lbbsp.checkpoint")
 
@@ -119,7 +118,8 @@ def _restored(
     balancer: Balancer, state: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> BalancerState:
     found = balancer.state()
-    records = records_of(*_example_states(balancer), balancer.policy, balancer.predictor, found)
+    examples = *_example_states(balancer), found.short_steps
+    records = records_of(*examples, balancer.policy, balancer.predictor)
 
     def read(name: str) -> Any:
         return from_json(state[name], arrays, records)
@@ -184,15 +184,8 @@ def _array(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def _policy_text(balancer: Balancer) -> str:
-    return f"{balancer.given_constraints} {_described(balancer.policy)}"
+    return f"{balancer.given_constraints} {described(balancer.policy)}"
 
 
 def _predictor_text(balancer: Balancer) -> str:
-    return f"{_described(balancer.estimator.predictor)} {balancer.cost_shape!r}"
-
-
-def _described(value: object) -> str:
-    """Returns the repr of a dataclass without addresses; of other objects the class."""
-    if not dataclasses.is_dataclass(value):
-        return type(value).__qualname__
-    return without_addresses(repr(value))
+    return f"{described(balancer.estimator.predictor)} {balancer.cost_shape!r}"

@@ -125,12 +125,7 @@ def described(value: object) -> str:
         return type(value).__name__
     shown = [field.name for field in dataclasses.fields(value) if field.repr]
     texts = ", ".join(f"{name}={_plain(getattr(value, name))!r}" for name in shown)
-    return without_addresses(f"{type(value).__name__}({texts})")
-
-
-def without_addresses(text: str) -> str:
-    """Returns a repr without addresses, which differ by process: of functions, for example."""
-    return _ADDRESS.sub("", text)
+    return _ADDRESS.sub("", f"{type(value).__name__}({texts})")
 
 
 def _plain(value: object) -> object:

@@ -28,7 +28,6 @@ from lbbsp_core import (
     read_run,
 )
 from lbbsp_core.registry import SYNCHRONISERS
-from lbbsp_core.runtime.loop.session_state import _described
 from lbbsp_core.runtime.loop.start import agree
 from lbbsp_core.runtime.options.naming import (
     described,
@@ -290,4 +289,4 @@ def test_functions_are_described_alike_in_all_processes() -> None:
     assert repr(one) != repr(two), "addresses differ, as they do in another process"
     assert described(Scheduled(one)) == described(Scheduled(two, 0))
     assert described(Scheduled(one)) != described(Scheduled(other))
-    assert _described(Scheduled(one)) == _described(Scheduled(two))
+    assert described(Scheduled(one)) == described(Scheduled(two))
