@@ -230,7 +230,8 @@ def _read(what: str, text: str, kind: object) -> object:
     """Returns the value of a field of type `kind` that is written as `text`."""
     expected = []
     for one in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
-        choices = {each: each for each in get_args(one)} if get_origin(one) is Literal else {}
+        literal = get_args(one) if get_origin(one) is Literal else ()
+        choices = {each: each for each in literal if isinstance(each, str)}
         if not choices and one not in _READERS:
             continue
         form, read = (" or ".join(choices), choices.__getitem__) if choices else _READERS[one]

@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,14 +145,20 @@ def _ticks(host: Host, *kinds: str) -> Callable[[], float]:
     background.
     """
     first: Sequence[Any] = host.core_times()
-    if max(host.cores) >= len(first) or not hasattr(first[0], kinds[0]):
+    try:  # psutil leaves out the numbers of the cores, and those that are offline
+        stat = host.read_text("/proc/stat")
+        online = [int(number) for number in re.findall(r"^cpu(\d+) ", stat, re.MULTILINE)]
+    except OSError:  # not on Linux
+        online = list(range(len(first)))
+    places = [online.index(core) for core in host.cores if core in online[: len(first)]]
+    if len(places) < len(host.cores) or not hasattr(first[0], kinds[0]):
         raise OSError(f"the seconds of {kinds[0]} of our cores are not counted here")
 
     def seconds() -> float:
         times = host.core_times()
         if len(times) != len(first):  # cores are told by their place alone
             raise ValueError("a core went offline")
-        return float(sum(getattr(times[core], k, 0.0) for core in host.cores for k in kinds))
+        return float(sum(getattr(times[place], k, 0.0) for place in places for k in kinds))
 
     return seconds
 

@@ -198,6 +198,7 @@ class Options:
     flag: bool = False
     name: str = ""
     level: Literal["low", "high"] = "low"
+    step: Literal[1, 2] = 1
 
 
 @pytest.mark.parametrize(
@@ -220,6 +221,7 @@ def test_options_are_read_by_their_types(options: str, made: Options) -> None:
         ("count=1.5", "count must be a whole number or none, got '1.5'"),
         ("flag=1", "flag must be true or false, got '1'"),
         ("level=middle", "level must be low or high, got 'middle'"),
+        ("step=2", "step cannot be written as text"),
         ("kind=x", "there is no option of options 'kind'"),
     ],
 )

@@ -274,6 +274,16 @@ def test_a_counter_that_restarts_keeps_the_value(machine: Machine) -> None:
     assert sampler.sample() == pytest.approx((10.0, 10.0))
 
 
+def test_cores_are_found_beside_those_that_are_offline(machine: Machine) -> None:
+    del machine.ticks[0]
+    machine.write("proc/stat", "cpu  9 9 9\ncpu1 1 1 1\ncpu2 1 1 1\ncpu3 1 1 1\nintr 7\n")
+    sampler = machine.sampler("cpu_other_percent")
+    machine.seconds += 1.0
+    machine.work(1, user=50)
+    machine.work(3, user=90)  # not ours
+    assert sampler.sample() == (50.0,)
+
+
 def test_a_core_that_goes_offline(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     sampler = machine.sampler("cpu_other_percent")
     machine.seconds += 1.0
