@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.record.figures import RunningFigures
-from lbbsp_core.runtime.record.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine, counted
 from lbbsp_tf import compat
 
 logger = logging.getLogger("lbbsp.tf")
@@ -144,7 +144,7 @@ class WorkerScalars:
 
 def scalars_of(lines: Sequence[StepLine], rank: int) -> dict[str, float]:
     """Returns means over steps of a worker, by name: over the regular ones, if there are any."""
-    lines = [line for line in lines if line.is_regular] or lines
+    lines = counted(lines)
     busy = [line.busy_seconds[rank] for line in lines]
     scalars = {
         "batch_size": fmean(line.sizes[rank] for line in lines),

@@ -27,7 +27,7 @@ from lbbsp_core.cli.progress import countdown
 from lbbsp_core.predict import Predictor
 from lbbsp_core.registry import PREDICTORS
 from lbbsp_core.sim import Trace, read_trace, trace_from_run, write_trace
-from lbbsp_core.sim.backtest import DEFAULT, Evaluation, contenders
+from lbbsp_core.sim.backtest import DEFAULT, Evaluation
 from lbbsp_core.sim.backtest import evaluate as run_evaluation
 
 
@@ -64,9 +64,8 @@ def evaluate(
     require_picture("--plot", plot)
     require_writable_file("--export", export)
     search_current_directory()
-    named = [] if predictors == ALL else parse_predictors(str(predictors))
-    built = {name: PREDICTORS.build(name, horizon=horizon) for name in named}
-    chosen = built or contenders(horizon)
+    names = parse_predictors(str(predictors))
+    chosen = {name: PREDICTORS.build(name, horizon=horizon) for name in names}
     runs = [trace_from_run(path) for path in from_run or []]
     loaded = [*(read_trace(path) for path in traces or []), *runs]
     if not loaded:

@@ -17,6 +17,7 @@ from lbbsp_core.runtime.record.record import (
     PushLine,
     RunHeader,
     StepLine,
+    counted,
     is_header,
     parse_header,
     parse_line,
@@ -116,17 +117,21 @@ class LiveRun:
         elapsed = None
         if last is not None and header.started is not None:
             elapsed = max(0.0, last - header.started)
-        steps_per_second, samples_per_second = self._rates()
+        steps, recent = counted(self._steps), figures_of(self._steps)
+        slowest = fmean(max(line.busy_seconds) for line in steps) if steps else 0.0
+        steps_per_second, samples_per_second = self._rates(steps)
         return View(
             framework=one_line(header.framework),
-            workers=tuple(self._worker(header, rank) for rank in range(header.workers)),
+            workers=tuple(
+                self._worker(header, rank, steps, slowest) for rank in range(header.workers)
+            ),
             global_batch_size=header.global_batch_size,
             step=self._step,
             steps_per_second=steps_per_second,
             samples_per_second=samples_per_second,
-            slowest=self._slowest(),
-            recent=figures_of(self._steps) if self._steps else None,
-            so_far=self._sums.figures or (figures_of(self._steps) if self._steps else None),
+            slowest=_slowest(steps),
+            recent=recent,
+            so_far=self._sums.figures or recent,
             age_seconds=None if since is None else max(0.0, now - since),
             elapsed_seconds=elapsed,
             restarts=self._starts - 1,
@@ -175,12 +180,7 @@ class LiveRun:
             self._last_time = None if started is None else started + line.seconds
         return True
 
-    @property
-    def _counted(self) -> list[StepLine]:
-        """Recent steps that count: the regular ones, or all if none is regular."""
-        return [line for line in self._steps if line.is_regular] or list(self._steps)
-
-    def _rates(self) -> tuple[float | None, float | None]:
+    def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""
         if self._pushes:
             pushes = [push for own in self._pushes.values() for push in own]
@@ -188,11 +188,13 @@ class LiveRun:
             seconds, count = max(times) - min(times), len(pushes) - 1
             samples = count * fmean(push.samples for push in pushes)
         else:
-            count, seconds = len(self._counted), sum(line.wall_seconds for line in self._counted)
-            samples = sum(sum(line.sizes) for line in self._counted)
+            count, seconds = len(steps), sum(line.wall_seconds for line in steps)
+            samples = sum(sum(line.sizes) for line in steps)
         return (count / seconds, samples / seconds) if seconds > 0 else (None, None)
 
-    def _worker(self, header: RunHeader, rank: int) -> WorkerView:
+    def _worker(
+        self, header: RunHeader, rank: int, steps: Sequence[StepLine], slowest: float
+    ) -> WorkerView:
         worker = WorkerView(rank, _name(header.hosts, rank), _name(header.devices, rank))
         if pushes := self._pushes.get(rank):
             return replace(
@@ -201,10 +203,9 @@ class LiveRun:
                 busy_seconds=fmean(push.busy_seconds for push in pushes),
                 pushes=pushes[-1].iteration + 1,
             )
-        if not (steps := self._counted):
+        if not steps:
             return worker if header.sync is None else replace(worker, pushes=0)
         busy = fmean(line.busy_seconds[rank] for line in steps)
-        slowest = fmean(max(line.busy_seconds) for line in steps)
         return replace(
             worker,
             batch_size=self._steps[-1].sizes[rank],
@@ -214,18 +215,19 @@ class LiveRun:
             prediction=_prediction(steps, rank),
         )
 
-    def _slowest(self) -> int | None:
-        """Returns the worker that the others wait for over the recent steps, if it is one.
 
-        It waits less than half as long as all workers do on average.
-        """
-        if not (steps := self._counted):
-            return None
-        columns = zip(*(line.busy_seconds for line in steps), strict=True)
-        total_slowest = sum(max(line.busy_seconds) for line in steps)
-        waits = [total_slowest - sum(busy) for busy in columns]
-        least = min(waits)
-        return waits.index(least) if 2 * least < fmean(waits) else None
+def _slowest(steps: Sequence[StepLine]) -> int | None:
+    """Returns the worker that the others wait for in the steps, if it is one.
+
+    It waits less than half as long as all workers do on average.
+    """
+    if not steps:
+        return None
+    columns = zip(*(line.busy_seconds for line in steps), strict=True)
+    total_slowest = sum(max(line.busy_seconds) for line in steps)
+    waits = [total_slowest - sum(busy) for busy in columns]
+    least = min(waits)
+    return waits.index(least) if 2 * least < fmean(waits) else None
 
 
 def _prediction(steps: Sequence[StepLine], rank: int) -> float | None:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
-from lbbsp_core.runtime.record.record import Run, StepLine
+from lbbsp_core.runtime.record.record import Run, StepLine, counted
 
 _SHORTEST = 1e-12
 """Shorter times are no measurements, and speeds computed from them could overflow."""
@@ -204,7 +204,7 @@ def _columns(steps: Sequence[StepLine]) -> tuple[Floats, Floats, Floats]:
 
 def _communication(run: Run) -> float:
     steps = run.with_same_workers()
-    _, busy, wall = _columns([line for line in steps if line.is_regular] or steps)
+    _, busy, wall = _columns(counted(steps))
     return float(np.median(wall - busy.max(axis=1)))
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from lbbsp_core.cost import Cost
-from lbbsp_core.runtime.record.record import StepLine
+from lbbsp_core.runtime.record.record import StepLine, counted
 
 RECENT: Final = 20
 """Number of steps over which figures of the recent past are computed."""
@@ -114,9 +114,7 @@ def figures_of(lines: Iterable[StepLine]) -> Figures | None:
         >>> figures_of([line])
         Figures(waiting=0.25, speedup=1.5)
     """
-    lines = list(lines)
-    counted = [line for line in lines if line.is_regular] or lines
-    return total(map(StepTimes.of, counted)).figures
+    return total(map(StepTimes.of, counted(lines))).figures
 
 
 class RunningFigures:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
@@ -232,8 +232,13 @@ class Run:
     def last_half(self) -> list[StepLine]:
         """Returns the regular steps of the last half, on which the steady state is measured."""
         steps = self.with_same_workers()
-        half = steps[len(steps) // 2 :]
-        return [line for line in half if line.is_regular] or half
+        return counted(steps[len(steps) // 2 :])
+
+
+def counted(steps: Iterable[StepLine]) -> list[StepLine]:
+    """Returns the steps whose figures count: the regular ones, or all if none is regular."""
+    steps = list(steps)
+    return [line for line in steps if line.is_regular] or steps
 
 
 def run_header(framework: str, *, versions: Mapping[str, str], **facts: Any) -> RunHeader:
