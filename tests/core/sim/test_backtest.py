@@ -214,9 +214,7 @@ def test_without_statsmodels_arima_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    cheap = {"last": LastValue(), DEFAULT: Ema(0.5)}
-    monkeypatch.setattr("lbbsp_core.cli.evaluate.contenders", lambda horizon: cheap)
+def app() -> typer.Typer:
     app = typer.Typer()
     app.command()(command)
     return app
@@ -227,8 +225,9 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path, app: ty
     (tmp_path / "a[b].csv").write_text("worker,step,samples,busy_seconds\n" + "\n".join(lines))
     files = [str(tmp_path / name) for name in ("a[b].csv", "out.json", "out.html")]
     result = CliRunner().invoke(
-        app, [files[0], "--horizon", "2", "--json", files[1], "--plot", files[2]]
-    )
+        app, [files[0], "--predictors", f"last,{DEFAULT}", "--horizon", "2", "--json", files[1],
+              "--plot", files[2]],
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     output = " ".join(result.output.split())  # lines are wrapped
     for text in ("RMSE", "geometric mean", "last", f"{DEFAULT} (default)", "sorted by step"):
@@ -246,12 +245,12 @@ def test_command_prints_and_writes_figures_and_a_picture(tmp_path: Path, app: ty
     assert "<h2>a[b].csv</h2>" in (tmp_path / "out.html").read_text()
 
 
-def test_command_shows_efficiencies_of_the_named_predictors(tmp_path: Path) -> None:
+def test_command_shows_efficiencies_of_the_named_predictors(
+    tmp_path: Path, app: typer.Typer
+) -> None:
     write_trace(tmp_path / "three.csv", uneven())
     write_trace(tmp_path / "alone.csv", trace_of([10.0] * 20))
     files = [str(tmp_path / name) for name in ("three.csv", "alone.csv", "out.json")]
-    app = typer.Typer()
-    app.command()(command)
     result = CliRunner().invoke(
         app, [*files[:2], "--predictors", "last, ema:alpha=0.3", "--json", files[2]]
     )
