@@ -31,7 +31,7 @@ class FigureLogs:
     def __init__(self, session: WorkerSession) -> None:
         self._figures = RunningFigures()
         self._callbacks: keras.callbacks.CallbackList | None = None
-        session.observers.add(self._figures.add)
+        session.observers.append(self._figures.add)
 
     def begin_fit(self) -> None:
         """Adds to the logs of the fit that begins, until `end_fit`."""
@@ -74,7 +74,7 @@ class WorkerScalars:
         self._every = _MOST
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
         if session.rank == 0:
-            session.observers.add(self._add)
+            session.observers.append(self._add)
 
     def begin_fit(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Finds the user's TensorBoard callback; without one, nothing is written."""

@@ -340,7 +340,8 @@ def test_a_limit_of_work_needs_the_work():
 def test_the_record_holds_samples_work_and_the_seconds_predicted_for_it(tmp_path):
     balancers = team(2, 64, LENGTHS, predictor=LastValue(), policy=LoadBalanced(min_gain=0.0))
     header = run_header("none", workers=2, global_batch_size=64, versions={})
-    balancers[0].record_to(open_record(tmp_path, header))
+    record, receive = open_record(tmp_path, header), balancers[0].receive
+    balancers[0].receive = lambda *step: record.write(receive(*step).line())
     shares = run(balancers, [0.01, 0.03], 30)
     lines = read_run(tmp_path).steps
     assert [(line.sizes, line.work) for line in lines] == [each[1:] for each in shares]

@@ -18,9 +18,7 @@ CALLBACKS = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text("utf-8")
 @pytest.mark.parametrize(("work", "runs"), [((), {"plan", "worker_0"}), ((5.5,), {"worker_0"})])
 def test_changes_of_the_plan_are_counted_unless_the_work_is_known(tmp_path, work, runs):
     observers = []
-    scalars = WorkerScalars(
-        SimpleNamespace(rank=0, observers=SimpleNamespace(add=observers.append))
-    )
+    scalars = WorkerScalars(SimpleNamespace(rank=0, observers=observers))
     scalars.begin_fit([keras.callbacks.TensorBoard(tmp_path)])
     line = StepLine(step=0, sizes=(4,), busy_seconds=(0.1,), predicted_seconds=(None,),
                     wall_seconds=0.2, excluded=(), work=work)  # fmt: skip

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from lbbsp_core.runtime.checkpoint.serialization import Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.protocol import StepMessage
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import RunHeader, StepLine
 
 logger = logging.getLogger("lbbsp.session")
+
+Observer: TypeAlias = Callable[[StepLine], None]
+"""Function that a step is passed to when it has ended. It must not block."""
 
 
 class Session(Protocol):
@@ -27,7 +29,7 @@ class Session(Protocol):
 
     collectives: Collectives
     options: SessionOptions
-    observers: Observers
+    observers: list[Observer]
     rank: int
     workers: int
 

@@ -75,7 +75,7 @@ class Metrics(StepExtension):
         """Opens the file in the first training, if one is wanted."""
         if self._path is not None and self.session.rank == 0 and self._header is None:
             self._header = header()
-            self.session.observers.add(self.add)
+            self.session.observers.append(self.add)
             before_end(self.flush)
 
     def add(self, line: StepLine) -> None:

@@ -19,4 +19,4 @@ class Recording(StepExtension):
         path = self.session.options.record_path()
         if path is not None and self.session.rank == 0 and self._record is None:
             self._record = open_record(path, header())
-            self.session.observers.add(self._record.write)
+            self.session.observers.append(self._record.write)

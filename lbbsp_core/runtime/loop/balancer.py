@@ -37,8 +37,6 @@ from lbbsp_core.runtime.options.naming import (
     read_policy,
     read_predictor,
 )
-from lbbsp_core.runtime.record.observers import Observers
-from lbbsp_core.runtime.record.writer import RunRecord
 from lbbsp_core.types import is_plausible
 
 
@@ -152,7 +150,6 @@ class Balancer(Schedule):
         self.given_constraints = self.constraints  # before the facts of the peers are known
         self._drivers: tuple[float, ...] = ()
         self._known_drivers: dict[str, tuple[float | None, ...]] = {}
-        self._record: RunRecord | Observers | None = None
         self._continues = False  # whether plans were restored
         self._choose_predictor()
         self._start_planning()
@@ -213,10 +210,6 @@ class Balancer(Schedule):
         else:
             self._plans = {step: self._plan(*plan[:2]) for step, plan in self._plans.items()}
 
-    def record_to(self, record: RunRecord | Observers | None) -> None:
-        """Sets the record or the observers to which every step is written; None writes none."""
-        self._record = record
-
     def _running(self) -> RunningStep:
         order, costs = self._order, self._plans[self.step].costs
         is_short = order is not None and order.is_short(self.step_of_order(self.step))
@@ -269,12 +262,15 @@ class Balancer(Schedule):
         """Returns the predicted picoseconds per sample and nanoseconds of overhead."""
         return quantise(*self.estimator.predict(self._estimate, self._drivers, self.lag))
 
-    def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> None:
+    def receive(self, messages: Sequence[StepMessage], wall_seconds: float) -> RunningStep:
         """Ends the running step: decides the plan of ``step + lag`` from the messages.
 
         Args:
             messages: Messages of all workers by rank, the same on every worker.
             wall_seconds: Time from barrier to barrier, for the record.
+
+        Returns:
+            The step, whose `RunningStep.line` is that of the run record.
 
         Raises:
             DisagreementError: A worker has computed a different plan.
@@ -283,10 +279,13 @@ class Balancer(Schedule):
         peers = self._situation.peers
         costs = tuple(map(curve, messages, (peer.segments for peer in peers)))
         busy = tuple(message.busy_nanoseconds / 1e9 for message in messages)
-        running = self._running()._replace(messages=messages, busy_seconds=busy, next_costs=costs)
-        if self._record:
-            # The line has the driving factors that were known before the step.
-            self._record.write(running.line(wall_seconds, self._known_drivers))
+        running = self._running()._replace(
+            messages=messages,
+            busy_seconds=busy,
+            next_costs=costs,
+            wall_seconds=wall_seconds,
+            drivers=self._known_drivers,  # before the step
+        )
         self._known_drivers = _by_name([message.drivers for message in messages])
         ends = self._order is not None and self.step + 1 == self.epoch_end_step()
         self.first_uses = running.first_uses_after()
@@ -303,6 +302,7 @@ class Balancer(Schedule):
         self._plans[self.step + self.lag] = self._plan(self._policy_state.sizes, costs)
         del self._plans[self.step]
         self.step += 1
+        return running
 
     # State
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lbbsp_core.cost import Cost
@@ -26,6 +26,8 @@ class RunningStep(NamedTuple):
         messages: Messages of all workers at the end of the step.
         busy_seconds: Exchanged busy time of each worker.
         next_costs: Costs for the next plan.
+        wall_seconds: Time from barrier to barrier.
+        drivers: Driving factors of all workers that were known before the step, by name.
     """
 
     step: int
@@ -36,6 +38,8 @@ class RunningStep(NamedTuple):
     messages: Sequence[StepMessage] = ()
     busy_seconds: tuple[float, ...] = ()
     next_costs: Sequence[Cost | None] = ()
+    wall_seconds: float = 0.0
+    drivers: Mapping[str, tuple[float | None, ...]] = {}
 
     def predicted(self, rank: int) -> float | None:
         """Returns the predicted busy seconds of a worker, unless the step is short."""
@@ -79,7 +83,7 @@ class RunningStep(NamedTuple):
             known = ()
         return Observation(self.step, shares.plan, busy, excluded, costs, last_of_epoch, known)
 
-    def line(self, wall_seconds: float, drivers: dict[str, tuple[float | None, ...]]) -> StepLine:
+    def line(self) -> StepLine:
         """Returns the step's line of the run record."""
         work, busy = self.shares.work, self.busy_seconds
         return StepLine(
@@ -87,7 +91,7 @@ class RunningStep(NamedTuple):
             sizes=self.shares.sizes,
             busy_seconds=busy,
             predicted_seconds=tuple(map(self.predicted, range(len(work)))),
-            wall_seconds=wall_seconds,
+            wall_seconds=self.wall_seconds,
             even_seconds=even_seconds(work, busy, self.next_costs),
             excluded=tuple(  # also where seconds are corrected: they are no speeds
                 rank
@@ -95,6 +99,6 @@ class RunningStep(NamedTuple):
                 if message.excluded or self.measured(rank, busy[rank]) != busy[rank]
             ),
             short=self.is_short,
-            drivers=drivers,
+            drivers=self.drivers,
             work=work if self.shares.are_cut_by_work else (),
         )

@@ -34,7 +34,7 @@ from lbbsp_core.runtime.exchange.collectives import Collectives
 from lbbsp_core.runtime.exchange.handshake import Facts
 from lbbsp_core.runtime.exchange.identity import Devices, Identity
 from lbbsp_core.runtime.exchange.protocol import WIDTH, Row, decode, encode
-from lbbsp_core.runtime.extensions.base import Extensions, StepExtension
+from lbbsp_core.runtime.extensions.base import Extensions, Observer, StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
@@ -49,7 +49,6 @@ from lbbsp_core.runtime.loop.start import Peer, agree, drivers_of
 from lbbsp_core.runtime.loop.step_meter import Left, StepMeter, log_waits
 from lbbsp_core.runtime.options import env
 from lbbsp_core.runtime.options.options import SessionOptions
-from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import RunHeader, run_header
 from lbbsp_core.runtime.reliability.activity import Activity, CurrentActivity
 
@@ -93,7 +92,7 @@ class WorkerSession:
         width: Length of a message's row.
         busy_seconds: Busy seconds of this worker since `start`, without those of excluded steps.
         extensions: Extensions by class, such as ``session.extensions[Stopping]``.
-        observers: Takes functions that each step is passed to, with the values of all workers.
+        observers: Functions that each step is passed to, with the values of all workers.
         meter: Timer of the steps.
         peers: All workers by rank; None before the first `start`.
 
@@ -133,7 +132,7 @@ class WorkerSession:
         self.options = options = options.for_workers(self.workers, global_batch_size)
         self.order: Order | None = None
         self.busy_seconds = 0.0
-        self.observers = Observers()
+        self.observers: list[Observer] = []
         self.meter = StepMeter(self.activity)
         self.extensions = Extensions(extensions, self)
         self.width = WIDTH + self.extensions.width
@@ -161,7 +160,6 @@ class WorkerSession:
                 first_uses=True,
             ),
         )
-        self._balancer.record_to(self.observers)
         self.peers: Sequence[Peer] | None = None
 
     @property
@@ -295,9 +293,12 @@ class WorkerSession:
         messages = [decode(row) for row in rows]
         if logger.isEnabledFor(logging.DEBUG):
             log_waits(step, messages, left.wall_seconds)
-        balancer.receive(messages, left.wall_seconds)
+        ended = balancer.receive(messages, left.wall_seconds)
         self.extensions.received(step, messages)
-        self.observers.end_step(self.extensions.extend, left.time)
+        if self.observers:
+            line = self.extensions.extend(replace(ended.line(), time=left.time))
+            for observer in self.observers:
+                observer(line)
 
     def excluded_wait(self) -> AbstractContextManager[None]:
         """Excludes the time inside the context, a collective within the step, from busy time."""

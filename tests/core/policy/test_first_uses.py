@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -204,7 +203,6 @@ class Growing(Even):
 
 
 def test_records_say_which_times_are_of_first_uses() -> None:
-    lines: list[StepLine] = []
     balancers = [
         Balancer(
             rank=rank,
@@ -216,9 +214,11 @@ def test_records_say_which_times_are_of_first_uses() -> None:
     ]
     for balancer in balancers:
         balancer.first_uses = FirstUses(extra=(0.5, 0.5)), FirstUses(frozenset(range(100)))
-    balancers[0].record_to(SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
+    lines: list[StepLine] = []
     for _ in range(6):
-        exchange_in_process(balancers, (0.9, 0.4))
+        messages = [each.report(busy) for each, busy in zip(balancers, (0.9, 0.4), strict=True)]
+        ended = [each.receive(messages, wall_seconds=0.9) for each in balancers]
+        lines.append(ended[0].line())
     assert [line.excluded for line in lines] == [(0,)] * 6, "the fourth is 0.4 s without the rest"
     assert [line.busy_seconds for line in lines] == [(0.9, 0.4)] * 6
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -660,10 +659,12 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
     follow(balancers, 27)
     header = run_header("none", workers=2, global_batch_size=12, versions={})
     record = open_record(tmp_path, header)
-    balancers[0].record_to(record)
+    lines = lines_of(balancers[0])
     run(balancers, speeds(10, 20))
     exchange_in_process(balancers, [0.4, math.nan], wall_seconds=0.5)
     run(balancers, speeds(10, 20))
+    for line in lines:
+        record.write(line)
     record.close()
     first, second, third = read_run(tmp_path).steps
     assert first == StepLine(
@@ -695,9 +696,15 @@ def test_the_record_estimates_even_batches_from_the_costs() -> None:
     assert costs[1](100) < lines[-1].even_seconds < proportional  # learned, from the prior 0
 
 
+def lines_of(balancer: Balancer) -> list[StepLine]:
+    """The lines of the steps that follow."""
+    lines, receive = [], balancer.receive
+    balancer.receive = lambda *step: lines.append(receive(*step).line())
+    return lines
+
+
 def record_of(balancers: Sequence[Balancer], costs: Sequence[Cost]) -> list[StepLine]:
     """The record of twelve steps."""
-    lines: list[StepLine] = []
-    balancers[0].record_to(SimpleNamespace(write=lines.append))
+    lines = lines_of(balancers[0])
     run(balancers, costs, steps=12)
     return lines

@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lbbsp_core import SingleWorker
+from lbbsp_core.runtime.loop.session import WorkerSession
+from lbbsp_core.runtime.loop.step_meter import Left
+from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.figures import RECENT, Figures, RunningFigures, figures_of
-from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import StepLine
 
 SPEEDS = (4.0, 2.0, 1.0)  # samples per second
@@ -87,11 +90,11 @@ def test_without_measurements_there_are_no_figures():
 
 
 def test_observers_get_what_is_added_and_the_time_at_the_end_of_the_step():
-    observers, seen = Observers(), []
-    assert not observers
-    observers.add(seen.append)
-    for step, ended in enumerate((5.0, 7.0)):
-        observers.write(line(step, (4, 4, 4)))
-        observers.end_step(lambda line: replace(line, stop="requested"), ended)
-    observers.end_step(lambda line: line, 8.0)
-    assert [(each.time, each.stop) for each in seen] == [(5.0, "requested"), (7.0, "requested")]
+    session = WorkerSession(SingleWorker(), 8, SessionOptions(), framework="none")
+    seen = []
+    session.observers.append(seen.append)
+    session.start({})
+    session.request_stop()
+    for time in (5.0, 7.0):
+        session.after_allreduce([session.before_allreduce()], Left(1.0, time))
+    assert [(each.time, each.stop) for each in seen] == [(5.0, "requested"), (7.0, None)]

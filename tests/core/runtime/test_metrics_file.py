@@ -12,7 +12,6 @@ import pytest
 from lbbsp_core import SessionOptions, SingleWorker, WorkerSession
 from lbbsp_core.runtime.extensions.metrics_file import SECONDS, Metrics, metrics_text
 from lbbsp_core.runtime.record.figures import Figures, figures_of
-from lbbsp_core.runtime.record.observers import Observers
 from lbbsp_core.runtime.record.record import StepLine, run_header
 
 HOSTS = ('a"b\\', "c\nd{}= #", "é")
@@ -29,9 +28,7 @@ HEADER = run_header("none", workers=3, global_batch_size=24, versions={}, hosts=
 
 
 def metrics_file(path, header, clock):
-    session = SimpleNamespace(
-        options=SessionOptions(metrics_file=path), rank=0, observers=Observers()
-    )
+    session = SimpleNamespace(options=SessionOptions(metrics_file=path), rank=0, observers=[])
     metrics = Metrics(session, clock)
     metrics.started(lambda: header)
     return metrics

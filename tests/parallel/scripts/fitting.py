@@ -192,7 +192,7 @@ class Before(keras.callbacks.Callback):
 
 
 it, built, steps = balancer(record=shared / "logs", metrics_file=shared / "logs.prom"), model(), []
-it._session.observers.add(lambda line: steps.append([line.step, line.sizes, line.busy_seconds]))
+it._session.observers.append(lambda line: steps.append([line.step, line.sizes, line.busy_seconds]))
 board = Board(shared / "board", write_graph=False, update_freq=2)
 table = keras.callbacks.CSVLogger(shared / f"table-{it.rank}.csv")
 data, said = it.dataset(FEATURES, LABELS, seed=3), io.StringIO()
