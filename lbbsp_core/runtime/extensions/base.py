@@ -119,7 +119,7 @@ class Extensions:
 
     def __init__(self, kinds: Sequence[type[StepExtension]], session: Session) -> None:
         self._known = {kind: kind(session) for kind in kinds}
-        self._rank = session.rank
+        self._session = session
         self.width = sum(kind.width for kind in kinds)
         """Integers of all extensions in the message of a step."""
         places = [sum(each.width for each in kinds[:number]) for number in range(len(kinds))]
@@ -152,16 +152,18 @@ class Extensions:
         assert len(offered) == self.width, f"{len(offered)} integers instead of {self.width}"
         return offered
 
-    def received(self, step: int, messages: Sequence[StepMessage]) -> None:
-        """Passes on what all workers have offered in a step."""
+    def end_step(
+        self, step: int, messages: Sequence[StepMessage], line: Callable[[], StepLine]
+    ) -> None:
+        """Passes on what all workers have offered in a step, and its line to the observers."""
         for extension, place in self._receivers:
             extension.received(step, [message.extra[place] for message in messages], messages)
-
-    def extend(self, line: StepLine) -> StepLine:
-        """Returns the line of a step with what the extensions add."""
-        for each in self:
-            line = each.extend(line)
-        return line
+        if observers := self._session.observers:
+            extended = line()
+            for each in self:
+                extended = each.extend(extended)
+            for observer in observers:
+                observer(extended)
 
     def state(self) -> dict[str, Json]:
         """Returns the states of those that have one, by name."""
@@ -176,7 +178,7 @@ class Extensions:
     def close(self) -> None:
         """Logs the summaries, and ends the training."""
         for each in self:
-            if self._rank == 0 and (text := each.summary()):
+            if self._session.rank == 0 and (text := each.summary()):
                 logger.info("%s", text)
             each.flush()
             each.close()
