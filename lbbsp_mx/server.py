@@ -110,8 +110,9 @@ class _Process:
     def name(self) -> str:
         if env.role() == "scheduler":
             return "the scheduler"
-        numbered = self._runs and self._transport.is_ready()
-        return f"server {self._store.rank}" if numbered else "this server"
+        transport = self.transport()
+        is_numbered = transport is not None and transport.is_ready()
+        return f"server {self._store.rank}" if is_numbered else "this server"
 
 
 def _obey(store: mx.kv.KVStore, command: int, body: bytes) -> None:
