@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbbsp_core.runtime.options.cluster_variables import DMLC_REMEDY, dmlc_problem
+from lbbsp_core.runtime.options.env import DMLC_REMEDY, dmlc_problem
 from lbbsp_mx import env
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mxnet as mx
 
-from lbbsp_core.runtime.exchange.identity import Devices, cpu, gpu
+from lbbsp_core.runtime.exchange.handshake import Devices, cpu, gpu
 
 
 def devices_of(contexts: Sequence[mx.Context]) -> Devices:

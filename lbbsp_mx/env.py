@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
 from lbbsp_core.runtime.options.defaults import SILENCE_SECONDS
+from lbbsp_core.runtime.options.env import DMLC_NAMES
 
 
 def cluster() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.runtime.exchange.protocol import DisagreementError
-from lbbsp_core.runtime.options.cluster_variables import (
+from lbbsp_core.runtime.options.env import (
     DEVICES_REMEDY,
     TF_CONFIG_REMEDY,
     tf_config_problem,

@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from lbbsp_core.runtime.exchange.identity import Devices, cpu
+from lbbsp_core.runtime.exchange.handshake import Devices, cpu
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> Devices:

@@ -48,7 +48,7 @@ from lbbsp_core.report.summary import summarise
 from lbbsp_core.resources.gpu import Gpu, driver_version
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES
-from lbbsp_core.runtime.exchange.identity import Devices, gpu
+from lbbsp_core.runtime.exchange.handshake import Devices, gpu
 
 LONGEST_CHECK, LONGEST_STEP = 180.0, 60.0  # seconds; the first step imports PyTorch
 SETTLING, SAMPLED = 1.5, 1.5  # seconds; the driver averages utilisation over up to one

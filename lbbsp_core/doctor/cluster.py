@@ -12,7 +12,7 @@ import psutil
 from lbbsp_core.doctor import addresses
 from lbbsp_core.doctor.addresses import Resolve, Task, check_port, is_local
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
-from lbbsp_core.runtime.options.cluster_variables import (
+from lbbsp_core.runtime.options.env import (
     DMLC_NAMES,
     DMLC_REMEDY,
     TF_CONFIG_REMEDY,

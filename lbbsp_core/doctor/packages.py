@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from lbbsp_core.doctor.finding import Finding, note, ok, problem, read_findings
-from lbbsp_core.runtime.options.cluster_variables import DMLC_NAMES
+from lbbsp_core.runtime.options.env import DMLC_NAMES
 
 DISTRIBUTION: Final = "lbbsp"
 

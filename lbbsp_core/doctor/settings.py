@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from lbbsp_core.doctor.finding import Finding, note, ok, problem
-from lbbsp_core.runtime.options.xla import AUTO_JIT_REMEDY, auto_jit
+from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 
 

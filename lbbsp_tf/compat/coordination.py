@@ -12,7 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from lbbsp_core.runtime.options.cluster_variables import DEVICES_REMEDY
+from lbbsp_core.runtime.options.env import DEVICES_REMEDY
 from lbbsp_tf.compat.values import patch
 
 HEARTBEAT_MILLISECONDS = 24_000

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.options.xla import AUTO_JIT_REMEDY, auto_jit
+from lbbsp_core.runtime.options.env import AUTO_JIT_REMEDY, auto_jit
 from lbbsp_core.validate import shortened
 from lbbsp_tf import compat, env
 from lbbsp_tf.cluster import cluster_size

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from lbbsp_core.runtime.checkpoint.serialization import Arrays, Json
 from lbbsp_core.runtime.exchange.collectives import Collectives
-from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.identity import Devices
+from lbbsp_core.runtime.exchange.handshake import Devices, Facts
 from lbbsp_core.runtime.loop.session import WorkerSession
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.activity import CurrentActivity

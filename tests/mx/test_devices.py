@@ -8,7 +8,7 @@ pytest.importorskip("lbbsp_mx", reason="needs mxnet: pip install 'lbbsp[mx]'")
 
 import mxnet as mx
 
-from lbbsp_core.runtime.exchange.identity import Devices, cpu
+from lbbsp_core.runtime.exchange.handshake import Devices, cpu
 from lbbsp_mx import devices
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from lbbsp_core import read_run
-from lbbsp_core.runtime.exchange.identity import cpu
+from lbbsp_core.runtime.exchange.handshake import cpu
 from lbbsp_core.runtime.record.figures import figures_of
 
 EPOCH, X = 6, 32  # steps, samples a step

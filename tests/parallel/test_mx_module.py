@@ -8,7 +8,7 @@ import pytest
 from jobs import run
 
 from lbbsp_core import read_run
-from lbbsp_core.runtime.exchange.identity import cpu
+from lbbsp_core.runtime.exchange.handshake import cpu
 
 pytestmark = pytest.mark.skipif(
     find_spec("mxnet") is None, reason="needs mxnet: pip install 'lbbsp[mx]'"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from lbbsp_core.runtime.exchange.identity import Devices, cpu
+from lbbsp_core.runtime.exchange.handshake import Devices, cpu
 from lbbsp_tf import devices
 
 

@@ -33,7 +33,7 @@ from lbbsp_core.runtime.asynchronous.coordination import (
 )
 from lbbsp_core.runtime.asynchronous.coordinator import Coordinator
 from lbbsp_core.runtime.exchange.collectives import to_integers
-from lbbsp_core.runtime.exchange.identity import Identity
+from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.runtime.exchange.protocol import (
     LINE,
     DisagreementError,
@@ -44,7 +44,7 @@ from lbbsp_core.runtime.exchange.protocol import (
     quantise,
 )
 from lbbsp_core.runtime.loop.bounds import FIXED, BatchBounds, Situation, last, narrow
-from lbbsp_core.runtime.loop.step_meter import StepMeter
+from lbbsp_core.runtime.loop.running_step import StepMeter
 from lbbsp_core.runtime.options.naming import described, limits_by_rank
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.record import RunHeader, run_header

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 from lbbsp_core.runtime.checkpoint.checkpoint import Checkpoint, write_checkpoint
-from lbbsp_core.runtime.exchange.identity import Identity
+from lbbsp_core.runtime.exchange.handshake import Identity
 from lbbsp_core.validate import require_path
 
 logger = logging.getLogger("lbbsp.checkpoint")

@@ -25,10 +25,9 @@ from lbbsp_core.runtime.exchange.protocol import (
     quantise,
 )
 from lbbsp_core.runtime.loop import bounds as chain
-from lbbsp_core.runtime.loop.bounds import BatchBounds, Situation
+from lbbsp_core.runtime.loop.bounds import BatchBounds, ShortSteps, ShortStepsState, Situation
 from lbbsp_core.runtime.loop.running_step import RunningStep
 from lbbsp_core.runtime.loop.schedule import Schedule
-from lbbsp_core.runtime.loop.short_steps import ShortSteps, ShortStepsState
 from lbbsp_core.runtime.options.naming import (
     AnyCost,
     LimitsOrMaximum,

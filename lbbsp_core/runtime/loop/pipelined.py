@@ -26,8 +26,8 @@ from lbbsp_core.runtime.exchange.protocol import (
     unpack_float,
 )
 from lbbsp_core.runtime.loop.balancer import Balancer, BalancerState
+from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import Marks, WorkerSession
-from lbbsp_core.runtime.loop.step_meter import Left
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.reliability.background import background_thread
 

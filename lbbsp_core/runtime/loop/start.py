@@ -12,8 +12,7 @@ from lbbsp_core.policy import Policy
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.exchange.collectives import Collectives, gather_bytes
-from lbbsp_core.runtime.exchange.handshake import Facts
-from lbbsp_core.runtime.exchange.identity import Devices, Identity
+from lbbsp_core.runtime.exchange.handshake import Devices, Facts, Identity
 from lbbsp_core.runtime.exchange.protocol import FORMAT
 from lbbsp_core.runtime.loop.balancer import Balancer
 from lbbsp_core.runtime.options.naming import described

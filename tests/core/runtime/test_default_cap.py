@@ -33,9 +33,8 @@ from lbbsp_core.runtime.asynchronous.async_session import AsyncSession
 from lbbsp_core.runtime.exchange import handshake
 from lbbsp_core.runtime.extensions import bounds_notice
 from lbbsp_core.runtime.extensions.bounds_notice import PATIENCE, SHORT_STEPS, BoundsNotice
-from lbbsp_core.runtime.loop.bounds import BatchBounds, with_cap
-from lbbsp_core.runtime.loop.short_steps import ShortSteps
-from lbbsp_core.runtime.loop.step_meter import Reading
+from lbbsp_core.runtime.loop.bounds import BatchBounds, ShortSteps, with_cap
+from lbbsp_core.runtime.loop.running_step import Reading
 from lbbsp_core.testing import exchange_in_process
 
 FAST, SLOW = Proportional(400.0), Proportional(40.0)

@@ -11,7 +11,7 @@ from lbbsp_core.runtime.exchange.protocol import WIDTH
 from lbbsp_core.runtime.extensions.base import StepExtension
 from lbbsp_core.runtime.extensions.every import EXTENSIONS
 from lbbsp_core.runtime.extensions.stopping import Stopping
-from lbbsp_core.runtime.loop.step_meter import Reading
+from lbbsp_core.runtime.loop.running_step import Reading
 
 
 def of(*extensions):

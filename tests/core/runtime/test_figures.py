@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lbbsp_core import SingleWorker
+from lbbsp_core.runtime.loop.running_step import Left
 from lbbsp_core.runtime.loop.session import WorkerSession
-from lbbsp_core.runtime.loop.step_meter import Left
 from lbbsp_core.runtime.options.options import SessionOptions
 from lbbsp_core.runtime.record.figures import RECENT, Figures, RunningFigures, figures_of
 from lbbsp_core.runtime.record.record import StepLine

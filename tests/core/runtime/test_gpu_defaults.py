@@ -31,10 +31,10 @@ from lbbsp_core import (
 from lbbsp_core.order import make_order
 from lbbsp_core.policy import FirstUses, Policy, bound_growth
 from lbbsp_core.resources.sampler import MEMORY_OF_GPU
-from lbbsp_core.runtime.exchange.identity import Devices
+from lbbsp_core.runtime.exchange.handshake import Devices
 from lbbsp_core.runtime.exchange.protocol import WIDTH, decode, encode
 from lbbsp_core.runtime.loop.bounds import BatchBounds
-from lbbsp_core.runtime.loop.step_meter import Reading
+from lbbsp_core.runtime.loop.running_step import Reading
 from lbbsp_core.testing import exchange_in_process
 
 GPU, SHOWN = Devices(("some GPU",), are_gpus=True), Devices(("some GPU",), True, True)

@@ -8,7 +8,7 @@ import pytest
 
 from lbbsp_core import Affine, Balancer
 from lbbsp_core.runtime.exchange import handshake
-from lbbsp_core.runtime.exchange.identity import Identity, cpu, gpu
+from lbbsp_core.runtime.exchange.handshake import Identity, cpu, gpu
 from lbbsp_core.runtime.loop import start
 
 

@@ -24,7 +24,7 @@ from lbbsp_core.runtime.exchange.digest import Digest, check_samples
 from lbbsp_core.runtime.extensions.settings import SettingsComparison
 from lbbsp_core.runtime.extensions.stopping import Stopping
 from lbbsp_core.runtime.extensions.weights import WeightComparison
-from lbbsp_core.runtime.loop import pipelined, step_meter
+from lbbsp_core.runtime.loop import pipelined, running_step
 from lbbsp_core.runtime.loop.pipelined import PipelinedSession
 from lbbsp_core.runtime.loop.session_state import check_states
 from lbbsp_core.runtime.reliability.activity import Activity
@@ -296,7 +296,7 @@ def test_the_first_step_of_an_epoch_and_an_excluded_one_are_not_learned_from(tmp
     def ticking():  # a clock that advances by a millisecond whenever it is read
         return BusyTimer(clock=count(0, 1_000_000).__next__)
 
-    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+    monkeypatch.setattr(running_step, "BusyTimer", ticking)
 
     def worker(session, collectives):
         session.use_order(session.make_order(4 * X))
@@ -341,7 +341,7 @@ def test_the_record_has_what_each_worker_knew_before_a_step(tmp_path, monkeypatc
         def close(self):
             pass
 
-    monkeypatch.setattr(step_meter, "ResourceSampler", Sampler)
+    monkeypatch.setattr(running_step, "ResourceSampler", Sampler)
 
     def worker(session, collectives):
         threading.current_thread().name = str(session.rank)
@@ -368,7 +368,7 @@ def tick(monkeypatch, seconds):
     def ticking():
         return BusyTimer(clock=count(0, round(seconds * 1e9)).__next__)
 
-    monkeypatch.setattr(step_meter, "BusyTimer", ticking)
+    monkeypatch.setattr(running_step, "BusyTimer", ticking)
 
 
 def test_at_debug_level_each_step_says_who_waited_for_whom(caplog):

@@ -5,14 +5,14 @@ from itertools import count
 import pytest
 
 from lbbsp_core.measure import BusyTimer
-from lbbsp_core.runtime.loop import step_meter
-from lbbsp_core.runtime.loop.step_meter import StepMeter
+from lbbsp_core.runtime.loop import running_step
+from lbbsp_core.runtime.loop.running_step import StepMeter
 
 
 @pytest.fixture
 def meter(monkeypatch):
     ticks = count(0, 1_000_000_000)
-    monkeypatch.setattr(step_meter, "BusyTimer", lambda: BusyTimer(clock=lambda: next(ticks)))
+    monkeypatch.setattr(running_step, "BusyTimer", lambda: BusyTimer(clock=lambda: next(ticks)))
     return StepMeter()
 
 
