@@ -16,8 +16,6 @@ BUDGET_SECONDS: Final = 100e-6
 PERIOD_SECONDS: Final = 0.05
 """Time between two readings in the background: windows are up to this much longer than asked."""
 
-THREAD_NAME: Final = "lbbsp-resources"
-
 _logger = logging.getLogger("lbbsp.resources")
 
 
@@ -29,18 +27,19 @@ class PolledSource:
     to measure `read_seconds`, the time of a reading.
     """
 
-    def __init__(self, source: Source, clock: Callable[[], float], names: Collection[str]) -> None:
-        self.source, self._clock, self._failed = source, clock, False
+    def __init__(
+        self,
+        source: Source,
+        clock: Callable[[], float],
+        names: Collection[str],
+        close: Callable[[], None],
+    ) -> None:
+        self.source, self.close, self._clock, self._failed = source, close, clock, False
         first = (clock(), source.read())
         self._read_at = first[0]
-        self._meter = Meter(source.factors, first, names)
+        self.meter = Meter(source.factors, first, names)
         self._reading, self._lock = threading.Lock(), threading.Lock()
         self.read_seconds = min(self._time_read() for _ in range(3))  # least disturbed by others
-
-    @property
-    def has_rates(self) -> bool:
-        """Whether a wanted factor is a rate, for which the source is read between samples too."""
-        return self._meter.has_rates
 
     def _time_read(self) -> float:
         start = self._clock()
@@ -61,24 +60,21 @@ class PolledSource:
             numbers = self.source.read()
             self._read_at = now
             with self._lock:
-                self._meter.add((now, numbers))
+                self.meter.add((now, numbers))
         except Exception as error:  # a file vanished, a driver was unloaded
-            self._warn(error)
+            if not self._failed:
+                names = ", ".join(factor.name for factor in self.source.factors)
+                _logger.warning(
+                    "%s cannot be read any more and keep their last values: %s", names, error
+                )
+            self._failed = True
         finally:
             self._reading.release()
 
     def values(self) -> dict[str, float]:
         """Returns the driving factors at the last reading."""
         with self._lock:
-            return dict(self._meter.values())
-
-    def _warn(self, error: Exception) -> None:
-        if not self._failed:
-            names = ", ".join(factor.name for factor in self.source.factors)
-            _logger.warning(
-                "%s cannot be read any more and keep their last values: %s", names, error
-            )
-        self._failed = True
+            return dict(self.meter.values())
 
 
 def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[PolledSource]]:
@@ -95,7 +91,7 @@ def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[Pol
         is_fast = total <= BUDGET_SECONDS and not polled.source.may_block
         if is_fast:
             foreground.append(polled)
-        if polled.has_rates or not is_fast:
+        if polled.meter.has_rates or not is_fast:
             background.append(polled)
     return foreground, background
 
@@ -108,7 +104,7 @@ class Polling:
         self.sources = sources
         self._foreground, self._background = split(sources)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lbbsp-resources", daemon=True)
         if self._background:
             self._thread.start()
 
@@ -131,4 +127,4 @@ class Polling:
                 return
         for polled in self.sources:
             with suppress(Exception):
-                polled.source.close()
+                polled.close()
