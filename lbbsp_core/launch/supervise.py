@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -32,10 +34,11 @@ from lbbsp_core.processes.child import (
     Output,
     OutputFailed,
     Signalled,
+    discard,
     next_event,
 )
 from lbbsp_core.processes.reaper import Reaper
-from lbbsp_core.processes.spawn import signal_name
+from lbbsp_core.processes.spawn import signal_group, signal_name
 from lbbsp_core.runtime.reliability.exit import LEFT
 from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
 
@@ -53,57 +56,49 @@ class Outcome(NamedTuple):
     """Result of a job, or of one attempt of it."""
 
     status: int
-    failed_index: int | None = None  # of the process that failed first; a worker's is its rank
     message: str | None = None  # to the user
-    failed_name: str = ""  # of the process that failed first, in front of its output
     signalled: bool = False  # a signal asked the launcher to end the job
     leaving: bool = False  # the scripts end by themselves, with a checkpoint, if they get some time
     lost_workers: tuple[int, ...] = ()  # ranks of those that caused the end, as far as known
-    output_tail: Sequence[str] = ()  # of the process that failed first
-
-
-def _discard(_index: int, _line: str) -> None:
-    """Discards a line: the output of a helper is only printed, from its tail, if it fails."""
 
 
 class Supervisor:
-    """Runs the processes of one job."""
+    """Runs the processes of one attempt of a job, which started on the monotonic clock."""
 
     def __init__(
-        self, throttle: Throttle, reaper: Reaper, output: Output, events: SimpleQueue[Event]
+        self,
+        throttle: Throttle,
+        reaper: Reaper,
+        output: Output,
+        events: SimpleQueue[Event],
+        started: float,
     ) -> None:
         self._throttle, self._reaper, self._output = throttle, reaper, output
-        self._events = events
+        self._events, self._started = events, started
         self._lock = threading.Lock()
         self._workers: list[ChildProcess] = []
         self._helpers: list[ChildProcess] = []
+        self._first_failed: ChildProcess | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
-    def start(
-        self,
-        command: Sequence[str],
-        job: JobSpec,
-        places: Sequence[Place] | None = None,
-        started: float = 0.0,
-    ) -> None:
+    def start(self, command: Sequence[str], job: JobSpec, places: Sequence[Place]) -> None:
         """Starts the workers with their neighbours, and helpers, which are not slowed down."""
-        for cgroup in self._throttle.cgroups():
+        cgroups, workers = self._throttle.cgroups(), len(job.workers)
+        for cgroup in cgroups:
             self._reaper.watch("cgroup", cgroup)
-        beside = itertools.count(len(job.workers))  # indices of the processes beside the workers
+        beside = itertools.count(workers)  # indices of the processes beside the workers
         for helper in job.helpers:
             self._helpers.append(self._start(next(beside), *helper))
-        for rank, environment in enumerate(job.workers):
-            place = Place() if places is None else places[rank]
-            cgroups = self._throttle.cgroups_of(rank)
-            start = partial(self._start, cgroups=cgroups, cores=place.cores)
+        for rank, (place, environment) in enumerate(zip(places, job.workers, strict=True)):
+            start = partial(self._start, cgroups=cgroups[rank::workers], cores=place.cores)
             worker = start(rank, f"worker {rank}", command, environment, self._output)
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
             now, name = time.monotonic(), f"neighbour of worker {rank}"
             for number in range(place.neighbours):
                 file = self._folder / f"neighbour-{rank}-{number}.json"
-                compete = place.command(number, file, now, started)
+                compete = place.command(number, file, now, self._started)
                 self._helpers.append(start(next(beside), name, compete, os.environ))
 
     def _start(
@@ -112,7 +107,7 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: Output = _discard,
+        output: Output = discard,  # that of a helper is only printed, from its tail, if it fails
         cgroups: Sequence[Path] = (),
         cores: Collection[int] = (),
     ) -> ChildProcess:
@@ -124,29 +119,28 @@ class Supervisor:
         self._reaper.watch("group", process.pid)
         return process
 
-    def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:
+    def watch(self, changes: Sequence[Stage], timeout: float | None) -> Outcome:
         """Waits for the end of the job, and changes the speeds at the scheduled times.
 
         The job ends when all scripts have ended, a process fails, a signal arrives, or the timeout
-        has passed. Seconds count from ``started``, on the monotonic clock.
+        has passed. Seconds count from the start of the job.
         """
-        deadline = started + timeout if timeout is not None else None
+        deadline = math.inf if timeout is None else self._started + timeout
         pending = deque(changes)
         while any(script.running for script in self._workers):
-            next_change = started + pending[0].seconds if pending else None
-            some_ended = not all(worker.running for worker in self._workers)
-            next_look = time.monotonic() + MARKS_SECONDS if some_ended else None
-            moments = [each for each in (deadline, next_change, next_look) if each is not None]
-            event = next_event(self._events, min(moments, default=None))
+            next_change = self._started + pending[0].seconds if pending else math.inf
+            all_run = all(worker.running for worker in self._workers)
+            next_look = math.inf if all_run else time.monotonic() + MARKS_SECONDS
+            event = next_event(self._events, min(deadline, next_change, next_look))
             outcome = self._handle_event(event) if event is not None else self._missed_worker()
             if outcome is not None:
                 return outcome
             if event is not None:
                 continue
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 message = f"timed out after {timeout:g} s; still running: {self._running_scripts()}"
-                return Outcome(TIMED_OUT, None, message)
-            if next_change is not None and time.monotonic() >= next_change:
+                return Outcome(TIMED_OUT, message)
+            if time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
 
@@ -166,9 +160,8 @@ class Supervisor:
                 if not self._marks(script).preempted:
                     script.signal_alone(signal.SIGTERM)
         while any(script.running for script in self._workers):
-            event = next_event(
-                self._events, min(time.monotonic() + NOTICE_SECONDS, started + seconds)
-            )
+            until = min(time.monotonic() + NOTICE_SECONDS, started + seconds)
+            event = next_event(self._events, until)
             if isinstance(event, Exited):
                 self._mark_exited(event)
                 if self._is_worker(event) and event.code not in (0, LEFT, -signal.SIGTERM):
@@ -213,6 +206,9 @@ class Supervisor:
         for process in self._processes():
             process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._first_failed is not None:
+            for line in self._first_failed.output_tail():
+                print(f"[{_short(self._first_failed)}] {line}", file=sys.stderr)
 
     def _release(self) -> None:
         """Lifts the limits of all workers, so that they end quickly."""
@@ -225,10 +221,6 @@ class Supervisor:
         while (event := next_event(self._events, 0.0)) is not None:
             if isinstance(event, OutputFailed):
                 raise event.error
-
-    def output_tail(self, process_index: int) -> list[str]:
-        """Returns the last lines of a process's output."""
-        return self._processes()[process_index].output_tail()
 
     def _processes(self) -> list[ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
@@ -245,7 +237,7 @@ class Supervisor:
             return self._unfinished(event)
         if event.code == LEFT and self._is_worker(event):
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
-            return Outcome(LEFT, None, message, leaving=True)
+            return Outcome(LEFT, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
         for process in self._processes():
@@ -255,9 +247,9 @@ class Supervisor:
 
     def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
         """Returns the outcome of a job that ends because of one of its processes."""
-        name = _short(self._processes()[process_index].name)
+        self._first_failed = self._processes()[process_index]
         workers = (process_index,) if process_index < len(self._workers) else ()
-        return Outcome(status, process_index, message, name, lost_workers=workers)
+        return Outcome(status, message, lost_workers=workers)
 
     def _unfinished(self, event: Exited) -> Outcome | None:
         """Returns the outcome if a process with status 0 has not reached the end of its script."""
@@ -303,12 +295,12 @@ class Supervisor:
         return failures
 
     def _running_scripts(self) -> str:
-        return ", ".join(_short(script.name) for script in self._workers if script.running)
+        return ", ".join(_short(script) for script in self._workers if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
         for process in self._processes():
-            process.signal_group(signum)
-            process.signal_group(signal.SIGCONT)  # a stopped process would not end
+            signal_group(process.pid, signum)
+            signal_group(process.pid, signal.SIGCONT)  # a stopped process would not end
         for pid in _reaper.processes_of(str(self._folder)):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signum)
@@ -331,12 +323,12 @@ class Supervisor:
 
 def _signalled(event: Signalled) -> Outcome:
     message = f"ended by {signal_name(event.signum)}"
-    return Outcome(128 + event.signum, None, message, signalled=True, leaving=True)
+    return Outcome(128 + event.signum, message, signalled=True, leaving=True)
 
 
-def _short(name: str) -> str:
+def _short(process: ChildProcess) -> str:
     """Returns the rank of a worker, or the name of another process."""
-    return name.removeprefix("worker ")
+    return process.name.removeprefix("worker ")
 
 
 def _is_alive(pid: int, groups: Collection[int]) -> bool:

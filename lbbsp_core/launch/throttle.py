@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias, final, get_args
 
-from lbbsp_core.launch.cpu_shares import LONG_PERIOD_US, quota_us
+from lbbsp_core.launch.cpu_shares import PERIOD_US, Schedule, quota_us
 from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.spawn import exec_command, signal_group
 from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
@@ -34,11 +34,7 @@ class Throttle:
     """Slows workers down; the launcher calls its methods in the order below. This one does not."""
 
     def cgroups(self) -> Sequence[Path]:
-        """Returns the cgroups of all workers, to be removed at the end; empty if there are none."""
-        return ()
-
-    def cgroups_of(self, rank: int) -> Sequence[Path]:
-        """Returns the cgroups that worker ``rank`` enters, one of each hierarchy."""
+        """Returns a cgroup of each worker, of each hierarchy in turn; empty if there are none."""
         return ()
 
     def attach(self, rank: int, pid: int) -> None:
@@ -55,17 +51,20 @@ class Throttle:
 
 
 def create_throttle(
-    emulation: Emulation, shares: Sequence[float], period_us: int, notify: Callable[[str], None]
+    plan: Schedule | None, emulation: Emulation, notify: Callable[[str], None], *, contended: bool
 ) -> Throttle:
     """Creates CPU quotas where this process may set them, and a duty cycle elsewhere."""
+    if plan is None:
+        return Throttle()
     if emulation not in get_args(Emulation):
         known = ", ".join(get_args(Emulation))
         raise ValueError(f"emulation must be one of {known}, got {emulation!r}")
-    quotas = None if emulation == "duty-cycle" else open_quotas(shares, period_us)
+    shares = plan.stages[0].shares
+    quotas = None if emulation == "duty-cycle" else open_quotas(shares, plan.period_us)
     if quotas is not None:
-        if period_us > LONG_PERIOD_US:
+        if plan.period_us > PERIOD_US:  # a long period affects single training steps
             notify(
-                f"the quota period is {period_us / 1000:g} ms, "
+                f"the quota period is {plan.period_us / 1000:g} ms, "
                 "because the slowest worker's quota must be at least 1 ms"
             )
         return quotas
@@ -73,6 +72,12 @@ def create_throttle(
         raise ValueError(
             "emulation must not be 'cgroup' where the cpu controller is not writable: "
             "run as root, have a cgroup delegated to you, or use 'duty-cycle'"
+        )
+    if contended:
+        raise ValueError(
+            "contention needs CPU quotas where speeds are emulated, or workers outnumber the "
+            "cores, and the cpu controller is not writable or not to be used: run as root, have a "
+            "cgroup delegated to you, or omit speeds and start at most one worker per core"
         )
     notify(
         "emulating speeds by stopping and continuing the workers every "
@@ -131,10 +136,6 @@ class CpuQuotas(Throttle):
         """Returns the cgroup of each worker with its quota, then those that count CPU time."""
         return [*self._groups, *self._accounts]
 
-    def cgroups_of(self, rank: int) -> Sequence[Path]:
-        """Returns the cgroups that a worker enters."""
-        return [self._groups[rank], *self._accounts[rank : rank + 1]]
-
     def apply(self, shares: Sequence[float]) -> None:
         """Changes the quotas of the workers that have not been released."""
         for rank, share in enumerate(shares):
@@ -159,12 +160,10 @@ def open_quotas(shares: Sequence[float], period_us: int) -> CpuQuotas | None:
         for parent in filter(None, (base, accounting)):
             remove_leftovers(parent)
         quotas = CpuQuotas(version, base, len(shares), period_us, accounting)
-        try:
+        with suppress(OSError):
             quotas.create(shares)
-            if _can_enter(quotas.cgroups_of(0)):
+            if _can_enter(quotas.cgroups()[:: len(shares)]):
                 return quotas
-        except OSError:
-            pass
         quotas.close()
     return None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final, final
 
 from lbbsp_core.resources.base import Meter, Source
+from lbbsp_core.resources.host import Host
 
 BUDGET_SECONDS: Final = 100e-6
 """Total read time of the sources that a sample reads; the slowest are read in the background."""
@@ -21,30 +22,28 @@ _logger = logging.getLogger("lbbsp.resources")
 
 @final
 class PolledSource:
-    """Source with its last readings, and the driving factors that follow from them.
+    """Source of a host, with its last readings and the driving factors that follow from them.
 
     Several threads may refresh it, and ask for its values. The source is read four times at first,
     to measure `read_seconds`, the time of a reading.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        clock: Callable[[], float],
-        names: Collection[str],
-        close: Callable[[], None],
-    ) -> None:
-        self.source, self.close, self._clock, self._failed = source, close, clock, False
-        first = (clock(), source.read())
+    def __init__(self, source: Source, host: Host, names: Collection[str]) -> None:
+        self.source, self._host, self._failed = source, host, False
+        first = (host.clock(), source.read())
         self._read_at = first[0]
         self.meter = Meter(source.factors, first, names)
         self._reading, self._lock = threading.Lock(), threading.Lock()
         self.read_seconds = min(self._time_read() for _ in range(3))  # least disturbed by others
 
+    def close(self) -> None:
+        """Closes what the source has opened."""
+        self._host.opened.close()
+
     def _time_read(self) -> float:
-        start = self._clock()
+        start = self._host.clock()
         self.source.read()
-        return self._clock() - start
+        return self._host.clock() - start
 
     def refresh(self) -> None:
         """Reads the source, unless it was read just now or another thread is reading it.
@@ -54,7 +53,7 @@ class PolledSource:
         if not self._reading.acquire(blocking=False):
             return
         try:
-            now = self._clock()
+            now = self._host.clock()
             if 0 <= now - self._read_at < self.source.min_interval_seconds:
                 return
             numbers = self.source.read()

@@ -101,14 +101,12 @@ class ResourceSampler:
         for open_source, names in SOURCES.items():
             if set(wanted).isdisjoint(names.split()):
                 continue
-            opened = ExitStack()
+            host = replace(self._host, opened=ExitStack())
             try:
-                source = open_source(replace(self._host, opened=opened))
-                polled = PolledSource(source, self._host.clock, wanted, opened.close)
-                self._sources.append(polled)
+                self._sources.append(PolledSource(open_source(host), host, wanted))
             except Exception as error:  # no such file, or another format: other kernels, sandboxes
                 _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
-                opened.close()
+                host.opened.close()
         self._polling = Polling(self._sources)
         self._pid, self._lock = os.getpid(), threading.Lock()
         self._close = weakref.finalize(self, self._polling.close)

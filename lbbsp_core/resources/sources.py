@@ -161,12 +161,12 @@ def _cgroup_usage(host: Host) -> Counter:
     Version 2 has it in ``cpu.stat``, with or without a CPU controller; version 1 in
     ``cpuacct.usage``.
     """
-    for own in (group for name in ("cpuacct", "") for group in cgroup.own_cgroups(host, name)[:1]):
-        if not cgroup.is_root(host, own):
-            read = host.open(own.path / ("cpuacct.usage" if own.version == 1 else "cpu.stat"))
-            break
-    else:
+    owns = [group for name in ("cpuacct", "") for group in cgroup.own_cgroups(host, name)[:1]]
+    below = [group for group in owns if not cgroup.is_root(host, group)]
+    if not below:
         raise FileNotFoundError("this process is in no cgroup below the root that shows CPU time")
+    version, path = below[0]
+    read = host.open(path / ("cpuacct.usage" if version == 1 else "cpu.stat"))
 
     def seconds() -> float:
         words = read().split()

@@ -705,7 +705,7 @@ def polled(machine: Machine, microseconds: int, may_block: bool = False) -> poll
         return (1.0,)
 
     source = Source((Factor("runnable", 1e5),), read, 0.0, may_block)
-    return polling.PolledSource(source, machine.host.clock, (), lambda: None)
+    return polling.PolledSource(source, machine.host, ())
 
 
 def test_the_slowest_go_to_the_background(machine: Machine) -> None:
