@@ -18,7 +18,7 @@ from typing import Final
 
 from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
-from lbbsp_core.launch.cpu_shares import Schedule, schedule
+from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.devices import assign_devices
 from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
@@ -113,7 +113,14 @@ def launch(
         check_contention(contention)
         cores = own_cores(workers)
         speeds = speeds if speeds is not None or cores else [1.0] * workers
-    plan = _plan(speeds, speeds_at, workers)
+    plan = None
+    if speeds is not None:
+        plan = schedule(speeds, speeds_at, workers=workers, cores=available_cores())
+    elif speeds_at:
+        raise ValueError(
+            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
+            f"such as {[1] * workers}"
+        )
     emulated = plan is not None or contention is not None
     may_mix = framework != "tensorflow"
     gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
@@ -174,22 +181,6 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
             f"grace must be a number of seconds >= 0, got {grace}: give the time that a script "
             "needs to write a checkpoint, such as 30"
         )
-
-
-def _plan(
-    speeds: Sequence[float] | None,
-    speeds_at: Sequence[tuple[float, Sequence[float]]],
-    workers: int,
-) -> Schedule | None:
-    """Returns the CPU shares of all stages, or None if no speeds are emulated."""
-    if speeds is not None:
-        return schedule(speeds, speeds_at, workers=workers, cores=available_cores())
-    if speeds_at:
-        raise ValueError(
-            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
-            f"such as {[1] * workers}"
-        )
-    return None
 
 
 def _print_line(rank: int, line: str) -> None:

@@ -38,7 +38,7 @@ from lbbsp_core.processes.child import (
     next_event,
 )
 from lbbsp_core.processes.reaper import Reaper
-from lbbsp_core.processes.spawn import signal_group, signal_name
+from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
 from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
 
@@ -114,10 +114,9 @@ class Supervisor:
         marks = self._folder / str(index)
         marks.mkdir()
         own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
-        events, lock = self._events, self._lock
-        process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
+        process = spawn_python(command, environment=own, cgroups=cgroups, cores=cores)
         self._reaper.watch("group", process.pid)
-        return process
+        return ChildProcess(index, name, process, output, self._events, self._lock)
 
     def watch(self, changes: Sequence[Stage], timeout: float | None) -> Outcome:
         """Waits for the end of the job, and changes the speeds at the scheduled times.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
-from lbbsp_core.processes.spawn import signal_name, spawn_python, wait_unreaped
+from lbbsp_core.processes.spawn import signal_name, wait_unreaped
 
 TAIL_LINES: Final = 80  # enough for a traceback through a framework
 TAIL_LINES_WITHOUT_TRACEBACK: Final = 20
@@ -90,21 +90,16 @@ class ChildProcess:
         self,
         index: int,
         name: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        cgroups: Sequence[Path],
+        process: subprocess.Popen[bytes],
         output: Output,
         events: SimpleQueue[Event],
         lock: threading.Lock,
-        cores: Collection[int] = (),
     ) -> None:
         self.index, self.name, self.running = index, name, True
         self._output, self._events, self._lock = output, events, lock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._process = spawn_python(
-            arguments, environment=environment, cgroups=cgroups, cores=cores
-        )
-        self.pid: Final = self._process.pid  # also of the process group
+        self._process = process  # see `spawn_python`
+        self.pid: Final = process.pid  # also of the process group
         self._reader = threading.Thread(target=self._read, name=f"output-{index}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)
         self._reader.start()
