@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 
@@ -75,10 +74,8 @@ def allocate(
         Frederickson, Johnson: The Complexity of Selection and Ranking in X + Y and Matrices with
         Sorted Columns, JCSS 24, 1982 (the search is a selection problem of this kind).
     """
-    total, granularity = (
-        require_integer("total", total, 0),
-        require_integer("granularity", granularity, 1),
-    )
+    total = require_integer("total", total, 0)
+    granularity = require_integer("granularity", granularity, 1)
     curves = _read(costs)
     minima, maxima = _bounds(limits, len(costs), total)
 
@@ -141,8 +138,7 @@ def _read(costs: Sequence[Cost]) -> Curves:
 def _read_affine_array(costs: AffineArray) -> Curves:
     seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
     wrong = ~((seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS))
-    if wrong.any():
-        _require_valid(costs, wrong)
+    _require_valid(costs, wrong)
     start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
     return Curves(start, end, seconds, slope, slice(None), None)
 
@@ -176,11 +172,8 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
             f"limits must have one entry for each of the {workers} workers, got {len(limits)}: "
             "pass one Limits per worker, or None"
         )
-    minima = list(map(attrgetter("minimum"), limits))
-    maxima = [
-        total if maximum is None or maximum > total else maximum
-        for maximum in map(attrgetter("maximum"), limits)
-    ]
+    minima = [each.minimum for each in limits]
+    maxima = [total if each.maximum is None else min(each.maximum, total) for each in limits]
     if workers * total >= _MAX_EXACT:
         raise ValueError(
             f"workers * total must be below 2**53, got {workers} * {total}: lower the global batch "

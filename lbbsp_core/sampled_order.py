@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from lbbsp_core.order import GlobalOrder, Indices, Order, Snapshot, read_only
 
@@ -138,14 +137,17 @@ def order_of(snapshot: Snapshot) -> Order:
 
 def cut(
     items: Iterable[Any], global_batch_size: int, workers: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool, int]:
+) -> tuple[Indices, Indices, bool, int]:
     """Cuts what a sampler gives in an epoch into steps in which every worker has a sample.
 
     Returns samples; ends of the steps; whether these are batches of the sampler; dropped samples.
     """
     given = list(items)
     by_batch = bool(given) and np.ndim(given[0]) > 0
-    batches = [_indices(each) for each in given] if by_batch else _chunks(given, global_batch_size)
+    if by_batch:
+        batches = [_indices(each) for each in given]
+    else:
+        batches = np.split(_indices(given), range(global_batch_size, len(given), global_batch_size))
     largest = max(map(len, batches), default=0)
     if largest > global_batch_size:
         raise ValueError(
@@ -162,11 +164,6 @@ def cut(
         )
     dropped = sum(map(len, batches)) - sum(map(len, kept))
     return np.concatenate(kept), np.cumsum([len(each) for each in kept]), by_batch, dropped
-
-
-def _chunks(given: list[Any], size: int) -> list[Indices]:
-    indices = _indices(given)
-    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 
 def _indices(items: Any) -> Indices:
