@@ -211,14 +211,11 @@ def _price_ladders(curves: Curves, bounds: Ints, grain: int, first_granule: int)
     k = np.maximum(first_granule, -((lowest - curves.start) // grain))
     length = np.maximum((np.minimum(highest, curves.end) - lowest) // grain + 1 - k, 0)
     first = curves.seconds + (lowest + grain * k - curves.start) * curves.slope
-    return _make_ladders(first, curves.slope * grain, length)
+    return _make_ladders(first, curves.slope * grain, length, np.ones_like(length))
 
 
-def _make_ladders(
-    first: Numbers, step: Numbers, length: Ints, weight: Ints | None = None
-) -> Ladders:
+def _make_ladders(first: Numbers, step: Numbers, length: Ints, weight: Ints) -> Ladders:
     """Returns ladders with each flat one as a single rung of all its granules."""
-    weight = np.ones_like(length) if weight is None else weight
     flat = step == 0
     if flat.any():
         weight = np.where(flat, length * weight, weight)

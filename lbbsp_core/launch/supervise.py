@@ -26,17 +26,7 @@ from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
-from lbbsp_core.processes import _reaper
-from lbbsp_core.processes.child import (
-    ChildProcess,
-    Event,
-    Exited,
-    Output,
-    OutputFailed,
-    Signalled,
-    discard,
-    next_event,
-)
+from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
@@ -69,16 +59,16 @@ class Supervisor:
         self,
         throttle: Throttle,
         reaper: Reaper,
-        output: Output,
-        events: SimpleQueue[Event],
+        output: child.Output,
+        events: SimpleQueue[child.Event],
         started: float,
     ) -> None:
         self._throttle, self._reaper, self._output = throttle, reaper, output
         self._events, self._started = events, started
         self._lock = threading.Lock()
-        self._workers: list[ChildProcess] = []
-        self._helpers: list[ChildProcess] = []
-        self._first_failed: ChildProcess | None = None
+        self._workers: list[child.ChildProcess] = []
+        self._helpers: list[child.ChildProcess] = []
+        self._first_failed: child.ChildProcess | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
@@ -107,16 +97,16 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: Output = discard,  # that of a helper is only printed, from its tail, if it fails
+        output: child.Output = child.discard,  # a helper's is only printed, its tail, if it fails
         cgroups: Sequence[Path] = (),
         cores: Collection[int] = (),
-    ) -> ChildProcess:
+    ) -> child.ChildProcess:
         marks = self._folder / str(index)
         marks.mkdir()
         own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
         process = spawn_python(command, environment=own, cgroups=cgroups, cores=cores)
         self._reaper.watch("group", process.pid)
-        return ChildProcess(index, name, process, output, self._events, self._lock)
+        return child.ChildProcess(index, name, process, output, self._events, self._lock)
 
     def watch(self, changes: Sequence[Stage], timeout: float | None) -> Outcome:
         """Waits for the end of the job, and changes the speeds at the scheduled times.
@@ -130,7 +120,7 @@ class Supervisor:
             next_change = self._started + pending[0].seconds if pending else math.inf
             all_run = all(worker.running for worker in self._workers)
             next_look = math.inf if all_run else time.monotonic() + MARKS_SECONDS
-            event = next_event(self._events, min(deadline, next_change, next_look))
+            event = child.next_event(self._events, min(deadline, next_change, next_look))
             outcome = self._handle_event(event) if event is not None else self._missed_worker()
             if outcome is not None:
                 return outcome
@@ -160,12 +150,12 @@ class Supervisor:
                     script.signal_alone(signal.SIGTERM)
         while any(script.running for script in self._workers):
             until = min(time.monotonic() + NOTICE_SECONDS, started + seconds)
-            event = next_event(self._events, until)
-            if isinstance(event, Exited):
-                self._mark_exited(event)
-                if self._is_worker(event) and event.code not in (0, LEFT, -signal.SIGTERM):
+            event = child.next_event(self._events, until)
+            if isinstance(event, child.Exited):
+                is_worker = self._mark_exited(event)
+                if is_worker and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
-            elif isinstance(event, Signalled):
+            elif isinstance(event, child.Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:
                     break  # schedulers, unlike users, repeat a SIGTERM without more haste
                 outcome = _signalled(event)  # the scripts know: a second request would end them
@@ -217,24 +207,32 @@ class Supervisor:
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""
-        while (event := next_event(self._events, 0.0)) is not None:
-            if isinstance(event, OutputFailed):
+        while (event := child.next_event(self._events, 0.0)) is not None:
+            if isinstance(event, child.OutputFailed):
                 raise event.error
 
-    def _processes(self) -> list[ChildProcess]:
+    def _processes(self) -> list[child.ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
         return [*self._workers, *self._helpers]
 
-    def _handle_event(self, event: Event) -> Outcome | None:
+    def _handle_event(self, event: child.Event) -> Outcome | None:
         """Returns the outcome that an event causes, or None if the job continues."""
-        if isinstance(event, OutputFailed):
+        if isinstance(event, child.OutputFailed):
             raise event.error
-        if isinstance(event, Signalled):
+        if isinstance(event, child.Signalled):
             return _signalled(event)
-        self._mark_exited(event)
+        is_worker = self._mark_exited(event)
         if event.code == 0:
-            return self._unfinished(event)
-        if event.code == LEFT and self._is_worker(event):
+            marks = self._marks(self._processes()[event.process_index])
+            if marks.finished or not marks.begun:
+                return None
+            return self._failed(
+                event.process_index,
+                f"{event.name} ended with status 0 before the end of its script: it has called "
+                "os._exit, or a library that ends processes; let the script return, or use "
+                "sys.exit",
+            )
+        if event.code == LEFT and is_worker:
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
             return Outcome(LEFT, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
@@ -250,17 +248,6 @@ class Supervisor:
         workers = (process_index,) if process_index < len(self._workers) else ()
         return Outcome(status, message, lost_workers=workers)
 
-    def _unfinished(self, event: Exited) -> Outcome | None:
-        """Returns the outcome if a process with status 0 has not reached the end of its script."""
-        marks = self._marks(self._processes()[event.process_index])
-        if not marks.begun or marks.finished:
-            return None
-        return self._failed(
-            event.process_index,
-            f"{event.name} ended with status 0 before the end of its script: it has called "
-            "os._exit, or a library that ends processes; let the script return, or use sys.exit",
-        )
-
     def _missed_worker(self) -> Outcome | None:
         """Returns the outcome if a worker waits for the start of one that has ended."""
         ended = [worker for worker in self._workers if not worker.running]
@@ -273,21 +260,21 @@ class Supervisor:
                 )
         return None
 
-    def _is_worker(self, event: Exited) -> bool:
-        return event.process_index < len(self._workers)
-
-    def _marks(self, process: ChildProcess) -> Marks:
+    def _marks(self, process: child.ChildProcess) -> Marks:
         return read_marks(self._folder / str(process.index))
 
-    def _mark_exited(self, event: Exited) -> None:
-        self._processes()[event.process_index].running = False
-        if self._is_worker(event):
-            self._throttle.release(event.process_index)
+    def _mark_exited(self, event: child.Exited) -> bool:
+        """Notes the end of a process, and returns whether it is a worker."""
+        process = self._processes()[event.process_index]
+        process.running = False
+        if process in self._workers:
+            self._throttle.release(process.index)
+        return process in self._workers
 
-    def _failures_within(self, seconds: float) -> list[Exited]:
+    def _failures_within(self, seconds: float) -> list[child.Exited]:
         """Returns the processes that fail shortly after the first failure, as its consequence."""
         until, failures = time.monotonic() + seconds, []
-        while isinstance(event := next_event(self._events, until), Exited):
+        while isinstance(event := child.next_event(self._events, until), child.Exited):
             self._mark_exited(event)
             if event.code != 0:
                 failures.append(event)
@@ -308,38 +295,34 @@ class Supervisor:
         """Returns whether all processes end in time; a second signal ends the wait."""
         until = time.monotonic() + seconds
         while self._alive():
-            event = next_event(self._events, min(until, time.monotonic() + POLL_SECONDS))
-            if isinstance(event, Signalled) or time.monotonic() >= until:
+            event = child.next_event(self._events, min(until, time.monotonic() + POLL_SECONDS))
+            if isinstance(event, child.Signalled) or time.monotonic() >= until:
                 return False
         return True
 
     def _alive(self) -> bool:
         """Returns whether any process of the job is alive; zombies are not."""
         groups = {process.pid for process in self._processes()}
-        in_groups = any(_is_alive(pid, groups) for pid in psutil.pids())
-        return in_groups or bool(_reaper.processes_of(str(self._folder)))
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, PermissionError, psutil.Error):
+                in_group = os.getpgid(pid) in groups
+                if in_group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    return True
+        return bool(_reaper.processes_of(str(self._folder)))
 
 
-def _signalled(event: Signalled) -> Outcome:
+def _signalled(event: child.Signalled) -> Outcome:
     message = f"ended by {signal_name(event.signum)}"
     return Outcome(128 + event.signum, message, signalled=True, leaving=True)
 
 
-def _short(process: ChildProcess) -> str:
+def _short(process: child.ChildProcess) -> str:
     """Returns the rank of a worker, or the name of another process."""
     return process.name.removeprefix("worker ")
 
 
-def _is_alive(pid: int, groups: Collection[int]) -> bool:
-    """Returns whether a process of these groups is alive; a zombie is not."""
-    try:
-        return os.getpgid(pid) in groups and (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except (ProcessLookupError, PermissionError, psutil.Error):
-        return False
-
-
 @contextmanager
-def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
+def signal_handlers(events: SimpleQueue[child.Event]) -> Iterator[list[int]]:
     """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
     Yields the signals that have arrived, in order. Outside the main thread, where Python installs
@@ -349,15 +332,13 @@ def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
 
     def handle(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)  # a SimpleQueue admits a put that interrupts another one
-        events.put(Signalled(signum))
+        events.put(child.Signalled(signum))
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
     signums = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         signums.append(signal.SIGHUP)
-    previous = {signum: signal.signal(signum, handle) for signum in signums}
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {each: signal.signal(each, handle) for each in signums if is_main}
     try:
         yield received
     finally:

@@ -322,8 +322,9 @@ class DutyCycle(Throttle):
                 debt = worker.debt + (clock - last) * (self._shares[rank] - worker.runs)
                 worker.debt = min(max(debt, -1.0), 1.0)  # a long stall is not compensated
             if clock // 1.0 > last // 1.0:
-                ranks = range(len(self._shares))
-                self._windows = windows([self._next_share(rank) for rank in ranks])
+                debts = {rank: worker.debt for rank, worker in self._workers.items()}
+                due = (share + debts.get(rank, 0.0) for rank, share in enumerate(self._shares))
+                self._windows = windows([min(max(share, 0.0), 1.0) for share in due])
             phase = clock % 1.0
             for rank, worker in self._workers.items():
                 if self._windows[rank].contains(phase) != worker.runs:
@@ -331,8 +332,3 @@ class DutyCycle(Throttle):
                     signal_group(worker.group, signal.SIGCONT if worker.runs else signal.SIGSTOP)
             edges = [self._windows[rank].next_edge(phase) for rank in self._workers]
             return max(min([*edges, 1.0 - phase]), MIN_PAUSE_CYCLES)
-
-    def _next_share(self, rank: int) -> float:
-        """Returns the fraction of the next cycle in which a worker should run."""
-        worker = self._workers.get(rank)
-        return min(max(self._shares[rank] + (worker.debt if worker else 0.0), 0.0), 1.0)
