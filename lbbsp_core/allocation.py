@@ -85,7 +85,8 @@ def allocate(
         special = _tighten(minima, maxima, grain, remainder=total % grain)
         rank = remainder_worker(curves, bounds, special, total, grain)
         bounds[:, rank] = special[:, rank]
-    if not _feasible(bounds, total):
+    lowest, highest = bounds
+    if not ((lowest <= highest).all() and lowest.sum() <= total <= highest.sum()):
         raise ValueError(
             f"total = {total} must be reachable within the limits by multiples of granularity = "
             f"{granularity}, with the remainder {total % granularity} at one worker: lower "
@@ -195,13 +196,7 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
 def _tighten(minima: Ints, maxima: Ints, grain: int, remainder: int = 0) -> Ints:
     """Returns the smallest and largest batches equal to `remainder` modulo `grain`.
 
-    The shape is ``(2, workers)``; a smallest batch may exceed its largest, see `_feasible`.
+    The shape is ``(2, workers)``; a smallest batch may exceed its largest.
     """
     lowest = remainder - (remainder - minima) // grain * grain
     return np.array([lowest, remainder + (maxima - remainder) // grain * grain])
-
-
-def _feasible(bounds: Ints, total: int) -> bool:
-    """Returns whether some batches within `bounds` sum to `total`."""
-    lowest, highest = bounds
-    return bool((lowest <= highest).all() and lowest.sum() <= total <= highest.sum())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import starmap
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -37,12 +38,8 @@ class Schedule(NamedTuple):
 
     def of(self, ranks: Sequence[int]) -> Schedule:
         """Returns the schedule of these workers alone, whose shares stay the same."""
-        return self._replace(
-            stages=tuple(
-                Stage(seconds, tuple(shares[rank] for rank in ranks))
-                for seconds, shares in self.stages
-            )
-        )
+        taken = [(s, tuple(shares[rank] for rank in ranks)) for s, shares in self.stages]
+        return self._replace(stages=tuple(starmap(Stage, taken)))
 
 
 def schedule(
@@ -68,9 +65,7 @@ def schedule(
     checked = [(float(seconds), check_speeds(values, workers)) for seconds, values in timed]
     # The largest factor that fits each worker in a core, and each stage in the machine.
     scale = min(min(MAX_SHARE / max(each), MAX_LOAD * cores / sum(each)) for _, each in checked)
-    stages = tuple(
-        Stage(seconds, tuple(scale * speed for speed in values)) for seconds, values in checked
-    )
+    stages = tuple(Stage(s, tuple(scale * speed for speed in each)) for s, each in checked)
     return Schedule(stages, period_us(min(min(stage.shares) for stage in stages)))
 
 

@@ -97,29 +97,24 @@ def available_cores() -> float:
 
 @final
 class CpuQuotas(Throttle):
-    """Limits each worker by the CPU quota of its own cgroup below `base`, of version 1 or 2.
+    """Limits each worker by the CPU quota of its own cgroup, of version 1 or 2.
 
-    The cgroups are named after this process and a random token: no two launches share any.
-    `accounting` is a parent cgroup of another hierarchy, which counts CPU time; None if the quotas'
-    own does.
+    The cgroups are named after this process and a random token: no two launches share any. They
+    are below the first of the parents; a second one, of another hierarchy, counts CPU time.
     """
 
-    def __init__(
-        self, version: int, base: Path, workers: int, period_us: int, accounting: Path | None = None
-    ) -> None:
+    def __init__(self, version: int, parents: Sequence[Path], workers: int, period_us: int) -> None:
         token = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._groups = [base / f"{token}-{rank}" for rank in range(workers)]
-        self._accounts = [accounting / group.name for group in self._groups if accounting]
+        self._groups = [parent / f"{token}-{rank}" for parent in parents for rank in range(workers)]
         self._version, self._period_us = version, period_us
         self._released: set[int] = set()
 
     def create(self, shares: Sequence[float]) -> None:
         """Creates the cgroups with their first quotas."""
+        for group in self._groups:
+            group.mkdir()
         for rank, share in enumerate(shares):
-            self._groups[rank].mkdir()
             self._write(rank, quota_us(share, self._period_us))
-        for account in self._accounts:
-            account.mkdir()
 
     def _write(self, rank: int, quota: int | None) -> None:
         """Sets the microseconds of CPU time per period; None lifts the limit."""
@@ -134,7 +129,7 @@ class CpuQuotas(Throttle):
 
     def cgroups(self) -> Sequence[Path]:
         """Returns the cgroup of each worker with its quota, then those that count CPU time."""
-        return [*self._groups, *self._accounts]
+        return self._groups
 
     def apply(self, shares: Sequence[float]) -> None:
         """Changes the quotas of the workers that have not been released."""
@@ -149,17 +144,17 @@ class CpuQuotas(Throttle):
 
     def close(self) -> None:
         """Removes the cgroups, and kills the processes left in them."""
-        for group in self.cgroups():
+        for group in self._groups:
             _reaper.remove_cgroup(str(group))
 
 
 def open_quotas(shares: Sequence[float], period_us: int) -> CpuQuotas | None:
     """Creates one cgroup per worker under the nearest parent that permits it; None if none does."""
     for version, base in parent_cgroups():
-        accounting = _accounting(base) if version == 1 else None
-        for parent in filter(None, (base, accounting)):
+        parents = [base, *(_accounting(base) if version == 1 else ())]
+        for parent in parents:
             remove_leftovers(parent)
-        quotas = CpuQuotas(version, base, len(shares), period_us, accounting)
+        quotas = CpuQuotas(version, parents, len(shares), period_us)
         with suppress(OSError):
             quotas.create(shares)
             if _can_enter(quotas.cgroups()[:: len(shares)]):
@@ -189,15 +184,15 @@ def _enable_cpu_quotas(group: Path) -> bool:
     return True
 
 
-def _accounting(quotas: Path) -> Path | None:
+def _accounting(quotas: Path) -> list[Path]:
     """Returns where version 1 counts CPU time, if that is another hierarchy than the quotas'.
 
     Without it a worker could not tell its own CPU time from that of its neighbours in the group.
     """
     if (quotas / "cpuacct.usage").exists():
-        return None
+        return []
     owns = (groups[0] for groups in hierarchies(Host(), "cpuacct"))
-    return next((Path(own.path) for own in owns if own.version == 1), None)
+    return [Path(own.path) for own in owns if own.version == 1][:1]
 
 
 def _can_enter(groups: Sequence[Path]) -> bool:
