@@ -333,7 +333,7 @@ class SampleStream:
 
     def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
         self._order = GlobalOrder(num_samples, num_samples, seed=seed, shuffle=shuffle)
-        self.num_samples = num_samples
+        self.num_samples = self._order.num_samples
 
     def take(self, begin: int, end: int) -> Indices:
         """Returns the samples at the positions ``begin .. end - 1``."""

@@ -76,29 +76,18 @@ class SampledOrder(Order):
 
         The steps of batches in an epoch that is not drawn count as full.
         """
-        epoch, number = divmod(step, self.steps_per_epoch)
-        if not self.by_batch:
-            return min(self.global_batch_size, self.num_samples - number * self.global_batch_size)
-        if epoch not in self._epochs:
-            return self.global_batch_size
-        begin, end = self._span(epoch, number)
+        begin, end = self._span(step)
         return end - begin
 
     def position(self, step: int) -> int:
         """Returns the number of samples before global step `step`."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        within = number * self.global_batch_size
-        if self.by_batch and epoch in self._epochs:
-            within = self._span(epoch, number)[0]
-        return epoch * self.num_samples + within
+        return step // self.steps_per_epoch * self.num_samples + self._span(step)[0]
 
     def indices(self, step: int) -> Indices:
         """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        if epoch not in self._epochs:
+        if (epoch := step // self.steps_per_epoch) not in self._epochs:
             raise LookupError(f"epoch {epoch} of the sampler is not drawn: call draw() first")
-        begin, end = self._span(epoch, number)
-        return self._epochs[epoch][0][begin:end]
+        return self._epochs[epoch][0][slice(*self._span(step))]
 
     def is_drawn(self, step: int) -> bool:
         """Returns whether the epoch of global step `step` is drawn."""
@@ -119,10 +108,15 @@ class SampledOrder(Order):
         if isinstance(other, SampledOrder) and other._epochs:
             self._epochs = dict(other._epochs)
 
-    def _span(self, epoch: int, number: int) -> tuple[int, int]:
-        """Returns where a step begins and ends in the samples of a drawn epoch."""
-        ends = self._epochs[epoch][1]
-        return int(ends[number - 1]) if number else 0, int(ends[number])
+    def _span(self, step: int) -> tuple[int, int]:
+        """Returns where a step begins and ends in its epoch."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        if epoch in self._epochs:
+            ends = self._epochs[epoch][1]
+            return int(ends[number - 1]) if number else 0, int(ends[number])
+        begin = number * self.global_batch_size
+        end = begin + self.global_batch_size
+        return begin, end if self.by_batch else min(end, self.num_samples)
 
 
 def order_of(snapshot: Snapshot) -> Order:
