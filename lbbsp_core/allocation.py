@@ -103,8 +103,15 @@ def allocate(
 def _read(costs: Sequence[Cost]) -> Curves:
     """Returns the segments of all costs as arrays, after checking them."""
     if isinstance(costs, AffineArray) and len(costs):
-        return _read_affine_array(costs)
-    packed = _pack(costs)
+        seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
+        right = (seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS)
+        _require_valid(costs, ~right)
+        start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
+        return Curves(start, end, seconds, slope, slice(None), None)
+    try:
+        packed = [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
+    except AttributeError:
+        packed = [pack_segments(cost.segments()) for cost in costs]
     counts = np.fromiter(map(len, packed), np.int64, len(packed)) // SEGMENT_BYTES
     if not counts.all() or not len(counts):
         raise ValueError(
@@ -115,41 +122,25 @@ def _read(costs: Sequence[Cost]) -> Curves:
     table = np.frombuffer(b"".join(packed)).reshape(-1, 3)
     if not (table.min() >= 0 and table.max() <= _MAX_SECONDS):
         _require_valid(costs, np.any(~((table >= 0) & (table <= _MAX_SECONDS)), axis=1))
-    start, seconds, slope = np.ascontiguousarray(table.T)
+    starts, seconds, slope = np.ascontiguousarray(table.T)
 
     if counts.max() == 1:
-        _require_valid(costs, start != 0)
+        _require_valid(costs, starts != 0)
         end = np.full(len(counts), _MAX_EXACT)
-        return Curves(start.astype(np.int64), end, seconds, slope, slice(None), None)
+        return Curves(starts.astype(np.int64), end, seconds, slope, slice(None), None)
 
     last = np.cumsum(counts) - 1
     offset = last - counts + 1
-    end, following = np.empty_like(start), np.empty_like(seconds)
-    end[:-1], following[:-1] = start[1:] - 1, seconds[1:]
+    end, following = np.empty_like(starts), np.empty_like(seconds)
+    end[:-1], following[:-1] = starts[1:] - 1, seconds[1:]
     end[last], following[last] = _MAX_EXACT, np.inf
-    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # tolerates rounding
-    first = np.zeros(len(start), np.bool_)
+    reached = (seconds + slope * (end - starts)) * (1 - 1e-9)  # tolerates rounding
+    first = np.zeros(len(starts), np.bool_)
     first[offset] = True
-    wrong = (end < start) | (start != np.floor(start)) | (first != (start == 0))
+    wrong = (end < starts) | (starts != np.floor(starts)) | (first != (starts == 0))
     _require_valid(costs, wrong | (reached > following))
     worker = np.repeat(np.arange(len(counts)), counts)
-    return Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
-
-
-def _read_affine_array(costs: AffineArray) -> Curves:
-    seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
-    wrong = ~((seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS))
-    _require_valid(costs, wrong)
-    start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
-    return Curves(start, end, seconds, slope, slice(None), None)
-
-
-def _pack(costs: Sequence[Cost]) -> list[bytes]:
-    """Returns the packed segments of each cost."""
-    try:
-        return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
-    except AttributeError:
-        return [pack_segments(cost.segments()) for cost in costs]
+    return Curves(starts.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
 
 
 def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:

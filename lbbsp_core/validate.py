@@ -8,13 +8,6 @@ import math
 import operator
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
-
-_SIMILAR: Final = 0.66
-"""Similarity of names, in [0, 1], from which one is suggested for the other."""
-
-_BEGINNING: Final = 4
-"""Letters of a beginning, from which the name that it begins is suggested."""
 
 
 def require_positive(name: str, value: float) -> float:
@@ -101,7 +94,7 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Returns the most similar of some names, in letters of any case; None if none is similar.
 
-    A name is similar to its beginning, too, if only one name begins so.
+    A name is similar to its beginning of at least four letters, too, if only one name begins so.
 
     Example:
         >>> nearest("mean_up", ["mean_up_seconds", "mean_down_seconds"])
@@ -109,8 +102,8 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     """
     folded = {one.casefold(): one for one in known}
     given = name.casefold()
-    found = difflib.get_close_matches(given, folded, n=1, cutoff=_SIMILAR)
-    if not found and len(given) >= _BEGINNING:
+    found = difflib.get_close_matches(given, folded, n=1, cutoff=0.66)
+    if not found and len(given) >= 4:
         begun = [one for one in folded if one.startswith(given)]
         found = begun if len(begun) == 1 else []
     return folded[found[0]] if found else None

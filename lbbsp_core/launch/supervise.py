@@ -146,8 +146,8 @@ class Supervisor:
             for script in self._workers:
                 # The scripts alone: processes that load their data must not end before them. A
                 # script with a signal of its own would take ours for an order to end at once.
-                if not self._marks(script).preempted:
-                    script.signal_alone(signal.SIGTERM)
+                if script.running and not self._marks(script).preempted:
+                    os.kill(script.pid, signal.SIGTERM)  # it has not been reaped, if it has ended
         while any(script.running for script in self._workers):
             until = min(time.monotonic() + NOTICE_SECONDS, started + seconds)
             event = child.next_event(self._events, until)

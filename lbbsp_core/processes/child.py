@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -104,11 +102,6 @@ class ChildProcess:
         self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)
         self._reader.start()
         self._waiter.start()
-
-    def signal_alone(self, signum: signal.Signals) -> None:
-        """Signals the process alone, which may have ended but has not been reaped."""
-        if self.running:
-            os.kill(self.pid, signum)
 
     def reap(self) -> None:
         """Reaps the process, which has ended unless the kernel was unable to kill it."""

@@ -84,11 +84,8 @@ class Meter:
         self._wanted = [(i, *factor) for i, factor in enumerate(factors) if factor.name in names]
         self._readings = deque([first])  # the first is the start of the window
         self._values = {name: 0.0 for _, name, *_ in self._wanted}
-
-    @property
-    def has_rates(self) -> bool:
-        """Whether a wanted factor is a rate, which needs readings at the start of a window."""
-        return any(per_second is not None for *_, per_second in self._wanted)
+        # Whether a wanted factor is a rate, which needs readings at the start of a window.
+        self.has_rates: Final = any(per_second is not None for *_, per_second in self._wanted)
 
     def add(self, reading: Reading) -> None:
         """Adds a reading; it replaces the last one if no time has passed, or time went back."""
