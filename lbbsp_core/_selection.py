@@ -114,11 +114,8 @@ def _deal(room: Ints, amount: int) -> Ints:
     """Deals out `amount` one at a time, round after round, lower ranks first."""
     if int(room.sum()) == amount:
         return room
-
-    def dealt_after(rounds: int) -> int:
-        return int(np.minimum(room, rounds).sum())
-
-    rounds = bisect_right(range(int(room.max()) + 1), amount, key=dealt_after) - 1
+    most = range(int(room.max()) + 1)
+    rounds = bisect_right(most, amount, key=lambda each: int(np.minimum(room, each).sum())) - 1
     dealt = np.minimum(room, rounds)
     dealt[np.flatnonzero(room > rounds)[: amount - int(dealt.sum())]] += 1
     return dealt
@@ -162,17 +159,11 @@ class Ladders(NamedTuple):
 
 
 class _NearLadders(NamedTuple):
-    """Ladders whose rungs may have the price T*, in ticks; the granules of the others are known.
-
-    Args:
-        ladders: Ladders near T*.
-        positions: Positions of `ladders` among all ladders.
-        known: Granules below T* of all ladders, valid except at `positions`.
-    """
+    """Ladders whose rungs may have the price T*, in ticks; the granules of the others are known."""
 
     ladders: Ladders
-    positions: Ints
-    known: Ints
+    positions: Ints  # of `ladders` among all ladders
+    known: Ints  # granules below T* of all ladders, valid except at `positions`
 
     def granules(self, rungs: Ints) -> Ints:
         """Returns the granules of all ladders, given the rungs of the near ones."""
