@@ -114,11 +114,8 @@ def _deal(room: Ints, amount: int) -> Ints:
     """Deals out `amount` one at a time, round after round, lower ranks first."""
     if int(room.sum()) == amount:
         return room
-
-    def dealt_after(rounds: int) -> int:
-        return int(np.minimum(room, rounds).sum())
-
-    rounds = bisect_right(range(int(room.max()) + 1), amount, key=dealt_after) - 1
+    most = range(int(room.max()) + 1)
+    rounds = bisect_right(most, amount, key=lambda each: int(np.minimum(room, each).sum())) - 1
     dealt = np.minimum(room, rounds)
     dealt[np.flatnonzero(room > rounds)[: amount - int(dealt.sum())]] += 1
     return dealt
@@ -162,17 +159,11 @@ class Ladders(NamedTuple):
 
 
 class _NearLadders(NamedTuple):
-    """Ladders whose rungs may have the price T*, in ticks; the granules of the others are known.
-
-    Args:
-        ladders: Ladders near T*.
-        positions: Positions of `ladders` among all ladders.
-        known: Granules below T* of all ladders, valid except at `positions`.
-    """
+    """Ladders whose rungs may have the price T*, in ticks; the granules of the others are known."""
 
     ladders: Ladders
-    positions: Ints
-    known: Ints
+    positions: Ints  # of `ladders` among all ladders
+    known: Ints  # granules below T* of all ladders, valid except at `positions`
 
     def granules(self, rungs: Ints) -> Ints:
         """Returns the granules of all ladders, given the rungs of the near ones."""
@@ -211,14 +202,11 @@ def _price_ladders(curves: Curves, bounds: Ints, grain: int, first_granule: int)
     k = np.maximum(first_granule, -((lowest - curves.start) // grain))
     length = np.maximum((np.minimum(highest, curves.end) - lowest) // grain + 1 - k, 0)
     first = curves.seconds + (lowest + grain * k - curves.start) * curves.slope
-    return _make_ladders(first, curves.slope * grain, length)
+    return _make_ladders(first, curves.slope * grain, length, np.ones_like(length))
 
 
-def _make_ladders(
-    first: Numbers, step: Numbers, length: Ints, weight: Ints | None = None
-) -> Ladders:
+def _make_ladders(first: Numbers, step: Numbers, length: Ints, weight: Ints) -> Ladders:
     """Returns ladders with each flat one as a single rung of all its granules."""
-    weight = np.ones_like(length) if weight is None else weight
     flat = step == 0
     if flat.any():
         weight = np.where(flat, length * weight, weight)

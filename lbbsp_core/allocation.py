@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 
@@ -75,10 +74,8 @@ def allocate(
         Frederickson, Johnson: The Complexity of Selection and Ranking in X + Y and Matrices with
         Sorted Columns, JCSS 24, 1982 (the search is a selection problem of this kind).
     """
-    total, granularity = (
-        require_integer("total", total, 0),
-        require_integer("granularity", granularity, 1),
-    )
+    total = require_integer("total", total, 0)
+    granularity = require_integer("granularity", granularity, 1)
     curves = _read(costs)
     minima, maxima = _bounds(limits, len(costs), total)
 
@@ -88,7 +85,8 @@ def allocate(
         special = _tighten(minima, maxima, grain, remainder=total % grain)
         rank = remainder_worker(curves, bounds, special, total, grain)
         bounds[:, rank] = special[:, rank]
-    if not _feasible(bounds, total):
+    lowest, highest = bounds
+    if not ((lowest <= highest).all() and lowest.sum() <= total <= highest.sum()):
         raise ValueError(
             f"total = {total} must be reachable within the limits by multiples of granularity = "
             f"{granularity}, with the remainder {total % granularity} at one worker: lower "
@@ -105,8 +103,15 @@ def allocate(
 def _read(costs: Sequence[Cost]) -> Curves:
     """Returns the segments of all costs as arrays, after checking them."""
     if isinstance(costs, AffineArray) and len(costs):
-        return _read_affine_array(costs)
-    packed = _pack(costs)
+        seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
+        right = (seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS)
+        _require_valid(costs, ~right)
+        start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
+        return Curves(start, end, seconds, slope, slice(None), None)
+    try:
+        packed = [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
+    except AttributeError:
+        packed = [pack_segments(cost.segments()) for cost in costs]
     counts = np.fromiter(map(len, packed), np.int64, len(packed)) // SEGMENT_BYTES
     if not counts.all() or not len(counts):
         raise ValueError(
@@ -117,42 +122,25 @@ def _read(costs: Sequence[Cost]) -> Curves:
     table = np.frombuffer(b"".join(packed)).reshape(-1, 3)
     if not (table.min() >= 0 and table.max() <= _MAX_SECONDS):
         _require_valid(costs, np.any(~((table >= 0) & (table <= _MAX_SECONDS)), axis=1))
-    start, seconds, slope = np.ascontiguousarray(table.T)
+    starts, seconds, slope = np.ascontiguousarray(table.T)
 
     if counts.max() == 1:
-        _require_valid(costs, start != 0)
+        _require_valid(costs, starts != 0)
         end = np.full(len(counts), _MAX_EXACT)
-        return Curves(start.astype(np.int64), end, seconds, slope, slice(None), None)
+        return Curves(starts.astype(np.int64), end, seconds, slope, slice(None), None)
 
     last = np.cumsum(counts) - 1
     offset = last - counts + 1
-    end, following = np.empty_like(start), np.empty_like(seconds)
-    end[:-1], following[:-1] = start[1:] - 1, seconds[1:]
+    end, following = np.empty_like(starts), np.empty_like(seconds)
+    end[:-1], following[:-1] = starts[1:] - 1, seconds[1:]
     end[last], following[last] = _MAX_EXACT, np.inf
-    reached = (seconds + slope * (end - start)) * (1 - 1e-9)  # tolerates rounding
-    first = np.zeros(len(start), np.bool_)
+    reached = (seconds + slope * (end - starts)) * (1 - 1e-9)  # tolerates rounding
+    first = np.zeros(len(starts), np.bool_)
     first[offset] = True
-    wrong = (end < start) | (start != np.floor(start)) | (first != (start == 0))
+    wrong = (end < starts) | (starts != np.floor(starts)) | (first != (starts == 0))
     _require_valid(costs, wrong | (reached > following))
     worker = np.repeat(np.arange(len(counts)), counts)
-    return Curves(start.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
-
-
-def _read_affine_array(costs: AffineArray) -> Curves:
-    seconds, slope = costs.overhead_seconds, costs.seconds_per_sample
-    wrong = ~((seconds >= 0) & (seconds <= _MAX_SECONDS) & (slope >= 0) & (slope <= _MAX_SECONDS))
-    if wrong.any():
-        _require_valid(costs, wrong)
-    start, end = np.zeros(len(costs), np.int64), np.full(len(costs), _MAX_EXACT)
-    return Curves(start, end, seconds, slope, slice(None), None)
-
-
-def _pack(costs: Sequence[Cost]) -> list[bytes]:
-    """Returns the packed segments of each cost."""
-    try:
-        return [cost.packed_segments() for cost in costs]  # type: ignore[attr-defined]
-    except AttributeError:
-        return [pack_segments(cost.segments()) for cost in costs]
+    return Curves(starts.astype(np.int64), end.astype(np.int64), seconds, slope, worker, offset)
 
 
 def _require_valid(costs: Sequence[Cost], wrong: Flags) -> None:
@@ -176,11 +164,8 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
             f"limits must have one entry for each of the {workers} workers, got {len(limits)}: "
             "pass one Limits per worker, or None"
         )
-    minima = list(map(attrgetter("minimum"), limits))
-    maxima = [
-        total if maximum is None or maximum > total else maximum
-        for maximum in map(attrgetter("maximum"), limits)
-    ]
+    minima = [each.minimum for each in limits]
+    maxima = [total if each.maximum is None else min(each.maximum, total) for each in limits]
     if workers * total >= _MAX_EXACT:
         raise ValueError(
             f"workers * total must be below 2**53, got {workers} * {total}: lower the global batch "
@@ -202,13 +187,7 @@ def _bounds(limits: Sequence[Limits] | None, workers: int, total: int) -> tuple[
 def _tighten(minima: Ints, maxima: Ints, grain: int, remainder: int = 0) -> Ints:
     """Returns the smallest and largest batches equal to `remainder` modulo `grain`.
 
-    The shape is ``(2, workers)``; a smallest batch may exceed its largest, see `_feasible`.
+    The shape is ``(2, workers)``; a smallest batch may exceed its largest.
     """
     lowest = remainder - (remainder - minima) // grain * grain
     return np.array([lowest, remainder + (maxima - remainder) // grain * grain])
-
-
-def _feasible(bounds: Ints, total: int) -> bool:
-    """Returns whether some batches within `bounds` sum to `total`."""
-    lowest, highest = bounds
-    return bool((lowest <= highest).all() and lowest.sum() <= total <= highest.sum())

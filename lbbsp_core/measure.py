@@ -120,8 +120,7 @@ class OutlierFilter:
         if not measurement.is_valid:
             return state, False
         speed = float(measurement.samples_per_second)
-        if state.speed is None or 1 / self.factor <= speed / state.speed <= self.factor:
-            return OutlierFilterState(speed), True
-        if state.outliers + 1 >= self.patience:
+        is_usual = state.speed is None or 1 / self.factor <= speed / state.speed <= self.factor
+        if is_usual or state.outliers + 1 >= self.patience:
             return OutlierFilterState(speed), True
         return OutlierFilterState(state.speed, state.outliers + 1), False

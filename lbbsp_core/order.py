@@ -6,8 +6,10 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,12 @@ import numpy.typing as npt
 from lbbsp_core.allocation import allocate
 from lbbsp_core.cost import Proportional
 from lbbsp_core.types import Limits
+from lbbsp_core.validate import require_integer
 from lbbsp_core.work import StepShares, Work
 
 logger = logging.getLogger("lbbsp.order")
 
 Indices = npt.NDArray[np.int64]
-OrderKey = tuple[int, int, int, bool, bool, int | None, bool]
 Snapshot = tuple[Any, ...]
 """Numbers, strings and arrays from which `sampled_order.order_of` makes an order again."""
 
@@ -45,6 +47,10 @@ class Order(ABC):
     """Whether a short last step is dropped."""
     by_batch: bool
     """Whether global batches are given, and not cut here."""
+    steps_per_epoch: int
+    """Number of steps per epoch."""
+    key: tuple[Any, ...]
+    """Arguments that define this order; equal keys give equal orders."""
     work: Work | None = None
     """Work of each sample of the data set, if it is known; not part of the key."""
 
@@ -56,11 +62,6 @@ class Order(ABC):
         return hash(self.key)
 
     @property
-    @abstractmethod
-    def key(self) -> tuple[object, ...]:
-        """Arguments that define this order; equal keys give equal orders."""
-
-    @property
     def description(self) -> str:
         """Text that workers compare before the first step."""
         return str(self.key)
@@ -69,11 +70,6 @@ class Order(ABC):
     def work_description(self) -> str:
         """Text by which workers compare the work of the samples."""
         return self.work.description if self.work else "none"
-
-    @property
-    @abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch."""
 
     @abstractmethod
     def size(self, step: int) -> int:
@@ -116,14 +112,13 @@ class Order(ABC):
         Raises:
             ValueError: The sizes do not sum to ``size(step)``: samples would be lost.
         """
-        total = sum(int(size) for size in sizes)
-        if total != self.size(step):
+        ends = [0, *accumulate(map(int, sizes))]
+        if ends[-1] != self.size(step):
             raise ValueError(
                 f"the plan of step {step} must sum to {self.size(step)}, got {list(sizes)} "
-                f"which sums to {total}"
+                f"which sums to {ends[-1]}"
             )
-        start = sum(int(size) for size in sizes[:rank])
-        return self.indices(step)[start : start + int(sizes[rank])]
+        return self.indices(step)[ends[rank] : ends[rank + 1]]
 
     def shares(
         self,
@@ -183,7 +178,8 @@ class GlobalOrder(Order):
         [7]
     """
 
-    shuffle: bool
+    steps_per_pass: int
+    """Number of steps per pass, including the short last one unless `drop_last`."""
 
     def __init__(
         self,
@@ -195,57 +191,29 @@ class GlobalOrder(Order):
         steps_per_epoch: int | None = None,
         by_batch: bool = False,
     ) -> None:
-        for name, value, minimum in (
-            ("num_samples", num_samples, 1),
-            ("global_batch_size", global_batch_size, 1),
-            ("seed", seed, 0),
-            ("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch, 1),
-        ):
-            if value != int(value) or value < minimum:
-                raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+        self.num_samples = require_integer("num_samples", num_samples, 1)
+        self.global_batch_size = require_integer("global_batch_size", global_batch_size, 1)
+        self.seed = require_integer("seed", seed, 0)
         if num_samples < global_batch_size:
             raise ValueError(
                 f"the data set must hold at least one global batch: num_samples = {num_samples} "
                 f"< global_batch_size = {global_batch_size}; lower global_batch_size or add data"
             )
-        self.num_samples = int(num_samples)
-        self.global_batch_size = int(global_batch_size)
-        self.seed = int(seed)
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.by_batch = by_batch
-        self._steps_per_epoch = None if steps_per_epoch is None else int(steps_per_epoch)
+        self.shuffle, self.drop_last, self.by_batch = shuffle, drop_last, by_batch
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        self.steps_per_pass = self.steps_per_epoch = full + (rest > 0 and not drop_last)
+        if steps_per_epoch is not None:
+            steps_per_epoch = require_integer("steps_per_epoch", steps_per_epoch, 1)
+            self.steps_per_epoch = steps_per_epoch
+        size = self.num_samples, self.global_batch_size
+        self.key = (*size, self.seed, shuffle, drop_last, steps_per_epoch, by_batch)
         # Two passes: a reader that prefetches enters the next pass before the other readers.
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
-
-    @property
-    def key(self) -> OrderKey:
-        """Arguments that define this order; equal keys give equal orders."""
-        return (
-            self.num_samples,
-            self.global_batch_size,
-            self.seed,
-            self.shuffle,
-            self.drop_last,
-            self._steps_per_epoch,
-            self.by_batch,
-        )
 
     @property
     def description(self) -> str:
         """Key and first samples, which another version of NumPy might draw differently."""
         return f"{self.key} {self.indices(0).tolist()}"
-
-    @property
-    def steps_per_pass(self) -> int:
-        """Number of steps per pass, including the short last one unless `drop_last`."""
-        full, rest = divmod(self.num_samples, self.global_batch_size)
-        return full + (1 if rest and not self.drop_last else 0)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch: those of a pass, unless another number was given."""
-        return self._steps_per_epoch or self.steps_per_pass
 
     def size(self, step: int) -> int:
         """Returns X_k, the number of samples in global step `step`."""
@@ -256,13 +224,11 @@ class GlobalOrder(Order):
         """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
         number, position = divmod(step, self.steps_per_pass)
         start, size = position * self.global_batch_size, self.size(step)
-        if not self.shuffle:
-            return read_only(np.arange(start, start + size))
-        if self.by_batch:
-            if size == self.global_batch_size:  # a short one stays last
-                start = int(self._permutation(number)[position]) * self.global_batch_size
-            return read_only(np.arange(start, start + size))
-        return self._permutation(number)[start : start + size]
+        if self.shuffle and not self.by_batch:
+            return self._permutation(number)[start : start + size]
+        if self.shuffle and size == self.global_batch_size:  # a short one stays last
+            start = int(self._permutation(number)[position]) * self.global_batch_size
+        return read_only(np.arange(start, start + size))
 
     def position(self, step: int) -> int:
         """Returns the number of samples before global step `step`; dropped samples count."""
@@ -296,13 +262,12 @@ def make_order(
         ValueError: The data set is smaller than one global batch, or `work` is wrong.
     """
     given = GlobalOrder(num_samples, global_batch_size, **order)
-    if work is not None:
-        if given.by_batch:
-            raise ValueError(
-                "work= needs samples with numbers of their own, got a data set whose items are "
-                "global batches: pass a data set whose items are samples, or leave work out"
-            )
-        given.work = Work(work, num_samples)
+    if work is not None and given.by_batch:
+        raise ValueError(
+            "work= needs samples with numbers of their own, got a data set whose items are "
+            "global batches: pass a data set whose items are samples, or leave work out"
+        )
+    known = None if work is None else Work(work, num_samples)
     full, rest = divmod(num_samples, global_batch_size)
     steps_per_epoch = order.get("steps_per_epoch")
     if (steps_per_epoch or full) == 1 and workers > 1:
@@ -315,7 +280,7 @@ def make_order(
         )
     most_workers = max(workers, most_workers)
     if 0 < rest < most_workers * parts and not given.drop_last:
-        given.drop_last = True
+        given = GlobalOrder(num_samples, global_batch_size, **{**order, "drop_last": True})
         logger.warning(
             "%d of %d samples are dropped in each epoch, because the last step would have "
             "fewer samples than the %d workers%s",
@@ -324,6 +289,7 @@ def make_order(
             most_workers,
             f" times {parts} parts of a batch" if parts > 1 else "",
         )
+    given.work = known
     return given
 
 
@@ -341,10 +307,8 @@ def _scaled(
     if (grain := math.gcd(total, granularity)) > 1:
         # A part may be split among devices as well.
         is_roomy = parts > 1 and total >= granularity * len(plan)
-        try:
+        with suppress(ValueError):  # too few samples for multiples
             return scaled(granularity if is_roomy else parts, grain)
-        except ValueError:
-            pass  # too few samples for multiples
     return scaled(parts, 1)
 
 
@@ -369,11 +333,7 @@ class SampleStream:
 
     def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
         self._order = GlobalOrder(num_samples, num_samples, seed=seed, shuffle=shuffle)
-
-    @property
-    def num_samples(self) -> int:
-        """Size of the data set."""
-        return self._order.num_samples
+        self.num_samples = self._order.num_samples
 
     def take(self, begin: int, end: int) -> Indices:
         """Returns the samples at the positions ``begin .. end - 1``."""

@@ -17,32 +17,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import (
-    Any,
-    Final,
-    Generic,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lbbsp_core.cost import Affine, Cost, Proportional, Saturating
-from lbbsp_core.policy import (
-    EpochBalanced,
-    Even,
-    FixedShares,
-    LeaderStraggler,
-    LoadBalanced,
-    Policy,
-    ProportionalControl,
-)
-from lbbsp_core.predict import Arima, Ema, LastValue, Mixture, Narx, Predictor, Recurrent
-from lbbsp_core.sync import ASP, BSP, DSSP, SSP, ElasticBSP, Synchroniser
+from lbbsp_core import cost, policy, predict, sync
 from lbbsp_core.validate import require_known, shortened
 
 T = TypeVar("T")
@@ -67,20 +47,15 @@ class Component(Generic[T]):
     extra: str = ""
 
     @property
-    def open_fields(self) -> dict[str, dataclasses.Field[Any]]:
+    def open_fields(self) -> dict[str, inspect.Parameter]:
         """Fields of the class that are not among the options, by name, in their order."""
-        own = dataclasses.fields(self.cls) if dataclasses.is_dataclass(self.cls) else ()
-        return {one.name: one for one in own if one.init and one.name not in self.options}
+        own = inspect.signature(self.cls).parameters if dataclasses.is_dataclass(self.cls) else {}
+        return {name: one for name, one in own.items() if name not in self.options}
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the open fields without a default."""
-        unset = dataclasses.MISSING
-        return tuple(
-            name
-            for name, one in self.open_fields.items()
-            if one.default is one.default_factory is unset
-        )
+        return tuple(name for name, one in self.open_fields.items() if one.default is one.empty)
 
     @property
     def is_available(self) -> bool:
@@ -133,7 +108,7 @@ class Component(Generic[T]):
 class Registry(dict[str, Component[T]]):
     """Components of one kind by name."""
 
-    def __init__(self, kind: str, protocol: type, components: Sequence[Component[T]]) -> None:
+    def __init__(self, kind: str, protocol: type, *components: Component[T]) -> None:
         super().__init__({component.text: component for component in components})
         self.kind = kind
         self._noun = protocol.__name__.lower()
@@ -211,15 +186,11 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split("/"))
-
-
 _READERS: Final[dict[object, tuple[str, Callable[[str], object]]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
     int: ("a whole number", int),
     float: ("a number", _number),
-    tuple[float, ...]: ("numbers such as 2/1/1", _numbers),
+    tuple[float, ...]: ("numbers such as 2/1/1", lambda text: tuple(map(float, text.split("/")))),
     str: ("a text", str),
     type(None): ("none", lambda text: {"none": None}[text.lower()]),
 }
@@ -247,67 +218,59 @@ def _read(what: str, text: str, kind: object) -> object:
     raise ValueError(f"{what} must be {' or '.join(expected)}, got {text!r}")
 
 
-POLICIES: Final[Registry[Policy]] = Registry(
+POLICIES: Final[Registry[policy.Policy]] = Registry(
     "policy",
-    Policy,
-    [
-        Component("bsp", Even),
-        Component("fixed", FixedShares),
-        Component("dbs", EpochBalanced),
-        Component("proportional", ProportionalControl),
-        Component("leader-straggler", LeaderStraggler),
-        Component("lbbsp", LoadBalanced),
-        Component("lbbsp-every", LoadBalanced, {"min_gain": 0.0}),
-    ],
+    policy.Policy,
+    Component("bsp", policy.Even),
+    Component("fixed", policy.FixedShares),
+    Component("dbs", policy.EpochBalanced),
+    Component("proportional", policy.ProportionalControl),
+    Component("leader-straggler", policy.LeaderStraggler),
+    Component("lbbsp", policy.LoadBalanced),
+    Component("lbbsp-every", policy.LoadBalanced, {"min_gain": 0.0}),
 )
 """All policies. ``fixed`` needs ``shares``, which the simulator takes from a profile.
 
 ``lbbsp-every`` adopts every change, as the paper does; ``lbbsp`` only those that gain enough.
 """
 
-PREDICTORS: Final[Registry[Predictor]] = Registry(
+PREDICTORS: Final[Registry[predict.Predictor]] = Registry(
     "predictor",
-    Predictor,
-    [
-        Component("last", LastValue),
-        Component("ema0.2", Ema, {"alpha": 0.2}),
-        Component("ema0.5", Ema, {"alpha": 0.5}),
-        Component("arima", Arima, module="statsmodels", extra="arima"),
-        Component("rnn", Recurrent, {"kind": "rnn"}),
-        Component("lstm", Recurrent, {"kind": "lstm"}),
-        Component("narx", Narx),
-        Component("narx-without-drivers", Narx, {"use_exogenous": False}),
-        Component("mixture", Mixture),
-    ],
+    predict.Predictor,
+    Component("last", predict.LastValue),
+    Component("ema0.2", predict.Ema, {"alpha": 0.2}),
+    Component("ema0.5", predict.Ema, {"alpha": 0.5}),
+    Component("arima", predict.Arima, module="statsmodels", extra="arima"),
+    Component("rnn", predict.Recurrent, {"kind": "rnn"}),
+    Component("lstm", predict.Recurrent, {"kind": "lstm"}),
+    Component("narx", predict.Narx),
+    Component("narx-without-drivers", predict.Narx, {"use_exogenous": False}),
+    Component("mixture", predict.Mixture),
 )
 """All predictors. Those with a field ``horizon`` are trained for that horizon."""
 
-SYNCHRONISERS: Final[Registry[Synchroniser]] = Registry(
+SYNCHRONISERS: Final[Registry[sync.Synchroniser]] = Registry(
     "sync",
-    Synchroniser,
-    [
-        Component("bsp", BSP),
-        Component("ssp", SSP),
-        Component("asp", ASP),
-        Component("dssp", DSSP),
-        Component("elasticbsp", ElasticBSP),
-    ],
+    sync.Synchroniser,
+    Component("bsp", sync.BSP),
+    Component("ssp", sync.SSP),
+    Component("asp", sync.ASP),
+    Component("dssp", sync.DSSP),
+    Component("elasticbsp", sync.ElasticBSP),
 )
 """All synchronisers."""
 
-COSTS: Final[Registry[Cost]] = Registry(
+COSTS: Final[Registry[cost.Cost]] = Registry(
     "cost",
-    Cost,
-    [
-        Component("proportional", Proportional),
-        Component("affine", Affine),
-        Component("saturating", Saturating),
-    ],
+    cost.Cost,
+    Component("proportional", cost.Proportional),
+    Component("affine", cost.Affine),
+    Component("saturating", cost.Saturating),
 )
 """All costs with a formula; a `Profile` is named by its file (`runtime.options.naming`)."""
 
 
-def synchroniser(text: str) -> Synchroniser:
+def synchroniser(text: str) -> sync.Synchroniser:
     """Creates a synchroniser by name.
 
     Args:

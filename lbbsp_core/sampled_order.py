@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from lbbsp_core.order import GlobalOrder, Indices, Order, OrderKey, Snapshot, read_only
+from lbbsp_core.order import GlobalOrder, Indices, Order, Snapshot, read_only
 
 _NAME: Final = "sampler"
 _KEPT: Final = 2  # epochs: a reader that prefetches enters the next one before the other readers
@@ -28,9 +27,6 @@ class SampledOrder(Order):
         steps_per_epoch: Steps of every epoch, >= 1.
         by_batch: Whether the sampler gives batches.
         drop_last: True if a short last step was dropped.
-        epoch: Number of the epoch that is already drawn, or -1.
-        indices: Its samples.
-        ends: Ends of its steps in `indices`.
 
     Example:
         >>> order = SampledOrder(5, 2, 3)
@@ -49,39 +45,23 @@ class SampledOrder(Order):
         steps_per_epoch: int,
         by_batch: bool = False,
         drop_last: bool = False,
-        epoch: int = -1,
-        indices: Sequence[int] | Indices = (),
-        ends: Sequence[int] | Indices = (),
     ) -> None:
-        self.num_samples = num_samples
-        self.global_batch_size = global_batch_size
-        self.by_batch = by_batch
-        self.drop_last = drop_last
-        self._steps = steps_per_epoch
+        self.num_samples, self.global_batch_size = num_samples, global_batch_size
+        self.steps_per_epoch, self.by_batch, self.drop_last = steps_per_epoch, by_batch, drop_last
+        # The samples of each step are not part of the key.
+        self.key = (_NAME, num_samples, global_batch_size, steps_per_epoch, by_batch, drop_last)
         self._epochs: dict[int, tuple[Indices, Indices]] = {}
-        if epoch >= 0:
-            self.draw(epoch, indices, ends)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Arguments that define the steps; the samples of each are not part of it."""
-        return (_NAME, *self._shape)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch, the same in all epochs."""
-        return self._steps
 
     def draw(
         self, epoch: int, indices: Sequence[int] | Indices, ends: Sequence[int] | Indices
     ) -> None:
         """Sets the samples of an epoch."""
         found = (len(indices), len(ends))
-        if found != (self.num_samples, self._steps):
+        if found != (self.num_samples, self.steps_per_epoch):
             raise ValueError(
-                f"a sampler must give {self.num_samples} samples in {self._steps} steps in every "
-                f"epoch, as in the first, got {found[0]} in {found[1]} in epoch {epoch}: let its "
-                "epochs have the same length"
+                f"a sampler must give {self.num_samples} samples in {self.steps_per_epoch} steps "
+                f"in every epoch, as in the first, got {found[0]} in {found[1]} in epoch {epoch}: "
+                "let its epochs have the same length"
             )
         drawn = (read_only(np.array(indices, np.int64)), read_only(np.array(ends, np.int64)))
         kept = sorted(set(self._epochs) - {epoch})[-_KEPT + 1 :]
@@ -96,40 +76,29 @@ class SampledOrder(Order):
 
         The steps of batches in an epoch that is not drawn count as full.
         """
-        epoch, number = divmod(step, self._steps)
-        if not self.by_batch:
-            return min(self.global_batch_size, self.num_samples - number * self.global_batch_size)
-        if epoch not in self._epochs:
-            return self.global_batch_size
-        begin, end = self._span(epoch, number)
+        begin, end = self._span(step)
         return end - begin
 
     def position(self, step: int) -> int:
         """Returns the number of samples before global step `step`."""
-        epoch, number = divmod(step, self._steps)
-        within = number * self.global_batch_size
-        if self.by_batch and epoch in self._epochs:
-            within = self._span(epoch, number)[0]
-        return epoch * self.num_samples + within
+        return step // self.steps_per_epoch * self.num_samples + self._span(step)[0]
 
     def indices(self, step: int) -> Indices:
         """Returns the samples of global step `step`: int64, shape ``(size(step),)``, read-only."""
-        epoch, number = divmod(step, self._steps)
-        if epoch not in self._epochs:
+        if (epoch := step // self.steps_per_epoch) not in self._epochs:
             raise LookupError(f"epoch {epoch} of the sampler is not drawn: call draw() first")
-        begin, end = self._span(epoch, number)
-        return self._epochs[epoch][0][begin:end]
+        return self._epochs[epoch][0][slice(*self._span(step))]
 
     def is_drawn(self, step: int) -> bool:
         """Returns whether the epoch of global step `step` is drawn."""
-        return step // self._steps in self._epochs
+        return step // self.steps_per_epoch in self._epochs
 
     def snapshot(self, step: int) -> Snapshot:
         """Returns what another process needs to continue this order at global step `step`.
 
         It contains the samples of an epoch that has begun, which cannot be drawn again.
         """
-        epoch, number = divmod(step, self._steps)
+        epoch, number = divmod(step, self.steps_per_epoch)
         if number == 0 or epoch not in self._epochs:
             return self.key
         return (*self.key, epoch, *self._epochs[epoch])
@@ -139,39 +108,40 @@ class SampledOrder(Order):
         if isinstance(other, SampledOrder) and other._epochs:
             self._epochs = dict(other._epochs)
 
-    @property
-    def _shape(self) -> tuple[int, int, int, bool, bool]:
-        return (
-            self.num_samples,
-            self.global_batch_size,
-            self._steps,
-            self.by_batch,
-            self.drop_last,
-        )
-
-    def _span(self, epoch: int, number: int) -> tuple[int, int]:
-        """Returns where a step begins and ends in the samples of a drawn epoch."""
-        ends = self._epochs[epoch][1]
-        return int(ends[number - 1]) if number else 0, int(ends[number])
+    def _span(self, step: int) -> tuple[int, int]:
+        """Returns where a step begins and ends in its epoch."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        if epoch in self._epochs:
+            ends = self._epochs[epoch][1]
+            return int(ends[number - 1]) if number else 0, int(ends[number])
+        begin = number * self.global_batch_size
+        end = begin + self.global_batch_size
+        return begin, end if self.by_batch else min(end, self.num_samples)
 
 
 def order_of(snapshot: Snapshot) -> Order:
     """Returns the order of which `Order.snapshot` was made."""
-    if snapshot[0] == _NAME:
-        return SampledOrder(*snapshot[1:])
-    return GlobalOrder(*cast(OrderKey, snapshot))
+    if snapshot[0] != _NAME:
+        return GlobalOrder(*snapshot)
+    order = SampledOrder(*snapshot[1:6])
+    if len(snapshot) > 6:
+        order.draw(*snapshot[6:])
+    return order
 
 
 def cut(
     items: Iterable[Any], global_batch_size: int, workers: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool, int]:
+) -> tuple[Indices, Indices, bool, int]:
     """Cuts what a sampler gives in an epoch into steps in which every worker has a sample.
 
     Returns samples; ends of the steps; whether these are batches of the sampler; dropped samples.
     """
     given = list(items)
     by_batch = bool(given) and np.ndim(given[0]) > 0
-    batches = [_indices(each) for each in given] if by_batch else _chunks(given, global_batch_size)
+    if by_batch:
+        batches = [_indices(each) for each in given]
+    else:
+        batches = np.split(_indices(given), range(global_batch_size, len(given), global_batch_size))
     largest = max(map(len, batches), default=0)
     if largest > global_batch_size:
         raise ValueError(
@@ -188,11 +158,6 @@ def cut(
         )
     dropped = sum(map(len, batches)) - sum(map(len, kept))
     return np.concatenate(kept), np.cumsum([len(each) for each in kept]), by_batch, dropped
-
-
-def _chunks(given: list[Any], size: int) -> list[Indices]:
-    indices = _indices(given)
-    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 
 def _indices(items: Any) -> Indices:

@@ -6,15 +6,8 @@ import difflib
 import json
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, NoReturn
-
-_SIMILAR: Final = 0.66
-"""Similarity of names, in [0, 1], from which one is suggested for the other."""
-
-_BEGINNING: Final = 4
-"""Letters of a beginning, from which the name that it begins is suggested."""
 
 
 def require_positive(name: str, value: float) -> float:
@@ -24,16 +17,12 @@ def require_positive(name: str, value: float) -> float:
         >>> require_positive("alpha", 2)
         2.0
     """
-    if not (_is_finite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value!r}")
-    return float(value)
+    return _require(name, value, lambda number: number > 0, "finite and > 0")
 
 
 def require_nonnegative(name: str, value: float) -> float:
     """Returns `value` as a float if it is finite and >= 0."""
-    if not (_is_finite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-    return float(value)
+    return _require(name, value, lambda number: number >= 0, "finite and >= 0")
 
 
 def require_fraction(name: str, value: float) -> float:
@@ -43,9 +32,7 @@ def require_fraction(name: str, value: float) -> float:
         >>> require_fraction("min_gain", 0)
         0.0
     """
-    if not (_is_finite(value) and 0 <= value < 1):
-        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
-    return float(value)
+    return _require(name, value, lambda number: 0 <= number < 1, "in [0, 1)")
 
 
 def require_integer(name: str, value: float, minimum: int) -> int:
@@ -107,7 +94,7 @@ def require_known(kind: str, name: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Returns the most similar of some names, in letters of any case; None if none is similar.
 
-    A name is similar to its beginning, too, if only one name begins so.
+    A name is similar to its beginning of at least four letters, too, if only one name begins so.
 
     Example:
         >>> nearest("mean_up", ["mean_up_seconds", "mean_down_seconds"])
@@ -115,8 +102,8 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     """
     folded = {one.casefold(): one for one in known}
     given = name.casefold()
-    found = difflib.get_close_matches(given, folded, n=1, cutoff=_SIMILAR)
-    if not found and len(given) >= _BEGINNING:
+    found = difflib.get_close_matches(given, folded, n=1, cutoff=0.66)
+    if not found and len(given) >= 4:
         begun = [one for one in folded if one.startswith(given)]
         found = begun if len(begun) == 1 else []
     return folded[found[0]] if found else None
@@ -125,7 +112,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 def parse_json(data: bytes, where: str) -> object:
     """Parses a JSON text, whose numbers must be finite."""
     try:
-        return json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
+        return json.loads(data.decode(), parse_constant=_finite_float, parse_float=_finite_float)
     except (ValueError, RecursionError) as error:  # also of an encoding, and of too many digits
         raise ValueError(f"{where} is not JSON: {error}") from None
 
@@ -149,17 +136,18 @@ def shortened(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _is_finite(value: object) -> bool:
+def _require(name: str, value: float, holds: Callable[[float], bool], constraint: str) -> float:
     try:
-        return math.isfinite(value)  # type: ignore[arg-type]
+        is_valid = math.isfinite(value) and holds(value)
     except (TypeError, OverflowError):  # no number, or an integer beyond all floats
-        return False
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{name} must be {constraint}, got {value!r}")
+    return float(value)
 
 
 def _finite_float(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _refuse_constant(text[:80])
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a finite number")
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:80]} is not a finite number")
+    return number

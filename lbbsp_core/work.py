@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,6 +31,9 @@ UNITS: Final = 1024
 
 _LARGEST: Final = 1e15
 """Larger values are no work; sums of smaller ones do not overflow."""
+
+_Bounds = tuple[Limits, int | None]
+"""Bounds of a worker, and the largest work of its part in units; None without a limit."""
 
 
 class StepShares(NamedTuple):
@@ -89,9 +92,8 @@ class Work:
 
     def check_limits(self, limits: Sequence[Limits], global_batch_size: int) -> None:
         """Raises if many steps could not be divided within `Limits.maximum_work`."""
-        allowed = [bounds.maximum_work for bounds in limits]
-        known = [each for each in allowed if each is not None]
-        if len(known) < len(allowed):
+        known = [each.maximum_work for each in limits if each.maximum_work is not None]
+        if len(known) < len(limits):
             return
         if sum(known) < self.mean * global_batch_size:
             raise ValueError(
@@ -100,7 +102,7 @@ class Work:
                 "lower global_batch_size, or add workers"
             )
         largest = int(self.units.argmax())
-        if self._in_units(max(known)) < self.units[largest]:
+        if max(known) / self.mean * UNITS < self.units[largest]:
             raise ValueError(
                 f"Limits.maximum_work must admit every sample, and sample {largest} has the work "
                 f"{self.units[largest] * self.mean / UNITS:.4g}, got {max(known):.4g}: raise "
@@ -129,16 +131,15 @@ class Work:
     ) -> StepShares:
         samples = np.frombuffer(numbers, np.int64)
         ends = np.concatenate([[0], np.cumsum(self.units[samples])])
-        maxima = [
-            None if each.maximum_work is None else self._in_units(each.maximum_work)
+        most = [  # in units
+            None if each.maximum_work is None else int(each.maximum_work / self.mean * UNITS)
             for each in limits
         ]
-        targets = _targets(int(ends[-1]), plan, maxima)
+        targets = _targets(int(ends[-1]), plan, most)
         for grain in dict.fromkeys((granularity, 1)):
             places = np.append(np.arange(0, len(samples), grain), len(samples))
-            step = _Step(places, ends[places], targets, limits, maxima)
-            cuts = step.nearest() or step.within_limits()
-            if cuts is not None:
+            bounds = list(zip(limits, most, strict=True))
+            if cuts := _cuts(places, ends[places], targets, bounds):
                 sizes = np.diff(places[cuts])
                 done = np.diff(ends[places[cuts]]) / UNITS  # exact: a power of two
                 return StepShares(plan, tuple(sizes.tolist()), tuple(done.tolist()))
@@ -148,91 +149,64 @@ class Work:
             "minimum or global_batch_size, or add workers"
         )
 
-    def _in_units(self, work: float) -> int:
-        """Returns work in the unit of the values as units, rounded down."""
-        return int(work / self.mean * UNITS)
 
+def _cuts(places: Ints, ends: Ints, targets: list[int], bounds: Sequence[_Bounds]) -> list[int]:
+    """Returns cuts within all bounds, near to the targets; none if that is impossible.
 
-class _Step(NamedTuple):
-    """A step to cut.
-
-    Args:
-        places: Numbers of samples before each place where it may be cut, ascending from 0.
-        ends: Work before each place, in units.
-        targets: Work at which the part of each worker is to end, by rank.
-        limits: Bounds of the workers.
-        maxima: Largest work of each worker, in units; None without a limit.
+    `places` are the numbers of samples before each place where a step may be cut, ascending from
+    0; `ends` is the work before them, in units.
     """
+    known = {each: _span(places, ends, *each) for each in dict.fromkeys(bounds)}
+    spans, final = [known[each] for each in bounds], len(places) - 1
+    goals = np.array(targets[:-1], np.int64)
+    above = ends.searchsorted(goals)
+    below = np.maximum(above - 1, 0)
+    lower = goals - ends[below] <= ends[above] - goals
+    nearest = [0, *np.where(lower, below, above).tolist(), final]
+    parts = zip(spans, pairwise(nearest), strict=True)
+    if all(first[begin] <= end <= last[begin] for (first, last), (begin, end) in parts):
+        return nearest
+    # From which places the workers from a rank on can divide the rest.
+    possible = [np.arange(final + 1) == final]
+    for first, last in reversed(spans):
+        before = np.concatenate([[0], np.cumsum(possible[0])])
+        some = before[last + 1] > before[np.minimum(first, last + 1)]
+        possible.insert(0, some & (first <= last))
+    if not possible[0][0]:
+        return []
+    cuts, done, planned, total = [0], 0, 0, targets[-1]
+    for rank, (first, last) in enumerate(spans):
+        at, target = cuts[-1], targets[rank]
+        if planned < total:
+            target = done + (total - done) * (target - planned) // (total - planned)
+        choices = np.flatnonzero(possible[rank + 1][first[at] : last[at] + 1]) + first[at]
+        distances = np.abs(ends[choices] - target)
+        cuts.append(int(choices[distances.argmin()]))
+        if distances.min() > np.abs(ends - target).min():  # the others share the rest
+            done, planned = int(ends[cuts[-1]]), targets[rank]
+    return cuts
 
-    places: Ints
-    ends: Ints
-    targets: list[int]
-    limits: Sequence[Limits]
-    maxima: list[int | None]
 
-    def nearest(self) -> list[int] | None:
-        """Returns the cuts that are nearest to the targets; None if they exceed a limit."""
-        targets = np.array(self.targets[:-1], np.int64)
-        above = self.ends.searchsorted(targets)
-        below = np.maximum(above - 1, 0)
-        lower = targets - self.ends[below] <= self.ends[above] - targets
-        cuts = [0, *np.where(lower, below, above).tolist(), len(self.places) - 1]
-        sizes, work = np.diff(self.places[cuts]).tolist(), np.diff(self.ends[cuts]).tolist()
-        for size, done, bounds, most in zip(sizes, work, self.limits, self.maxima, strict=True):
-            fits = size <= (size if bounds.maximum is None else bounds.maximum)
-            if size < bounds.minimum or not fits or (most is not None and done > most):
-                return None
-        return cuts
-
-    def within_limits(self) -> list[int] | None:
-        """Returns cuts within all limits, near to the targets; None if there are none."""
-        kinds = list(zip(self.limits, self.maxima, strict=True))
-        known = {kind: self._span(*kind) for kind in dict.fromkeys(kinds)}
-        spans = [known[kind] for kind in kinds]
-        # From which places the workers from a rank on can divide the rest.
-        possible = [np.arange(len(self.places)) == len(self.places) - 1]
-        for first, last in reversed(spans):
-            before = np.concatenate([[0], np.cumsum(possible[0])])
-            some = before[last + 1] > before[np.minimum(first, last + 1)]
-            possible.insert(0, some & (first <= last))
-        if not possible[0][0]:
-            return None
-        cuts, anchor, total = [0], (0, 0), self.targets[-1]
-        for rank, (first, last) in enumerate(spans):
-            at, span = cuts[-1], slice(first[cuts[-1]], last[cuts[-1]] + 1)
-            done, planned = anchor
-            target = self.targets[rank]
-            if planned < total:
-                target = done + (total - done) * (target - planned) // (total - planned)
-            choices = np.flatnonzero(possible[rank + 1][span]) + first[at]
-            distances = np.abs(self.ends[choices] - target)
-            cuts.append(int(choices[distances.argmin()]))
-            if distances.min() > np.abs(self.ends - target).min():  # the others share the rest
-                anchor = int(self.ends[cuts[-1]]), self.targets[rank]
-        return cuts
-
-    def _span(self, bounds: Limits, most: int | None) -> tuple[Ints, Ints]:
-        """Returns the first and the last place at which a part may end, for each of its starts."""
-        first = self.places.searchsorted(self.places + bounds.minimum)
-        last = np.full(len(self.places), len(self.places) - 1)
-        if bounds.maximum is not None:
-            last = self.places.searchsorted(self.places + bounds.maximum, side="right") - 1
-        if most is not None:
-            last = np.minimum(last, self.ends.searchsorted(self.ends + most, side="right") - 1)
-        return first, last
+def _span(places: Ints, ends: Ints, limits: Limits, most: int | None) -> tuple[Ints, Ints]:
+    """Returns the first and the last place at which a part may end, for each of its starts."""
+    first = places.searchsorted(places + limits.minimum)
+    last = np.full(len(places), len(places) - 1)
+    if limits.maximum is not None:
+        last = places.searchsorted(places + limits.maximum, side="right") - 1
+    if most is not None:
+        last = np.minimum(last, ends.searchsorted(ends + most, side="right") - 1)
+    return first, last
 
 
 def require_work(work: Work | None, limits: Sequence[Limits], global_batch_size: int) -> None:
     """Raises if `Limits.maximum_work` is given and cannot be kept."""
     if work is not None:
         work.check_limits(limits, global_batch_size)
-        return
-    for bounds in limits:
-        if bounds.maximum_work is not None:
-            raise ValueError(
-                f"Limits.maximum_work needs the work of each sample, got {bounds} without it: pass "
-                "work= with the data set, or limit the samples by Limits.maximum"
-            )
+    elif bounded := [each for each in limits if each.maximum_work is not None]:
+        raise ValueError(
+            f"Limits.maximum_work needs the work of each sample, got {bounded[0]} without it: pass "
+            "work= with the data set, or limit the samples by Limits.maximum"
+        )
 
 
 def _targets(total: int, plan: Sequence[int], maxima: Sequence[int | None]) -> list[int]:
@@ -240,12 +214,12 @@ def _targets(total: int, plan: Sequence[int], maxima: Sequence[int | None]) -> l
     shares = list(accumulate(plan))
     targets = [total * share // shares[-1] for share in shares]
     parts = np.diff([0, *targets]).tolist()
-    if any(most is not None and most < part for most, part in zip(maxima, parts, strict=True)):
-        allowed = sum(total if most is None else most for most in maxima)
-        if allowed >= total:
-            limits = [Limits(0, most) for most in maxima]
-            costs = [Proportional(max(share, 1)) for share in plan]
-            targets = np.cumsum(allocate(costs, total=total, limits=limits)).tolist()
+    allowed = [total if most is None else most for most in maxima]
+    exceeds = any(part > most for part, most in zip(parts, allowed, strict=True))
+    if exceeds and sum(allowed) >= total:
+        limits = [Limits(0, most) for most in maxima]
+        costs = [Proportional(max(share, 1)) for share in plan]
+        targets = np.cumsum(allocate(costs, total=total, limits=limits)).tolist()
     return targets
 
 

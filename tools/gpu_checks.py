@@ -30,7 +30,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -45,8 +44,7 @@ from lbbsp_core.launch import launch
 from lbbsp_core.profiler import BatchSweep, profile_step
 from lbbsp_core.profiler._step import timed
 from lbbsp_core.report.summary import summarise
-from lbbsp_core.resources.gpu import Gpu, driver_version
-from lbbsp_core.resources.host import Host
+from lbbsp_core.resources.gpu import driver_version, gpu_name
 from lbbsp_core.resources.sampler import DEFAULT_GPU_NAMES
 from lbbsp_core.runtime.exchange.handshake import Devices, gpu
 
@@ -164,9 +162,8 @@ def origin() -> str:
 def check_resources(given: argparse.Namespace) -> None:
     """Samples the GPU while it is idle and, with PyTorch, while it computes."""
     try:
-        with closing(Gpu(Host())) as device:
-            print_row("resources", "GPU", f"{device.name}, driver {driver_version()}")
-    except OSError as error:
+        print_row("resources", "GPU", f"{gpu_name()}, driver {driver_version()}")
+    except Exception as error:  # a missing package, library or driver: different exceptions
         remedy = "pip install nvidia-ml-py, and check that nvidia-smi finds the GPU"
         print_row("resources", "not available", f"{error}: {remedy}")
         return

@@ -12,24 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
 from lbbsp_core.launch.cluster import job_spec
 from lbbsp_core.launch.contention import Contention, Phase, check_contention, own_cores, places
-from lbbsp_core.launch.cpu_shares import Schedule, Stage, schedule
+from lbbsp_core.launch.cpu_shares import schedule
 from lbbsp_core.launch.devices import assign_devices
 from lbbsp_core.launch.restart import Attempt, RestartLimits, check_limits, run_attempts
 from lbbsp_core.launch.script import check_command
 from lbbsp_core.launch.supervise import Outcome, Supervisor, signal_handlers
-from lbbsp_core.launch.throttle import (
-    Emulation,
-    Throttle,
-    available_cores,
-    create_throttle,
-)
+from lbbsp_core.launch.throttle import Emulation, available_cores, create_throttle
 from lbbsp_core.processes.child import Event
 from lbbsp_core.processes.reaper import Reaper
 from lbbsp_core.validate import require_integer
@@ -119,7 +113,14 @@ def launch(
         check_contention(contention)
         cores = own_cores(workers)
         speeds = speeds if speeds is not None or cores else [1.0] * workers
-    plan = _plan(speeds, speeds_at, workers)
+    plan = None
+    if speeds is not None:
+        plan = schedule(speeds, speeds_at, workers=workers, cores=available_cores())
+    elif speeds_at:
+        raise ValueError(
+            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
+            f"such as {[1] * workers}"
+        )
     emulated = plan is not None or contention is not None
     may_mix = framework != "tensorflow"
     gpus = assign_devices(devices, workers, emulated=emulated, may_mix=may_mix)
@@ -141,42 +142,26 @@ def launch(
         )
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
-        write = output or _print_line
         shares = None if plan is None else plan.of(attempt.members)
         changes = () if shares is None else shares.stages[1:]
-        placed = None if contention is None else places(contention, attempt.members, shares, cores)
+        placed = places(contention, attempt.members, shares, cores)
+        outcome = None
         with closing(Reaper()) as reaper:
-            throttle = _create_throttle(shares, emulation, quotas=contention is not None)
-            supervisor = Supervisor(throttle, reaper, write, events)
-            start = partial(supervisor.start, command, job, placed, started)
-            return _supervise(supervisor, start, changes, started, timeout, grace)
+            throttle = create_throttle(shares, emulation, notify, contended=contention is not None)
+            supervisor = Supervisor(throttle, reaper, output or _print_line, events, started)
+            try:
+                supervisor.start(command, job, placed)
+                outcome = supervisor.watch(changes, timeout)
+                if outcome.leaving:
+                    outcome = supervisor.let_leave(outcome, grace, notify)
+            finally:
+                supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
+        if outcome.status == 0:
+            supervisor.check_output()
+        return outcome
 
     with signal_handlers(events) as signals:
         return run_attempts(run, workers, limits, events, signals, notify)
-
-
-def _supervise(
-    supervisor: Supervisor,
-    start: Callable[[], None],
-    changes: Sequence[Stage],
-    started: float,
-    timeout: float | None,
-    grace: float,
-) -> Outcome:
-    """Runs the processes of one attempt until all of them have ended."""
-    outcome = None
-    try:
-        start()
-        outcome = supervisor.watch(changes, started, timeout)
-        if outcome.leaving:
-            outcome = supervisor.let_leave(outcome, grace, notify)
-    finally:
-        supervisor.stop(succeeded=outcome is not None and outcome.status == 0)
-    if outcome.failed_index is not None:
-        return outcome._replace(output_tail=supervisor.output_tail(outcome.failed_index))
-    if outcome.status == 0:
-        supervisor.check_output()
-    return outcome
 
 
 def _check(command: Sequence[str], workers: int, timeout: float | None, grace: float) -> None:
@@ -196,37 +181,6 @@ def _check(command: Sequence[str], workers: int, timeout: float | None, grace: f
             f"grace must be a number of seconds >= 0, got {grace}: give the time that a script "
             "needs to write a checkpoint, such as 30"
         )
-
-
-def _plan(
-    speeds: Sequence[float] | None,
-    speeds_at: Sequence[tuple[float, Sequence[float]]],
-    workers: int,
-) -> Schedule | None:
-    """Returns the CPU shares of all stages, or None if no speeds are emulated."""
-    if speeds is not None:
-        return schedule(speeds, speeds_at, workers=workers, cores=available_cores())
-    if speeds_at:
-        raise ValueError(
-            f"speeds_at = {list(speeds_at)} needs the speeds at the start: give speeds as well, "
-            f"such as {[1] * workers}"
-        )
-    return None
-
-
-def _create_throttle(plan: Schedule | None, emulation: Emulation, *, quotas: bool) -> Throttle:
-    """Returns the throttle of these shares; with ``quotas``, only one that uses CPU quotas."""
-    if plan is None:
-        return Throttle()
-    throttle = create_throttle(emulation, plan.stages[0].shares, plan.period_us, notify)
-    if quotas and not throttle.cgroups():
-        throttle.close()
-        raise ValueError(
-            "contention needs CPU quotas where speeds are emulated, or workers outnumber the "
-            "cores, and the cpu controller is not writable or not to be used: run as root, have a "
-            "cgroup delegated to you, or omit speeds and start at most one worker per core"
-        )
-    return throttle
 
 
 def _print_line(rank: int, line: str) -> None:

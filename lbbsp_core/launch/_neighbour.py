@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 CYCLE_SECONDS = 0.02
@@ -62,15 +62,10 @@ class Account:
         return self._goal
 
 
-def read_account(schedule: Mapping[str, object], used: float) -> Account:
-    """Returns the account of the content of a file."""
-    return Account(used=used, **schedule)  # type: ignore[arg-type]
-
-
 def main(path: str) -> None:
     """Uses CPU time until this process is ended."""
     with open(path, encoding="utf-8") as stream:
-        account = read_account(json.load(stream), time.process_time())
+        account = Account(used=time.process_time(), **json.load(stream))
     while True:
         start = time.monotonic()
         goal, end = account.goal(start, time.process_time()), start + CYCLE_SECONDS

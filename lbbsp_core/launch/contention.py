@@ -97,24 +97,26 @@ def own_cores(workers: int) -> list[int]:
 
 
 def places(
-    contention: Contention, members: Sequence[int], plan: Schedule | None, cores: Sequence[int]
+    contention: Contention | None,
+    members: Sequence[int],
+    plan: Schedule | None,
+    cores: Sequence[int],
 ) -> list[Place]:
-    """Returns the place of each worker.
+    """Returns the place of each worker; without contention it is the whole machine.
 
     Schedules and cores are by the workers' numbers in the first attempt, `members` by rank, CPU
     shares by rank. Without cores they run on all, and each worker shares its quota with its
     neighbours.
     """
-    return [
-        Place(
-            contention[member % len(contention)],
-            ((0.0, 1.0),)
-            if plan is None
-            else tuple((stage.seconds, stage.shares[rank]) for stage in plan.stages),
-            (cores[member],) if cores else (),
-        )
-        for rank, member in enumerate(members)
-    ]
+    if contention is None:
+        return [Place()] * len(members)
+    found = []
+    for rank, member in enumerate(members):
+        place = Place(contention[member % len(contention)], cores=tuple(cores[member:][:1]))
+        if plan is not None:
+            place = place._replace(shares=tuple((s, shares[rank]) for s, shares in plan.stages))
+        found.append(place)
+    return found
 
 
 def replayed(rows: Iterable[tuple[float, float]]) -> list[Phase]:
@@ -127,13 +129,12 @@ def replayed(rows: Iterable[tuple[float, float]]) -> list[Phase]:
         >>> replayed([(0.5, 40.0), (0.2, 150.0), (0.1, 0.0)])[1]
         Phase(seconds=0.2, demands=(0.75, 0.75))
     """
-    return [Phase(seconds, _demands(percent / 100)) for seconds, percent in rows]
-
-
-def _demands(cores: float) -> tuple[float, ...]:
-    cores = min(max(cores, 0.0), float(MAX_NEIGHBOURS))
-    neighbours = math.ceil(cores)
-    return (cores / neighbours,) * neighbours if neighbours else ()
+    phases = []
+    for seconds, percent in rows:
+        cores = min(max(percent / 100, 0.0), float(MAX_NEIGHBOURS))
+        neighbours = math.ceil(cores)
+        phases.append(Phase(seconds, (cores / max(neighbours, 1),) * neighbours))
+    return phases
 
 
 def bursty(worker: int, seed: int = 0, seconds: float = HOUR) -> list[Phase]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import starmap
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from lbbsp_core.types import is_plausible
@@ -18,7 +20,6 @@ MIN_QUOTA_US: Final = 1_000  # the kernel rejects smaller quotas
 # With the kernel's default of 100 ms a waiting worker accumulates unused quota. With 5 ms a virtual
 # machine on a busy host misses ticks, and the kernel lengthens periods ("period too short").
 PERIOD_US: Final = 10_000
-LONG_PERIOD_US: Final = 10_000  # a longer period affects single training steps: warn
 MAX_PERIOD_US: Final = 1_000_000  # the kernel rejects longer periods
 
 
@@ -37,12 +38,8 @@ class Schedule(NamedTuple):
 
     def of(self, ranks: Sequence[int]) -> Schedule:
         """Returns the schedule of these workers alone, whose shares stay the same."""
-        return self._replace(
-            stages=tuple(
-                Stage(seconds, tuple(shares[rank] for rank in ranks))
-                for seconds, shares in self.stages
-            )
-        )
+        taken = [(s, tuple(shares[rank] for rank in ranks)) for s, shares in self.stages]
+        return self._replace(stages=tuple(starmap(Stage, taken)))
 
 
 def schedule(
@@ -58,12 +55,17 @@ def schedule(
         >>> schedule([1, 0.5], [(30, [0.5, 0.5])], workers=2, cores=2).stages[1].shares
         (0.475, 0.475)
     """
-    timed = sorted([(0.0, speeds), *speeds_at], key=lambda stage: check_seconds(stage[0]))
-    checked = [(seconds, check_speeds(values, workers)) for seconds, values in timed]
-    scale = cores_per_speed([values for _, values in checked], cores)
-    stages = tuple(
-        Stage(seconds, tuple(scale * speed for speed in values)) for seconds, values in checked
-    )
+    for seconds, _ in speeds_at:
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(
+                "speeds_at must give seconds since the start, finite and >= 0, got "
+                f"{seconds}: use for example (30.0, [0.5, 1, 1])"
+            )
+    timed = sorted([(0.0, speeds), *speeds_at], key=itemgetter(0))
+    checked = [(float(seconds), check_speeds(values, workers)) for seconds, values in timed]
+    # The largest factor that fits each worker in a core, and each stage in the machine.
+    scale = min(min(MAX_SHARE / max(each), MAX_LOAD * cores / sum(each)) for _, each in checked)
+    stages = tuple(Stage(s, tuple(scale * speed for speed in each)) for s, each in checked)
     return Schedule(stages, period_us(min(min(stage.shares) for stage in stages)))
 
 
@@ -82,21 +84,6 @@ def check_speeds(speeds: Sequence[float], workers: int) -> tuple[float, ...]:
                 "give each worker's speed relative to the fastest, such as 1,1,0.5"
             )
     return values
-
-
-def check_seconds(seconds: float) -> float:
-    """Returns the time of a change of speeds, which must be finite and >= 0."""
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(
-            f"speeds_at must give seconds since the start, finite and >= 0, got {seconds}: "
-            "use for example (30.0, [0.5, 1, 1])"
-        )
-    return float(seconds)
-
-
-def cores_per_speed(stages: Sequence[Sequence[float]], cores: float) -> float:
-    """Returns the largest factor that fits each worker in a core and each stage in the machine."""
-    return min(min(MAX_SHARE / max(speeds), MAX_LOAD * cores / sum(speeds)) for speeds in stages)
 
 
 def period_us(smallest_share: float) -> int:

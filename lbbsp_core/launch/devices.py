@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from lbbsp_core.resources.gpu import count_gpus
@@ -36,7 +37,7 @@ def assign_devices(
     *,
     emulated: bool = False,
     may_mix: bool = True,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Devices | None:
     """Returns which GPUs each worker uses, or None to leave that to the environment.
 
@@ -45,28 +46,25 @@ def assign_devices(
     CUDA_VISIBLE_DEVICES, or all GPUs. Emulated speeds hide the GPUs. Unless it `may_mix`, no worker
     may go without where others have some: TensorFlow's collectives do not permit it.
     """
-    environ = os.environ if environ is None else environ
-    entries = devices.split(",") if isinstance(devices, str) else devices
-    if entries is not None and list(entries) == ["none"]:
+    entries = devices.split(",") if isinstance(devices, str) else devices and [*map(str, devices)]
+    if entries == ["none"] or (emulated and entries is None):
         return Devices((NO_GPU,) * workers)
-    if emulated and entries is not None:
+    if emulated:
         raise ValueError(
             f"devices = {shortened(devices)} cannot be combined with emulated speeds or "
             "contention, which limit CPU time and hide the GPUs: omit one of them, or give "
             "devices none"
         )
-    if emulated:
-        return Devices((NO_GPU,) * workers)
-    if entries is not None and list(entries) == ["all"]:
+    if entries == ["all"]:
         return None
     if entries is None:
         return _automatic(workers, environ, may_mix=may_mix)
-    named = _as_named([str(entry) for entry in entries], workers, environ)
+    named = _as_named(entries, workers, environ)
     uses_gpus = [own[VARIABLE] != NO_GPU[VARIABLE] for own in named.environments]
     if not may_mix and len(set(uses_gpus)) > 1:
         raise ValueError(
             "devices must be GPUs for all workers, or none for all, in TensorFlow's collectives, "
-            f"got {shortened(','.join(map(str, entries)))}: give each worker a GPU, or give none"
+            f"got {shortened(','.join(entries))}: give each worker a GPU, or give none"
         )
     return named
 
@@ -76,34 +74,32 @@ def _automatic(workers: int, environ: Mapping[str, str], *, may_mix: bool) -> De
     names = [str(each) for each in range(count_gpus())] if given is None else _usable(given)
     if not names:
         return None
+    chosen: Sequence[Sequence[str]] = [[names[i % len(names)]] for i in range(workers)]
     if given is not None and len(names) >= workers:
         chosen = _divided(names, workers)
-    else:
-        chosen = [[names[worker % len(names)]] for worker in range(workers)]
     note = _note(workers, names, given, may_mix=may_mix)
     return Devices(_environments(chosen, environ, number=given is None), note)
 
 
 def _note(workers: int, names: Sequence[str], given: str | None, *, may_mix: bool) -> str | None:
     """Returns what the user should know of an automatic choice, or None."""
+    total = f"{len(names)} GPU{'s' * (len(names) != 1)}"
     if workers > len(names):
         return (
-            f"{workers} workers share {_count(names)}, which NCCL does not support: start at most "
+            f"{workers} workers share {total}, which NCCL does not support: start at most "
             f"{len(names)}, or let {'some' if may_mix else 'all'} of them use the CPU, by "
             f"{'an entry none of --devices' if may_mix else '--devices none'}"
         )
     divided, unused = _divided(names, workers), len(names) % workers
     if given is None and len(divided[0]) > 1:
-        return (
-            f"each worker uses one of {_count(names)}: to use {'all' if not unused else 'more'} of "
-            "them, give --devices " + ",".join(map("+".join, divided))
-        )
+        each = ",".join(map("+".join, divided))
+        which = "more" if unused else "all"
+        return f"each worker uses one of {total}: to use {which} of them, give --devices {each}"
     if unused:
         return (
-            f"{unused} of {_count(names)} "
-            + ("is" if unused == 1 else "are")
-            + " not used, because all workers need the same number of them: start a number of "
-            f"workers that divides {len(names)} to use all"
+            f"{unused} of {total} {'is' if unused == 1 else 'are'} not used, because all workers "
+            "need the same number of them: start a number of workers that divides "
+            f"{len(names)} to use all"
         )
     return None
 
@@ -114,44 +110,35 @@ def _divided(names: Sequence[str], workers: int) -> list[Sequence[str]]:
     return [names[each * worker : each * (worker + 1)] for worker in range(workers)]
 
 
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} GPU" + ("s" if len(names) != 1 else "")
-
-
 def _as_named(entries: Sequence[str], workers: int, environ: Mapping[str, str]) -> Devices:
     if len(entries) != workers:
         raise ValueError(
             f"devices must have one entry per worker = {workers}, got {len(entries)} "
             f"({shortened(','.join(entries))}): {_SYNTAX}"
         )
-    chosen = [[] if entry.strip() == "none" else _names(entry) for entry in entries]
+    chosen: list[list[str]] = []
+    for entry in entries:
+        names = [] if entry.strip() == "none" else [name.strip() for name in entry.split("+")]
+        if not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
+            raise ValueError(
+                "an entry of devices must be numbers or UUIDs of different GPUs, got "
+                f"{shortened(entry)}: {_SYNTAX}"
+            )
+        chosen.append(names)
     named = [name for names in chosen for name in names]
     _check_usable(named, environ.get(VARIABLE))
     numbers = all(name.isdecimal() for name in named)
     return Devices(_environments(chosen, environ, number=numbers and VARIABLE not in environ))
 
 
-def _names(entry: str) -> list[str]:
-    names = [name.strip() for name in entry.split("+")]
-    if not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
-        raise ValueError(
-            "an entry of devices must be numbers or UUIDs of different GPUs, got "
-            f"{shortened(entry)}: {_SYNTAX}"
-        )
-    return names
-
-
 def _check_usable(named: Sequence[str], given: str | None) -> None:
     """Raises ValueError if a device is not there, or was not given to the launcher."""
-    if given is not None:
-        usable = _usable(given)
-        if foreign := [name for name in named if name not in usable]:
-            raise ValueError(
-                f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
-                f"{foreign[0]}: choose from these, or unset the variable"
-            )
-        return
-    known = count_gpus()
+    known = count_gpus() if given is None else 0
+    if given is not None and (foreign := [name for name in named if name not in _usable(given)]):
+        raise ValueError(
+            f"devices must be among those of CUDA_VISIBLE_DEVICES = {given!r}, got "
+            f"{foreign[0]}: choose from these, or unset the variable"
+        )
     if known and (beyond := [each for each in named if each.isdecimal() and int(each) >= known]):
         raise ValueError(
             f"devices must be numbers from 0 to {known - 1}, because this machine has {known} "
@@ -161,9 +148,7 @@ def _check_usable(named: Sequence[str], given: str | None) -> None:
 
 def _usable(given: str) -> list[str]:
     """Returns the devices of CUDA_VISIBLE_DEVICES; CUDA ignores all after an invalid name."""
-    names = [name.strip() for name in given.split(",")]
-    valid = [bool(_NAME.fullmatch(name)) for name in names]
-    return names[: valid.index(False)] if False in valid else names
+    return list(takewhile(_NAME.fullmatch, (name.strip() for name in given.split(","))))
 
 
 def _environments(

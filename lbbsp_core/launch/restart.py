@@ -7,7 +7,6 @@ from a checkpoint.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -40,9 +39,7 @@ class Attempt(NamedTuple):
     @property
     def pause_seconds(self) -> float:
         """Seconds to wait before this attempt, so that a broken job does not occupy the machine."""
-        if not self.quick_failures:
-            return 0.0
-        return min(2.0 ** (self.quick_failures - 1), MAX_PAUSE_SECONDS)
+        return min(2.0**self.quick_failures // 2, MAX_PAUSE_SECONDS)  # 0, 1, 2, 4, ...
 
 
 def run_attempts(
@@ -62,8 +59,6 @@ def run_attempts(
     while True:
         started = time.monotonic()
         outcome = run(attempt)
-        for line in outcome.output_tail:
-            print(f"[{outcome.failed_name}] {line}", file=sys.stderr)
         if outcome.message is not None:
             notify(outcome.message)
         if signals and outcome.status != 0:  # also a signal that came while the attempt was ended
@@ -73,17 +68,12 @@ def run_attempts(
             notify(message)
         if following is None:
             return outcome.status
-        _drain(events, time.monotonic() + following.pause_seconds)
+        until = time.monotonic() + following.pause_seconds
+        while (event := next_event(events, until)) and not isinstance(event, Signalled):
+            pass  # of the attempt that has ended
         if signals:
             return 128 + signals[0]
         attempt = following
-
-
-def _drain(events: SimpleQueue[Event], until: float) -> None:
-    """Drops the events of the attempt that has ended, and waits; a signal ends the wait."""
-    while (event := next_event(events, until)) is not None:
-        if isinstance(event, Signalled):
-            return
 
 
 def check_limits(limits: RestartLimits, workers: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -24,18 +26,9 @@ from lbbsp_core.launch.cluster import JobSpec
 from lbbsp_core.launch.contention import Place
 from lbbsp_core.launch.cpu_shares import Stage
 from lbbsp_core.launch.throttle import Throttle
-from lbbsp_core.processes import _reaper
-from lbbsp_core.processes.child import (
-    ChildProcess,
-    Event,
-    Exited,
-    Output,
-    OutputFailed,
-    Signalled,
-    next_event,
-)
+from lbbsp_core.processes import _reaper, child
 from lbbsp_core.processes.reaper import Reaper
-from lbbsp_core.processes.spawn import signal_name
+from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python
 from lbbsp_core.runtime.reliability.exit import LEFT
 from lbbsp_core.runtime.reliability.marks import Marks, folder_variable, read_marks
 
@@ -53,57 +46,49 @@ class Outcome(NamedTuple):
     """Result of a job, or of one attempt of it."""
 
     status: int
-    failed_index: int | None = None  # of the process that failed first; a worker's is its rank
     message: str | None = None  # to the user
-    failed_name: str = ""  # of the process that failed first, in front of its output
     signalled: bool = False  # a signal asked the launcher to end the job
     leaving: bool = False  # the scripts end by themselves, with a checkpoint, if they get some time
     lost_workers: tuple[int, ...] = ()  # ranks of those that caused the end, as far as known
-    output_tail: Sequence[str] = ()  # of the process that failed first
-
-
-def _discard(_index: int, _line: str) -> None:
-    """Discards a line: the output of a helper is only printed, from its tail, if it fails."""
 
 
 class Supervisor:
-    """Runs the processes of one job."""
+    """Runs the processes of one attempt of a job, which started on the monotonic clock."""
 
     def __init__(
-        self, throttle: Throttle, reaper: Reaper, output: Output, events: SimpleQueue[Event]
+        self,
+        throttle: Throttle,
+        reaper: Reaper,
+        output: child.Output,
+        events: SimpleQueue[child.Event],
+        started: float,
     ) -> None:
         self._throttle, self._reaper, self._output = throttle, reaper, output
-        self._events = events
+        self._events, self._started = events, started
         self._lock = threading.Lock()
-        self._workers: list[ChildProcess] = []
-        self._helpers: list[ChildProcess] = []
+        self._workers: list[child.ChildProcess] = []
+        self._helpers: list[child.ChildProcess] = []
+        self._first_failed: child.ChildProcess | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="lbbsp-launch-"))
         self._reaper.watch("job", self._folder)
 
-    def start(
-        self,
-        command: Sequence[str],
-        job: JobSpec,
-        places: Sequence[Place] | None = None,
-        started: float = 0.0,
-    ) -> None:
+    def start(self, command: Sequence[str], job: JobSpec, places: Sequence[Place]) -> None:
         """Starts the workers with their neighbours, and helpers, which are not slowed down."""
-        for cgroup in self._throttle.cgroups():
+        cgroups, workers = self._throttle.cgroups(), len(job.workers)
+        for cgroup in cgroups:
             self._reaper.watch("cgroup", cgroup)
-        beside = itertools.count(len(job.workers))  # indices of the processes beside the workers
+        beside = itertools.count(workers)  # indices of the processes beside the workers
         for helper in job.helpers:
             self._helpers.append(self._start(next(beside), *helper))
-        for rank, environment in enumerate(job.workers):
-            place = Place() if places is None else places[rank]
-            cgroups = self._throttle.cgroups_of(rank)
-            start = partial(self._start, cgroups=cgroups, cores=place.cores)
+        for rank, (place, environment) in enumerate(zip(places, job.workers, strict=True)):
+            start = partial(self._start, cgroups=cgroups[rank::workers], cores=place.cores)
             worker = start(rank, f"worker {rank}", command, environment, self._output)
             self._workers.append(worker)
             self._throttle.attach(rank, worker.pid)
             now, name = time.monotonic(), f"neighbour of worker {rank}"
             for number in range(place.neighbours):
                 file = self._folder / f"neighbour-{rank}-{number}.json"
-                compete = place.command(number, file, now, started)
+                compete = place.command(number, file, now, self._started)
                 self._helpers.append(start(next(beside), name, compete, os.environ))
 
     def _start(
@@ -112,41 +97,39 @@ class Supervisor:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: Output = _discard,
+        output: child.Output = child.discard,  # a helper's is only printed, its tail, if it fails
         cgroups: Sequence[Path] = (),
         cores: Collection[int] = (),
-    ) -> ChildProcess:
+    ) -> child.ChildProcess:
         marks = self._folder / str(index)
         marks.mkdir()
         own = {**environment, _reaper.JOB: str(self._folder), **folder_variable(marks)}
-        events, lock = self._events, self._lock
-        process = ChildProcess(index, name, command, own, cgroups, output, events, lock, cores)
+        process = spawn_python(command, environment=own, cgroups=cgroups, cores=cores)
         self._reaper.watch("group", process.pid)
-        return process
+        return child.ChildProcess(index, name, process, output, self._events, self._lock)
 
-    def watch(self, changes: Sequence[Stage], started: float, timeout: float | None) -> Outcome:
+    def watch(self, changes: Sequence[Stage], timeout: float | None) -> Outcome:
         """Waits for the end of the job, and changes the speeds at the scheduled times.
 
         The job ends when all scripts have ended, a process fails, a signal arrives, or the timeout
-        has passed. Seconds count from ``started``, on the monotonic clock.
+        has passed. Seconds count from the start of the job.
         """
-        deadline = started + timeout if timeout is not None else None
+        deadline = math.inf if timeout is None else self._started + timeout
         pending = deque(changes)
         while any(script.running for script in self._workers):
-            next_change = started + pending[0].seconds if pending else None
-            some_ended = not all(worker.running for worker in self._workers)
-            next_look = time.monotonic() + MARKS_SECONDS if some_ended else None
-            moments = [each for each in (deadline, next_change, next_look) if each is not None]
-            event = next_event(self._events, min(moments, default=None))
+            next_change = self._started + pending[0].seconds if pending else math.inf
+            all_run = all(worker.running for worker in self._workers)
+            next_look = math.inf if all_run else time.monotonic() + MARKS_SECONDS
+            event = child.next_event(self._events, min(deadline, next_change, next_look))
             outcome = self._handle_event(event) if event is not None else self._missed_worker()
             if outcome is not None:
                 return outcome
             if event is not None:
                 continue
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 message = f"timed out after {timeout:g} s; still running: {self._running_scripts()}"
-                return Outcome(TIMED_OUT, None, message)
-            if next_change is not None and time.monotonic() >= next_change:
+                return Outcome(TIMED_OUT, message)
+            if time.monotonic() >= next_change:
                 self._throttle.apply(pending.popleft().shares)
         return Outcome(0)
 
@@ -163,17 +146,16 @@ class Supervisor:
             for script in self._workers:
                 # The scripts alone: processes that load their data must not end before them. A
                 # script with a signal of its own would take ours for an order to end at once.
-                if not self._marks(script).preempted:
-                    script.signal_alone(signal.SIGTERM)
+                if script.running and not self._marks(script).preempted:
+                    os.kill(script.pid, signal.SIGTERM)  # it has not been reaped, if it has ended
         while any(script.running for script in self._workers):
-            event = next_event(
-                self._events, min(time.monotonic() + NOTICE_SECONDS, started + seconds)
-            )
-            if isinstance(event, Exited):
-                self._mark_exited(event)
-                if self._is_worker(event) and event.code not in (0, LEFT, -signal.SIGTERM):
+            until = min(time.monotonic() + NOTICE_SECONDS, started + seconds)
+            event = child.next_event(self._events, until)
+            if isinstance(event, child.Exited):
+                is_worker = self._mark_exited(event)
+                if is_worker and event.code not in (0, LEFT, -signal.SIGTERM):
                     problems.append(str(event))
-            elif isinstance(event, Signalled):
+            elif isinstance(event, child.Signalled):
                 if event.signum == signal.SIGINT and outcome.signalled:
                     break  # schedulers, unlike users, repeat a SIGTERM without more haste
                 outcome = _signalled(event)  # the scripts know: a second request would end them
@@ -213,6 +195,9 @@ class Supervisor:
         for process in self._processes():
             process.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._first_failed is not None:
+            for line in self._first_failed.output_tail():
+                print(f"[{_short(self._first_failed)}] {line}", file=sys.stderr)
 
     def _release(self) -> None:
         """Lifts the limits of all workers, so that they end quickly."""
@@ -222,30 +207,34 @@ class Supervisor:
 
     def check_output(self) -> None:
         """Raises the error, if any, that the output callback raised after the last exit."""
-        while (event := next_event(self._events, 0.0)) is not None:
-            if isinstance(event, OutputFailed):
+        while (event := child.next_event(self._events, 0.0)) is not None:
+            if isinstance(event, child.OutputFailed):
                 raise event.error
 
-    def output_tail(self, process_index: int) -> list[str]:
-        """Returns the last lines of a process's output."""
-        return self._processes()[process_index].output_tail()
-
-    def _processes(self) -> list[ChildProcess]:
+    def _processes(self) -> list[child.ChildProcess]:
         """Returns all processes by index: workers by rank, then the processes beside them."""
         return [*self._workers, *self._helpers]
 
-    def _handle_event(self, event: Event) -> Outcome | None:
+    def _handle_event(self, event: child.Event) -> Outcome | None:
         """Returns the outcome that an event causes, or None if the job continues."""
-        if isinstance(event, OutputFailed):
+        if isinstance(event, child.OutputFailed):
             raise event.error
-        if isinstance(event, Signalled):
+        if isinstance(event, child.Signalled):
             return _signalled(event)
-        self._mark_exited(event)
+        is_worker = self._mark_exited(event)
         if event.code == 0:
-            return self._unfinished(event)
-        if event.code == LEFT and self._is_worker(event):
+            marks = self._marks(self._processes()[event.process_index])
+            if marks.finished or not marks.begun:
+                return None
+            return self._failed(
+                event.process_index,
+                f"{event.name} ended with status 0 before the end of its script: it has called "
+                "os._exit, or a library that ends processes; let the script return, or use "
+                "sys.exit",
+            )
+        if event.code == LEFT and is_worker:
             message = f"{event.name} left with status {LEFT}, as the workers do after a SIGTERM"
-            return Outcome(LEFT, None, message, leaving=True)
+            return Outcome(LEFT, message, leaving=True)
         later = self._failures_within(CONSEQUENCE_SECONDS)
         message = f"{event} (followed by: {'; '.join(map(str, later))})" if later else str(event)
         for process in self._processes():
@@ -255,20 +244,9 @@ class Supervisor:
 
     def _failed(self, process_index: int, message: str, status: int = 1) -> Outcome:
         """Returns the outcome of a job that ends because of one of its processes."""
-        name = _short(self._processes()[process_index].name)
+        self._first_failed = self._processes()[process_index]
         workers = (process_index,) if process_index < len(self._workers) else ()
-        return Outcome(status, process_index, message, name, lost_workers=workers)
-
-    def _unfinished(self, event: Exited) -> Outcome | None:
-        """Returns the outcome if a process with status 0 has not reached the end of its script."""
-        marks = self._marks(self._processes()[event.process_index])
-        if not marks.begun or marks.finished:
-            return None
-        return self._failed(
-            event.process_index,
-            f"{event.name} ended with status 0 before the end of its script: it has called "
-            "os._exit, or a library that ends processes; let the script return, or use sys.exit",
-        )
+        return Outcome(status, message, lost_workers=workers)
 
     def _missed_worker(self) -> Outcome | None:
         """Returns the outcome if a worker waits for the start of one that has ended."""
@@ -282,33 +260,33 @@ class Supervisor:
                 )
         return None
 
-    def _is_worker(self, event: Exited) -> bool:
-        return event.process_index < len(self._workers)
-
-    def _marks(self, process: ChildProcess) -> Marks:
+    def _marks(self, process: child.ChildProcess) -> Marks:
         return read_marks(self._folder / str(process.index))
 
-    def _mark_exited(self, event: Exited) -> None:
-        self._processes()[event.process_index].running = False
-        if self._is_worker(event):
-            self._throttle.release(event.process_index)
+    def _mark_exited(self, event: child.Exited) -> bool:
+        """Notes the end of a process, and returns whether it is a worker."""
+        process = self._processes()[event.process_index]
+        process.running = False
+        if process in self._workers:
+            self._throttle.release(process.index)
+        return process in self._workers
 
-    def _failures_within(self, seconds: float) -> list[Exited]:
+    def _failures_within(self, seconds: float) -> list[child.Exited]:
         """Returns the processes that fail shortly after the first failure, as its consequence."""
         until, failures = time.monotonic() + seconds, []
-        while isinstance(event := next_event(self._events, until), Exited):
+        while isinstance(event := child.next_event(self._events, until), child.Exited):
             self._mark_exited(event)
             if event.code != 0:
                 failures.append(event)
         return failures
 
     def _running_scripts(self) -> str:
-        return ", ".join(_short(script.name) for script in self._workers if script.running)
+        return ", ".join(_short(script) for script in self._workers if script.running)
 
     def _signal_all(self, signum: signal.Signals) -> None:
         for process in self._processes():
-            process.signal_group(signum)
-            process.signal_group(signal.SIGCONT)  # a stopped process would not end
+            signal_group(process.pid, signum)
+            signal_group(process.pid, signal.SIGCONT)  # a stopped process would not end
         for pid in _reaper.processes_of(str(self._folder)):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signum)
@@ -317,38 +295,34 @@ class Supervisor:
         """Returns whether all processes end in time; a second signal ends the wait."""
         until = time.monotonic() + seconds
         while self._alive():
-            event = next_event(self._events, min(until, time.monotonic() + POLL_SECONDS))
-            if isinstance(event, Signalled) or time.monotonic() >= until:
+            event = child.next_event(self._events, min(until, time.monotonic() + POLL_SECONDS))
+            if isinstance(event, child.Signalled) or time.monotonic() >= until:
                 return False
         return True
 
     def _alive(self) -> bool:
         """Returns whether any process of the job is alive; zombies are not."""
         groups = {process.pid for process in self._processes()}
-        in_groups = any(_is_alive(pid, groups) for pid in psutil.pids())
-        return in_groups or bool(_reaper.processes_of(str(self._folder)))
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, PermissionError, psutil.Error):
+                in_group = os.getpgid(pid) in groups
+                if in_group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    return True
+        return bool(_reaper.processes_of(str(self._folder)))
 
 
-def _signalled(event: Signalled) -> Outcome:
+def _signalled(event: child.Signalled) -> Outcome:
     message = f"ended by {signal_name(event.signum)}"
-    return Outcome(128 + event.signum, None, message, signalled=True, leaving=True)
+    return Outcome(128 + event.signum, message, signalled=True, leaving=True)
 
 
-def _short(name: str) -> str:
+def _short(process: child.ChildProcess) -> str:
     """Returns the rank of a worker, or the name of another process."""
-    return name.removeprefix("worker ")
-
-
-def _is_alive(pid: int, groups: Collection[int]) -> bool:
-    """Returns whether a process of these groups is alive; a zombie is not."""
-    try:
-        return os.getpgid(pid) in groups and (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except (ProcessLookupError, PermissionError, psutil.Error):
-        return False
+    return process.name.removeprefix("worker ")
 
 
 @contextmanager
-def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
+def signal_handlers(events: SimpleQueue[child.Event]) -> Iterator[list[int]]:
     """Turns SIGINT, SIGTERM and SIGHUP into events, and restores the handlers afterwards.
 
     Yields the signals that have arrived, in order. Outside the main thread, where Python installs
@@ -358,15 +332,13 @@ def signal_handlers(events: SimpleQueue[Event]) -> Iterator[list[int]]:
 
     def handle(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)  # a SimpleQueue admits a put that interrupts another one
-        events.put(Signalled(signum))
+        events.put(child.Signalled(signum))
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
     signums = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         signums.append(signal.SIGHUP)
-    previous = {signum: signal.signal(signum, handle) for signum in signums}
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {each: signal.signal(each, handle) for each in signums if is_main}
     try:
         yield received
     finally:

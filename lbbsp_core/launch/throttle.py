@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias, final, get_args
 
-from lbbsp_core.launch.cpu_shares import LONG_PERIOD_US, quota_us
+from lbbsp_core.launch.cpu_shares import PERIOD_US, Schedule, quota_us
 from lbbsp_core.processes import _reaper
 from lbbsp_core.processes.spawn import exec_command, signal_group
 from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
@@ -34,11 +34,7 @@ class Throttle:
     """Slows workers down; the launcher calls its methods in the order below. This one does not."""
 
     def cgroups(self) -> Sequence[Path]:
-        """Returns the cgroups of all workers, to be removed at the end; empty if there are none."""
-        return ()
-
-    def cgroups_of(self, rank: int) -> Sequence[Path]:
-        """Returns the cgroups that worker ``rank`` enters, one of each hierarchy."""
+        """Returns a cgroup of each worker, of each hierarchy in turn; empty if there are none."""
         return ()
 
     def attach(self, rank: int, pid: int) -> None:
@@ -55,17 +51,20 @@ class Throttle:
 
 
 def create_throttle(
-    emulation: Emulation, shares: Sequence[float], period_us: int, notify: Callable[[str], None]
+    plan: Schedule | None, emulation: Emulation, notify: Callable[[str], None], *, contended: bool
 ) -> Throttle:
     """Creates CPU quotas where this process may set them, and a duty cycle elsewhere."""
+    if plan is None:
+        return Throttle()
     if emulation not in get_args(Emulation):
         known = ", ".join(get_args(Emulation))
         raise ValueError(f"emulation must be one of {known}, got {emulation!r}")
-    quotas = None if emulation == "duty-cycle" else open_quotas(shares, period_us)
+    shares = plan.stages[0].shares
+    quotas = None if emulation == "duty-cycle" else open_quotas(shares, plan.period_us)
     if quotas is not None:
-        if period_us > LONG_PERIOD_US:
+        if plan.period_us > PERIOD_US:  # a long period affects single training steps
             notify(
-                f"the quota period is {period_us / 1000:g} ms, "
+                f"the quota period is {plan.period_us / 1000:g} ms, "
                 "because the slowest worker's quota must be at least 1 ms"
             )
         return quotas
@@ -73,6 +72,12 @@ def create_throttle(
         raise ValueError(
             "emulation must not be 'cgroup' where the cpu controller is not writable: "
             "run as root, have a cgroup delegated to you, or use 'duty-cycle'"
+        )
+    if contended:
+        raise ValueError(
+            "contention needs CPU quotas where speeds are emulated, or workers outnumber the "
+            "cores, and the cpu controller is not writable or not to be used: run as root, have a "
+            "cgroup delegated to you, or omit speeds and start at most one worker per core"
         )
     notify(
         "emulating speeds by stopping and continuing the workers every "
@@ -92,29 +97,24 @@ def available_cores() -> float:
 
 @final
 class CpuQuotas(Throttle):
-    """Limits each worker by the CPU quota of its own cgroup below `base`, of version 1 or 2.
+    """Limits each worker by the CPU quota of its own cgroup, of version 1 or 2.
 
-    The cgroups are named after this process and a random token: no two launches share any.
-    `accounting` is a parent cgroup of another hierarchy, which counts CPU time; None if the quotas'
-    own does.
+    The cgroups are named after this process and a random token: no two launches share any. They
+    are below the first of the parents; a second one, of another hierarchy, counts CPU time.
     """
 
-    def __init__(
-        self, version: int, base: Path, workers: int, period_us: int, accounting: Path | None = None
-    ) -> None:
+    def __init__(self, version: int, parents: Sequence[Path], workers: int, period_us: int) -> None:
         token = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._groups = [base / f"{token}-{rank}" for rank in range(workers)]
-        self._accounts = [accounting / group.name for group in self._groups if accounting]
+        self._groups = [parent / f"{token}-{rank}" for parent in parents for rank in range(workers)]
         self._version, self._period_us = version, period_us
         self._released: set[int] = set()
 
     def create(self, shares: Sequence[float]) -> None:
         """Creates the cgroups with their first quotas."""
+        for group in self._groups:
+            group.mkdir()
         for rank, share in enumerate(shares):
-            self._groups[rank].mkdir()
             self._write(rank, quota_us(share, self._period_us))
-        for account in self._accounts:
-            account.mkdir()
 
     def _write(self, rank: int, quota: int | None) -> None:
         """Sets the microseconds of CPU time per period; None lifts the limit."""
@@ -129,11 +129,7 @@ class CpuQuotas(Throttle):
 
     def cgroups(self) -> Sequence[Path]:
         """Returns the cgroup of each worker with its quota, then those that count CPU time."""
-        return [*self._groups, *self._accounts]
-
-    def cgroups_of(self, rank: int) -> Sequence[Path]:
-        """Returns the cgroups that a worker enters."""
-        return [self._groups[rank], *self._accounts[rank : rank + 1]]
+        return self._groups
 
     def apply(self, shares: Sequence[float]) -> None:
         """Changes the quotas of the workers that have not been released."""
@@ -148,23 +144,21 @@ class CpuQuotas(Throttle):
 
     def close(self) -> None:
         """Removes the cgroups, and kills the processes left in them."""
-        for group in self.cgroups():
+        for group in self._groups:
             _reaper.remove_cgroup(str(group))
 
 
 def open_quotas(shares: Sequence[float], period_us: int) -> CpuQuotas | None:
     """Creates one cgroup per worker under the nearest parent that permits it; None if none does."""
     for version, base in parent_cgroups():
-        accounting = _accounting(base) if version == 1 else None
-        for parent in filter(None, (base, accounting)):
+        parents = [base, *(_accounting(base) if version == 1 else ())]
+        for parent in parents:
             remove_leftovers(parent)
-        quotas = CpuQuotas(version, base, len(shares), period_us, accounting)
-        try:
+        quotas = CpuQuotas(version, parents, len(shares), period_us)
+        with suppress(OSError):
             quotas.create(shares)
-            if _can_enter(quotas.cgroups_of(0)):
+            if _can_enter(quotas.cgroups()[:: len(shares)]):
                 return quotas
-        except OSError:
-            pass
         quotas.close()
     return None
 
@@ -190,15 +184,15 @@ def _enable_cpu_quotas(group: Path) -> bool:
     return True
 
 
-def _accounting(quotas: Path) -> Path | None:
+def _accounting(quotas: Path) -> list[Path]:
     """Returns where version 1 counts CPU time, if that is another hierarchy than the quotas'.
 
     Without it a worker could not tell its own CPU time from that of its neighbours in the group.
     """
     if (quotas / "cpuacct.usage").exists():
-        return None
+        return []
     owns = (groups[0] for groups in hierarchies(Host(), "cpuacct"))
-    return next((Path(own.path) for own in owns if own.version == 1), None)
+    return [Path(own.path) for own in owns if own.version == 1][:1]
 
 
 def _can_enter(groups: Sequence[Path]) -> bool:
@@ -323,8 +317,9 @@ class DutyCycle(Throttle):
                 debt = worker.debt + (clock - last) * (self._shares[rank] - worker.runs)
                 worker.debt = min(max(debt, -1.0), 1.0)  # a long stall is not compensated
             if clock // 1.0 > last // 1.0:
-                ranks = range(len(self._shares))
-                self._windows = windows([self._next_share(rank) for rank in ranks])
+                debts = {rank: worker.debt for rank, worker in self._workers.items()}
+                due = (share + debts.get(rank, 0.0) for rank, share in enumerate(self._shares))
+                self._windows = windows([min(max(share, 0.0), 1.0) for share in due])
             phase = clock % 1.0
             for rank, worker in self._workers.items():
                 if self._windows[rank].contains(phase) != worker.runs:
@@ -332,8 +327,3 @@ class DutyCycle(Throttle):
                     signal_group(worker.group, signal.SIGCONT if worker.runs else signal.SIGSTOP)
             edges = [self._windows[rank].next_edge(phase) for rank in self._workers]
             return max(min([*edges, 1.0 - phase]), MIN_PAUSE_CYCLES)
-
-    def _next_share(self, rank: int) -> float:
-        """Returns the fraction of the next cycle in which a worker should run."""
-        worker = self._workers.get(rank)
-        return min(max(self._shares[rank] + (worker.debt if worker else 0.0), 0.0), 1.0)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
-from lbbsp_core.processes.spawn import signal_group, signal_name, spawn_python, wait_unreaped
+from lbbsp_core.processes.spawn import signal_name, wait_unreaped
 
 TAIL_LINES: Final = 80  # enough for a traceback through a framework
 TAIL_LINES_WITHOUT_TRACEBACK: Final = 20
@@ -22,6 +21,10 @@ JOIN_SECONDS: Final = 2.0
 
 Output: TypeAlias = Callable[[int, str], None]
 """Called with the index of a process and a line of its output."""
+
+
+def discard(_index: int, _line: str) -> None:
+    """Discards a line of output, which is still in the tail."""
 
 
 class Exited(NamedTuple):
@@ -58,23 +61,19 @@ class OutputFailed(NamedTuple):
 Event: TypeAlias = Exited | Signalled | OutputFailed
 
 
-def next_event(events: SimpleQueue[Event], until: float | None) -> Event | None:
-    """Returns the next event, or None if none arrives in time.
+def next_event(events: SimpleQueue[Event], until: float) -> Event | None:
+    """Returns the next event, or None if none arrives in time, or within days.
 
     In Python 3.10 `SimpleQueue.get` waits indefinitely if its timeout passes before it begins to
     wait, unless an attempt without a timeout has just failed. If `until`, on the monotonic clock,
     has passed, only an event that has arrived is returned. No other thread may read from the queue.
     """
-    try:
+    with suppress(Empty):
         return events.get_nowait()
-    except Empty:
-        remaining = None if until is None else until - time.monotonic()
-    if remaining is not None and remaining <= 0:
-        return None
-    try:  # a queue accepts no wait of centuries; the caller waits again
-        return events.get(timeout=None if remaining is None else min(remaining, 1e6))
-    except Empty:
-        return None
+    remaining = min(until - time.monotonic(), 1e6)  # a queue accepts no wait of centuries
+    with suppress(Empty):
+        return events.get(timeout=remaining) if remaining > 0 else None
+    return None
 
 
 class ChildProcess:
@@ -89,39 +88,20 @@ class ChildProcess:
         self,
         index: int,
         name: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        cgroups: Sequence[Path],
+        process: subprocess.Popen[bytes],
         output: Output,
         events: SimpleQueue[Event],
         lock: threading.Lock,
-        cores: Collection[int] = (),
     ) -> None:
-        self.index, self.name = index, name
-        self.running = True
+        self.index, self.name, self.running = index, name, True
         self._output, self._events, self._lock = output, events, lock
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._process = spawn_python(
-            arguments, environment=environment, cgroups=cgroups, cores=cores
-        )
+        self._process = process  # see `spawn_python`
+        self.pid: Final = process.pid  # also of the process group
         self._reader = threading.Thread(target=self._read, name=f"output-{index}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"exit-{index}", daemon=True)
         self._reader.start()
         self._waiter.start()
-
-    @property
-    def pid(self) -> int:
-        """Process ID, which is also the ID of the process group."""
-        return self._process.pid
-
-    def signal_alone(self, signum: signal.Signals) -> None:
-        """Signals the process alone, which may have ended but has not been reaped."""
-        if self.running:
-            os.kill(self.pid, signum)
-
-    def signal_group(self, signum: signal.Signals) -> None:
-        """Signals the process and the processes that it has started."""
-        signal_group(self.pid, signum)
 
     def reap(self) -> None:
         """Reaps the process, which has ended unless the kernel was unable to kill it."""
@@ -141,26 +121,19 @@ class ChildProcess:
     def _read(self) -> None:
         """Forwards every line, and still drains the pipe after a failure: a full one blocks."""
         assert self._process.stdout is not None
-        failed = False
         with io.TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace") as stream:
             for line in iter(lambda: stream.readline(MAX_LINE_LENGTH), ""):
-                text = line.rstrip("\n")
-                self._tail.append(text)
-                failed = failed or not self._forward(text)
-
-    def _forward(self, text: str) -> bool:
-        try:
-            with self._lock:
-                self._output(self.index, text)
-        except Exception as error:
-            self._events.put(OutputFailed(error))
-            return False
-        return True
+                self._tail.append(line.rstrip("\n"))
+                try:
+                    with self._lock:
+                        self._output(self.index, self._tail[-1])
+                except Exception as error:
+                    self._events.put(OutputFailed(error))
+                    self._output = discard
 
     def _wait(self) -> None:
         """Waits on a separate thread, so that exits are reported at once and in order."""
-        try:
+        code: int | None = 1
+        with suppress(ChildProcessError):  # this process ignores SIGCHLD: the exit status is lost
             code = wait_unreaped(self.pid)
-        except ChildProcessError:  # this process ignores SIGCHLD, so the exit status is lost
-            code = None
-        self._events.put(Exited(self.index, 1 if code is None else code, self.name))
+        self._events.put(Exited(self.index, code or 0, self.name))

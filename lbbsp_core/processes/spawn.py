@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lbbsp_core.processes import _exec
@@ -16,9 +17,8 @@ def exec_command(
     command: Sequence[str], cgroups: Sequence[Path] = (), cores: Collection[int] = ()
 ) -> list[str]:
     """Returns the command line that runs `command` through ``_exec``."""
-    python = [sys.executable, "-I", "-S"]
-    place = ["\n".join(map(str, cgroups)), ",".join(map(str, cores))]
-    return [*python, _exec.__file__, str(os.getpid()), *place, *command]
+    python = [sys.executable, "-I", "-S", _exec.__file__, str(os.getpid())]
+    return [*python, "\n".join(map(str, cgroups)), ",".join(map(str, cores)), *command]
 
 
 def spawn_python(
@@ -46,10 +46,8 @@ def spawn_python(
 
 def signal_group(group: int, signum: signal.Signals) -> None:
     """Signals a process group that may have ended already."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def wait_unreaped(pid: int, *, block: bool = True) -> int | None:

@@ -1,10 +1,11 @@
-"""Protocol of a source of driving factors, and the names of the factors."""
+"""Source of driving factors, and the names of the factors."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 DESCRIPTIONS: Final = {
     "cpu_other_percent": "CPU time of other processes on the cores of this process; "
@@ -44,29 +45,16 @@ class Factor(NamedTuple):
     per_second: float | None = None
 
 
-class Source(Protocol):
-    """Source of numbers. What makes it raises OSError if it is unavailable."""
+@dataclass(frozen=True)
+class Source:
+    """Source of numbers. What makes it raises an exception if it is unavailable."""
 
-    @property
-    def factors(self) -> tuple[Factor, ...]:
-        """Driving factors, one for each number that `read` returns."""
-
-    @property
-    def min_interval_seconds(self) -> float:
-        """Seconds between two readings, > 0 if levels change slowly."""
-
-    @property
-    def may_block(self) -> bool:
-        """True if calls may wait for a lock, for example of a driver.
-
-        Such a source is only read in the background, and not closed in a forked child.
-        """
-
-    def read(self) -> tuple[float, ...]:
-        """Returns one number for each of `factors`. May raise any exception."""
-
-    def close(self) -> None:
-        """Closes files and handles."""
+    factors: tuple[Factor, ...]
+    read: Callable[[], tuple[float, ...]]  # a number for each factor; may raise any exception
+    min_interval_seconds: float = 0.001  # between two readings; longer if levels change slowly
+    # Whether calls may wait for a lock, for example of a driver. Such a source is only read in the
+    # background, and not closed in a forked child.
+    may_block: bool = False
 
 
 Reading = tuple[float, tuple[float, ...]]
@@ -96,11 +84,8 @@ class Meter:
         self._wanted = [(i, *factor) for i, factor in enumerate(factors) if factor.name in names]
         self._readings = deque([first])  # the first is the start of the window
         self._values = {name: 0.0 for _, name, *_ in self._wanted}
-
-    @property
-    def has_rates(self) -> bool:
-        """Whether a wanted factor is a rate, which needs readings at the start of a window."""
-        return any(per_second is not None for *_, per_second in self._wanted)
+        # Whether a wanted factor is a rate, which needs readings at the start of a window.
+        self.has_rates: Final = any(per_second is not None for *_, per_second in self._wanted)
 
     def add(self, reading: Reading) -> None:
         """Adds a reading; it replaces the last one if no time has passed, or time went back."""

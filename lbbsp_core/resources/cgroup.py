@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -25,16 +26,16 @@ def hierarchies(host: Host, controller: str) -> list[list[Cgroup]]:
     """
     try:
         mounts = host.read_text("/proc/self/mountinfo")
-        memberships = host.read_text("/proc/self/cgroup")
+        lines = [line.split(":", 2) for line in host.read_text("/proc/self/cgroup").splitlines()]
     except OSError:
         return []
+    owns = {name: PurePosixPath(path) for _, names, path in lines for name in names.split(",")}
     found = []
     for version, root, mount in sorted(_mounts(mounts, controller)):
-        own = _membership(memberships, controller if version == 1 else "")
+        own = owns.get(controller if version == 1 else "")
         if own is not None:
             path = mount / own.relative_to(root) if own.is_relative_to(root) else mount
-            if not host.resolve(path).is_dir():
-                path = mount
+            path = path if host.resolve(path).is_dir() else mount
             ancestors = [parent for parent in path.parents if parent.is_relative_to(mount)]
             found.append([Cgroup(version, directory) for directory in (path, *ancestors)])
     return found
@@ -57,23 +58,13 @@ def _mounts(mounts: str, controller: str) -> Iterator[tuple[int, PurePosixPath, 
             yield 1, root, mount
 
 
-def _membership(memberships: str, controller: str) -> PurePosixPath | None:
-    """Returns the path of this process in the hierarchy of a controller."""
-    for line in memberships.splitlines():
-        _, names, path = line.split(":", 2)
-        if controller in names.split(","):
-            return PurePosixPath(path)
-    return None
-
-
 def is_root(host: Host, group: Cgroup) -> bool:
     """Returns whether a cgroup is the root of its hierarchy, by files that only roots have or lack.
 
     In a container the path of its own cgroup may look like that of the root.
     """
-    if group.version == 1:
-        return host.resolve(group.path / "release_agent").exists()
-    return not host.resolve(group.path / "cgroup.type").exists()
+    name = "release_agent" if group.version == 1 else "cgroup.type"
+    return host.resolve(group.path / name).exists() == (group.version == 1)
 
 
 def cpu_quotas(host: Host) -> list[float]:
@@ -81,12 +72,10 @@ def cpu_quotas(host: Host) -> list[float]:
     quotas = []
     for version, path in (group for groups in hierarchies(host, "cpu") for group in groups):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
-        try:
+        with suppress(OSError):  # the root has no such file
             words = " ".join(host.read_text(path / name) for name in names).split()
-        except OSError:  # the root has no such file
-            continue
-        if len(words) == 2 and words[0] not in ("-1", "max"):
-            quotas.append(int(words[0]) / int(words[1]))
+            if len(words) == 2 and words[0] not in ("-1", "max"):
+                quotas.append(int(words[0]) / int(words[1]))
     return quotas
 
 
@@ -102,14 +91,15 @@ class MemoryLimit(NamedTuple):
 def memory_limit(host: Host) -> MemoryLimit | None:
     """Returns the lowest memory limit of the cgroup and its ancestors; None if unlimited."""
     limits = []
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file"),
+        2: ("memory.max", "memory.current", b"inactive_file"),
+    }
     for version, path in own_cgroups(host, "memory"):
-        v1 = version == 1
-        try:
-            text = host.read_text(path / ("memory.limit_in_bytes" if v1 else "memory.max")).strip()
-        except OSError:
-            continue
-        if text.isdigit() and 0 < int(text) < 1 << 60:  # version 1: unlimited is a huge number
-            usage = path / ("memory.usage_in_bytes" if v1 else "memory.current")
-            cache_key = b"total_inactive_file" if v1 else b"inactive_file"
-            limits.append(MemoryLimit(int(text), usage, path / "memory.stat", cache_key))
+        limit, usage, cache_key = names[version]
+        with suppress(OSError):
+            text = host.read_text(path / limit).strip()
+            if text.isdigit() and 0 < int(text) < 1 << 60:  # version 1: unlimited is a huge number
+                stat = path / "memory.stat"
+                limits.append(MemoryLimit(int(text), path / usage, stat, cache_key))
     return min(limits, default=None)

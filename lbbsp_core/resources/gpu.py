@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-from lbbsp_core.resources.base import Factor
+from lbbsp_core.resources.base import Factor, Source
 from lbbsp_core.resources.host import Host
 
 
@@ -66,64 +67,44 @@ def text_of(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-@final
-class Gpu:
-    """Utilisation and memory of one NVIDIA GPU.
+def gpu_name(index: int = 0) -> str:
+    """Returns the name of a visible GPU, such as "NVIDIA H100"; may raise any exception."""
+    with opened_nvml() as nvml:
+        return text_of(nvml.nvmlDeviceGetName(_handle(nvml, os.environ, index)))
+
+
+def gpu_use(host: Host) -> Source:
+    """Utilisation and memory of the GPU of this process.
 
     Both values cover all processes on the device. The driver averages utilisation over up to one
     second. MIG instances report their memory only. GPUs are counted in the order of the PCI bus:
     where they differ, set ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, because CUDA counts the fastest one
     first otherwise.
     """
+    nvml = host.opened.enter_context(opened_nvml())
+    device, has_utilisation = _handle(nvml, host.environ, host.gpu), False
+    with suppress(nvml.NVMLError):
+        nvml.nvmlDeviceGetUtilizationRates(device)
+        has_utilisation = True
 
-    min_interval_seconds = 0.0
-    may_block = True  # the driver takes locks
-    factors = (Factor("gpu_percent"), Factor("gpu_memory_percent"))
+    def read() -> tuple[float, ...]:
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        used = nvml.nvmlDeviceGetUtilizationRates(device).gpu if has_utilisation else 0
+        return float(used), 100.0 * memory.used / memory.total
 
-    def __init__(self, host: Host, index: int = 0) -> None:
-        try:
-            with ExitStack() as stack:  # closes the library unless all is well
-                self._nvml = stack.enter_context(opened_nvml())
-                self._device = self._handle(host.environ.get("CUDA_VISIBLE_DEVICES"), index)
-                self._has_utilisation = self._supports_utilisation()
-                self._nvml.nvmlDeviceGetMemoryInfo(self._device)
-                self._opened = stack.pop_all()
-        except Exception as error:  # a missing package, library or driver: different exceptions
-            raise OSError(f"GPU {index} cannot be read: {error}") from error
+    factors = Factor("gpu_percent"), Factor("gpu_memory_percent")
+    return Source(factors, read, min_interval_seconds=0.0, may_block=True)  # the driver takes locks
 
-    def _handle(self, visible: str | None, index: int) -> object:
-        """Returns the handle of the device with the CUDA index `index`."""
-        if visible is None:
-            return self._nvml.nvmlDeviceGetHandleByIndex(index)
-        names = [name.strip() for name in visible.split(",")]
-        name = names[index] if index < len(names) else ""
-        if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        if name.startswith(("GPU-", "MIG-")):
-            return self._nvml.nvmlDeviceGetHandleByUUID(name)
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible!r} has no device {index}")
 
-    def _supports_utilisation(self) -> bool:
-        try:
-            self._nvml.nvmlDeviceGetUtilizationRates(self._device)
-        except self._nvml.NVMLError:
-            return False
-        return True
-
-    @property
-    def name(self) -> str:
-        """Name of the product, such as "NVIDIA H100 80GB HBM3"."""
-        return text_of(self._nvml.nvmlDeviceGetName(self._device))
-
-    def read(self) -> tuple[float, ...]:
-        """Returns percent of time that the GPU computed, and percent of its memory in use."""
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._device)
-        utilisation = 0.0
-        if self._has_utilisation:
-            rates = self._nvml.nvmlDeviceGetUtilizationRates(self._device)
-            utilisation = float(rates.gpu)
-        return utilisation, 100.0 * memory.used / memory.total
-
-    def close(self) -> None:
-        """Shuts down this use of the NVML library."""
-        self._opened.close()
+def _handle(nvml: Any, environ: Mapping[str, str], index: int) -> object:
+    """Returns the handle of the device with the CUDA index `index`."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    names = [name.strip() for name in visible.split(",")]
+    name = names[index] if index < len(names) else ""
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    if name.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    raise ValueError(f"CUDA_VISIBLE_DEVICES={visible!r} has no device {index}")

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -26,26 +27,11 @@ def _involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-# psutil is imported when a source asks for it: most users of this package read no source.
-
-
-def _memory() -> tuple[int, int]:
+def _psutil() -> Any:
+    """Imports psutil when a source asks for it: most users of this package read no source."""
     import psutil
 
-    found = psutil.virtual_memory()
-    return found.total, found.available
-
-
-def _resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
-def _core_times() -> Sequence[Any]:
-    import psutil
-
-    return list(psutil.cpu_times(percpu=True))
+    return psutil
 
 
 @dataclass(frozen=True)
@@ -56,38 +42,29 @@ class Host:
     clock: Callable[[], float] = time.perf_counter
     process_seconds: Callable[[], float] = time.process_time  # CPU seconds, all threads
     involuntary_switches: Callable[[], int] = _involuntary_switches  # of all our threads
-    memory: Callable[[], tuple[int, int]] = _memory  # bytes: all, available
-    resident: Callable[[], int] = _resident  # bytes of this process
-    core_times: Callable[[], Sequence[Any]] = _core_times  # seconds of each core by their use
+    memory: Callable[[], tuple[int, int]] = lambda: _psutil().virtual_memory()[:2]  # all, available
+    resident: Callable[[], int] = lambda: _psutil().Process().memory_info().rss  # bytes, our own
+    # Seconds of each core by their use.
+    core_times: Callable[[], Sequence[Any]] = lambda: _psutil().cpu_times(percpu=True)
+    load: Callable[[], float] = lambda: _psutil().getloadavg()[0]  # of the last minute
     cores: frozenset[int] = field(default_factory=_available_cores)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    gpu: int = 0  # index of the GPU of this process among those that it sees
+    opened: ExitStack = field(default_factory=ExitStack)  # what the sources have opened
 
     def resolve(self, path: str | PurePath) -> Path:
         """Returns the absolute `path` as a path below `root`."""
         return self.root / str(path).lstrip("/")
 
-    def open(self, path: str | PurePath, size: int = 4096) -> PseudoFile:
-        """Opens a pseudo-file for repeated reading."""
-        return PseudoFile(self.resolve(path), size)
+    def open(self, path: str | PurePath, size: int = 4096) -> Callable[[], bytes]:
+        """Returns a function that reads a pseudo-file, in 1 to 10 microseconds.
+
+        The file is kept open, and read from its start. Contents beyond `size` bytes are cut off.
+        """
+        descriptor = os.open(self.resolve(path), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.opened.callback(os.close, descriptor)
+        return lambda: os.pread(descriptor, size, 0)
 
     def read_text(self, path: str | PurePath) -> str:
         """Returns the contents of a small file."""
         return self.resolve(path).read_text(encoding="utf-8", errors="replace")
-
-
-class PseudoFile:
-    """File in ``/proc`` or ``/sys``, kept open and read from its start: 1 to 10 microseconds."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._size = size
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-    def read(self) -> bytes:
-        """Returns the current contents, at most `size` bytes. Raises OSError on failure."""
-        return os.pread(self._fd, self._size, 0)
-
-    def close(self) -> None:
-        """Closes the file. Further calls have no effect."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final, final
 
 from lbbsp_core.resources.base import Meter, Source
+from lbbsp_core.resources.host import Host
 
 BUDGET_SECONDS: Final = 100e-6
 """Total read time of the sources that a sample reads; the slowest are read in the background."""
@@ -16,36 +17,33 @@ BUDGET_SECONDS: Final = 100e-6
 PERIOD_SECONDS: Final = 0.05
 """Time between two readings in the background: windows are up to this much longer than asked."""
 
-THREAD_NAME: Final = "lbbsp-resources"
-
 _logger = logging.getLogger("lbbsp.resources")
 
 
 @final
 class PolledSource:
-    """Source with its last readings, and the driving factors that follow from them.
+    """Source of a host, with its last readings and the driving factors that follow from them.
 
     Several threads may refresh it, and ask for its values. The source is read four times at first,
     to measure `read_seconds`, the time of a reading.
     """
 
-    def __init__(self, source: Source, clock: Callable[[], float], names: Collection[str]) -> None:
-        self.source, self._clock, self._failed = source, clock, False
-        first = (clock(), source.read())
+    def __init__(self, source: Source, host: Host, names: Collection[str]) -> None:
+        self.source, self._host, self._failed = source, host, False
+        first = (host.clock(), source.read())
         self._read_at = first[0]
-        self._meter = Meter(source.factors, first, names)
+        self.meter = Meter(source.factors, first, names)
         self._reading, self._lock = threading.Lock(), threading.Lock()
         self.read_seconds = min(self._time_read() for _ in range(3))  # least disturbed by others
 
-    @property
-    def has_rates(self) -> bool:
-        """Whether a wanted factor is a rate, for which the source is read between samples too."""
-        return self._meter.has_rates
+    def close(self) -> None:
+        """Closes what the source has opened."""
+        self._host.opened.close()
 
     def _time_read(self) -> float:
-        start = self._clock()
+        start = self._host.clock()
         self.source.read()
-        return self._clock() - start
+        return self._host.clock() - start
 
     def refresh(self) -> None:
         """Reads the source, unless it was read just now or another thread is reading it.
@@ -55,30 +53,27 @@ class PolledSource:
         if not self._reading.acquire(blocking=False):
             return
         try:
-            now = self._clock()
+            now = self._host.clock()
             if 0 <= now - self._read_at < self.source.min_interval_seconds:
                 return
             numbers = self.source.read()
             self._read_at = now
             with self._lock:
-                self._meter.add((now, numbers))
+                self.meter.add((now, numbers))
         except Exception as error:  # a file vanished, a driver was unloaded
-            self._warn(error)
+            if not self._failed:
+                names = ", ".join(factor.name for factor in self.source.factors)
+                _logger.warning(
+                    "%s cannot be read any more and keep their last values: %s", names, error
+                )
+            self._failed = True
         finally:
             self._reading.release()
 
     def values(self) -> dict[str, float]:
         """Returns the driving factors at the last reading."""
         with self._lock:
-            return dict(self._meter.values())
-
-    def _warn(self, error: Exception) -> None:
-        if not self._failed:
-            names = ", ".join(factor.name for factor in self.source.factors)
-            _logger.warning(
-                "%s cannot be read any more and keep their last values: %s", names, error
-            )
-        self._failed = True
+            return dict(self.meter.values())
 
 
 def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[PolledSource]]:
@@ -95,7 +90,7 @@ def split(sources: Sequence[PolledSource]) -> tuple[list[PolledSource], list[Pol
         is_fast = total <= BUDGET_SECONDS and not polled.source.may_block
         if is_fast:
             foreground.append(polled)
-        if polled.has_rates or not is_fast:
+        if polled.meter.has_rates or not is_fast:
             background.append(polled)
     return foreground, background
 
@@ -108,7 +103,7 @@ class Polling:
         self.sources = sources
         self._foreground, self._background = split(sources)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lbbsp-resources", daemon=True)
         if self._background:
             self._thread.start()
 
@@ -131,4 +126,4 @@ class Polling:
                 return
         for polled in self.sources:
             with suppress(Exception):
-                polled.source.close()
+                polled.close()

@@ -7,16 +7,15 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Final, final
 
 from lbbsp_core.resources.base import DESCRIPTIONS
 from lbbsp_core.resources.cgroup import cpu_quotas
-from lbbsp_core.resources.gpu import Gpu
 from lbbsp_core.resources.host import Host
 from lbbsp_core.resources.polling import PolledSource, Polling
-from lbbsp_core.resources.sources import SOURCES, SourceFactory
+from lbbsp_core.resources.sources import SOURCES
 from lbbsp_core.validate import require_known
 
 DEFAULT_NAMES: Final = (
@@ -83,37 +82,34 @@ class ResourceSampler:
     ) -> None:
         if gpu < 0:
             raise ValueError(f"gpu must be >= 0, got {gpu}: use 0 for the first visible GPU")
-        self._host, self._gpu = Host() if host is None else host, gpu
-        wanted = _default_names(self._host) if names is None else _check_names(names)
-        self._open(wanted, quiet=names is None)
-        readable = {factor.name for polled in self._sources for factor in polled.source.factors}
-        self.names: tuple[str, ...] = (
-            tuple(name for name in wanted if name in readable) if names is None else wanted
-        )
+        self._host = replace(host or Host(), gpu=gpu)
+        if names is not None:
+            self.names = _check_names(names)
+            self._open(self.names, logging.INFO)
+        else:
+            of_quota = DEFAULT_QUOTA_NAMES if cpu_quotas(self._host) else ()
+            wanted = (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
+            self._open(wanted, logging.DEBUG)
+            readable = {factor.name for polled in self._sources for factor in polled.source.factors}
+            self.names = tuple(name for name in wanted if name in readable)
         self._values = dict.fromkeys(self.names, 0.0)
         self._update()
 
-    def _open(self, wanted: Sequence[str], quiet: bool) -> None:
-        """Opens the sources of the factors `wanted` and takes the first readings."""
-        gpu = partial(Gpu, index=self._gpu)
-        factories: dict[str, SourceFactory] = {**SOURCES, **dict.fromkeys(DEFAULT_GPU_NAMES, gpu)}
+    def _open(self, wanted: Sequence[str], level: int) -> None:
+        """Opens the sources of some factors, or logs that one is unavailable."""
         self._sources: list[PolledSource] = []
-        for factory in dict.fromkeys(factories[name] for name in wanted):
-            self._add_source(factory, wanted, logging.DEBUG if quiet else logging.INFO)
+        for open_source, names in SOURCES.items():
+            if set(wanted).isdisjoint(names.split()):
+                continue
+            host = replace(self._host, opened=ExitStack())
+            try:
+                self._sources.append(PolledSource(open_source(host), host, wanted))
+            except Exception as error:  # no such file, or another format: other kernels, sandboxes
+                _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
+                host.opened.close()
         self._polling = Polling(self._sources)
         self._pid, self._lock = os.getpid(), threading.Lock()
         self._close = weakref.finalize(self, self._polling.close)
-
-    def _add_source(self, factory: SourceFactory, wanted: Sequence[str], level: int) -> None:
-        """Opens one source, or logs that it is unavailable."""
-        source = None
-        try:
-            source = factory(self._host)
-            self._sources.append(PolledSource(source, self._host.clock, wanted))
-        except Exception as error:  # no such file, or another format: other kernels, sandboxes
-            _logger.log(level, "Driving factors are unavailable here and stay 0: %s", error)
-            if source is not None:
-                source.close()
 
     def sample(self) -> tuple[float, ...]:
         """Returns the current driving factors, in the order of `names`. Call it before each step.
@@ -141,8 +137,8 @@ class ResourceSampler:
         for polled in self._sources:
             if not polled.source.may_block:  # the parent's thread may hold its lock
                 with suppress(OSError):
-                    polled.source.close()
-        self._open(self.names if was_open else (), quiet=True)
+                    polled.close()
+        self._open(self.names if was_open else (), logging.DEBUG)
 
     def close(self) -> None:
         """Closes all sources and ends the background thread."""
@@ -154,12 +150,6 @@ class ResourceSampler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _default_names(host: Host) -> tuple[str, ...]:
-    """Returns the names sampled by default, of which those that cannot be read are left out."""
-    of_quota = DEFAULT_QUOTA_NAMES if cpu_quotas(host) else ()
-    return (*DEFAULT_NAMES, *of_quota, *DEFAULT_GPU_NAMES)
 
 
 def _check_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
-from lbbsp_core.resources.gpu import Gpu
+from lbbsp_core.resources.gpu import gpu_name
 from lbbsp_core.resources.host import Host
 from lbbsp_core.runtime.exchange.collectives import (
     Collectives,
@@ -140,7 +139,6 @@ def cpu() -> str:
 def gpu(index: int) -> str:
     """Returns the name of a visible NVIDIA GPU; "gpu 0" if it cannot be read."""
     try:
-        with closing(Gpu(Host(), index)) as device:
-            return device.name
-    except Exception:  # OSError, or an error of NVML, which is no OSError: the name is only shown
+        return gpu_name(index)
+    except Exception:  # of NVML, or of its import: the name is only shown
         return f"gpu {index}"

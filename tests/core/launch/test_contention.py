@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lbbsp_core.cli.contention import COLUMN, parse_contention
 from lbbsp_core.launch import Phase, contention, launch
-from lbbsp_core.launch._neighbour import CYCLE_SECONDS, Account, Demand, read_account
+from lbbsp_core.launch._neighbour import CYCLE_SECONDS, Account, Demand
 from lbbsp_core.launch.contention import Place, bursty, check_contention, own_cores, places
 from lbbsp_core.launch.contention import replayed as replay
 from lbbsp_core.launch.cpu_shares import schedule
@@ -82,7 +82,7 @@ def test_each_neighbour_gets_its_own_demands(tmp_path):
     assert contents[0]["phases"] == [[1.0, 0.5], [2.0, 0], [3.0, 0.25]]
     assert contents[1]["phases"] == [[1.0, 0], [2.0, 0], [3.0, 0.75]]
     assert contents[0]["shares"] == [[12.0, 0.4]]
-    account = read_account(contents[1], used=1.0)
+    account = Account(used=1.0, **contents[1])
     assert account.goal(73.5, 1.0) == pytest.approx(1.0 + 0.4 * CYCLE_SECONDS)  # 0.39 s are asked
 
 

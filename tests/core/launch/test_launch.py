@@ -279,7 +279,7 @@ def test_the_users_own_tuning_of_the_allocator_replaces_ours(monkeypatch, name, 
 
 
 def test_quota_files_of_both_versions(tmp_path):
-    one, two = CpuQuotas(1, tmp_path, 2, 5_000), CpuQuotas(2, tmp_path, 2, 8_000)
+    one, two = CpuQuotas(1, [tmp_path], 2, 5_000), CpuQuotas(2, [tmp_path], 2, 8_000)
     one.create([0.95, 0.4])
     two.create([0.5, 0.125])
     one.apply([0.2, 0.4])

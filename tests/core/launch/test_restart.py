@@ -17,7 +17,7 @@ from lbbsp_core.launch.restart import (
 from lbbsp_core.launch.supervise import Outcome
 from lbbsp_core.runtime.reliability.exit import LEFT
 
-KILLED = Outcome(137, 1, "worker 1 was ended by SIGKILL", "1", lost_workers=(1,))
+KILLED = Outcome(137, "worker 1 was ended by SIGKILL", lost_workers=(1,))
 THREE = Attempt((0, 1, 2))
 LONG = QUICK_SECONDS + 1
 
@@ -42,7 +42,7 @@ def test_several_workers_may_be_preempted_at_once():
 
 
 def test_a_helper_or_an_unknown_worker_costs_no_worker():
-    for outcome in Outcome(1, 3, "scheduler failed", "scheduler"), Outcome(LEFT, leaving=True):
+    for outcome in Outcome(1, "scheduler failed"), Outcome(LEFT, leaving=True):
         following, message = next_attempt(THREE, outcome, RestartLimits(1, 2), LONG)
         assert following == Attempt((0, 1, 2), 1)
         assert message == "restart 1 of 1 with 3 workers"

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from lbbsp_core import ResourceSampler
 from lbbsp_core.launch.throttle import open_quotas
 from lbbsp_core.resources import polling
-from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter
+from lbbsp_core.resources.base import DESCRIPTIONS, Factor, Meter, Source
 from lbbsp_core.resources.cgroup import cpu_quotas, hierarchies
 from lbbsp_core.resources.gpu import driver_version
 from lbbsp_core.resources.host import Host
@@ -697,26 +697,15 @@ def test_a_driver_that_hangs_does_not_block_a_sample(nvml: Callable[..., FakeNvm
 # Slow sources, threads, forks, files
 
 
-class SlowSource:
-    """Source whose readings take a given time on the fake clock."""
+def polled(machine: Machine, microseconds: int, may_block: bool = False) -> polling.PolledSource:
+    """Returns a source whose readings take a given time on the fake clock."""
 
-    factors = (Factor("runnable", 1e5),)
-    min_interval_seconds = 0.0
-
-    def __init__(self, machine: Machine, seconds: float, may_block: bool = False) -> None:
-        self.machine, self.seconds, self.may_block = machine, seconds, may_block
-
-    def read(self) -> tuple[float, ...]:
-        self.machine.seconds += self.seconds
+    def read() -> tuple[float, ...]:
+        machine.seconds += microseconds / 1e6
         return (1.0,)
 
-    def close(self) -> None:
-        pass
-
-
-def polled(machine: Machine, microseconds: int, may_block: bool = False) -> polling.PolledSource:
-    source = SlowSource(machine, microseconds / 1e6, may_block)
-    return polling.PolledSource(source, machine.host.clock, ())
+    source = Source((Factor("runnable", 1e5),), read, 0.0, may_block)
+    return polling.PolledSource(source, machine.host, ())
 
 
 def test_the_slowest_go_to_the_background(machine: Machine) -> None:
