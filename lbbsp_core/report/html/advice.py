@@ -6,8 +6,9 @@ fewer than `MIN_STEPS` measured steps, apart from the rule that says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
-from lbbsp_core.report.html.table import Booleans, Floats, worker_names
+from lbbsp_core.report.html.table import Booleans, Floats, Integers, worker_names
 from lbbsp_core.report.words import percent, times
 
 MIN_STEPS: Final = 20
@@ -82,17 +83,26 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
     table = report.measured
     names = worker_names(table.header, table.workers)
     for rank, speeds in enumerate(speeds_of(table, report.plain).T):
-        drop = lasting_drop(speeds, SLOWER)
-        if drop is None:
-            continue
-        causes = " and ".join(_causes(report, rank, drop.start))
-        yield Advice(
-            "slower-worker",
-            f"W{names[rank][1:]} has been {drop.ratio:.1f}x slower since "
-            f"step {table.steps[drop.start]}"
-            + (f"; {causes}." if causes else ". Look for other processes, heat or I/O there."),
-            (rank,),
-        )
+        causes = partial(_causes, report, rank)
+        yield from slowdown(rank, names[rank], speeds, "step", table.steps, causes)
+
+
+def slowdown(
+    rank: int,
+    name: str,
+    speeds: Floats,
+    unit: str,
+    numbers: Integers,
+    causes_since: Callable[[int], Iterable[str]] = lambda start: (),
+) -> Iterator[Advice]:
+    """Reports a worker whose speeds in some steps or pushes have fallen, and likely causes."""
+    drop = lasting_drop(speeds, SLOWER)
+    if drop is not None:
+        causes = " and ".join(causes_since(drop.start))
+        rest = f"; {causes}." if causes else ". Look for other processes, heat or I/O there."
+        since = f"since {unit} {numbers[drop.start]}"
+        text = f"W{name[1:]} has been {drop.ratio:.1f}x slower {since}{rest}"
+        yield Advice("slower-worker", text, (rank,))
 
 
 def unbalanced(report: RunReport) -> Iterator[Advice]:
