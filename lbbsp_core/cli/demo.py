@@ -9,17 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from lbbsp_core.cli import options
 from lbbsp_core.cli.completion import Framework
-from lbbsp_core.cli.options import (
-    JsonFile,
-    bad_value,
-    consoles,
-    known_framework,
-    one_line_errors,
-    parse_speeds,
-    require_writable_folder,
-    write_figures,
-)
 from lbbsp_core.cli.progress import Progress
 from lbbsp_core.demo.comparison import (
     BALANCED,
@@ -43,7 +34,7 @@ _EXPLANATION = (
 )
 
 
-@one_line_errors
+@options.one_line_errors
 def demo(
     framework: Framework = "tensorflow",
     workers: int = typer.Option(3, min=2, help="Number of workers."),
@@ -54,17 +45,17 @@ def demo(
     ),
     steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
     run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Train with plain BSP and with LB-BSP, and compare.
 
     Both runs train on handwritten digits with the same unequal workers and the same samples.
     """
-    console, _ = consoles(json_file)
+    console, _ = options.consoles(json_file)
     relative_speeds = _relative_speeds(workers, speeds)
-    plan = Plan(known_framework(framework, FRAMEWORKS), relative_speeds, steps, run_dir)
+    plan = Plan(options.known_framework(framework, FRAMEWORKS), relative_speeds, steps, run_dir)
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
-    require_writable_folder("--run-dir", run_dir)
+    options.require_writable_folder("--run-dir", run_dir)
     try:
         require_packages(framework)
         console.print(
@@ -80,15 +71,15 @@ def demo(
     console.print(_table(figures))
     console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
     console.print(f"Report of the balanced run: open {plan.report}", markup=False)
-    write_figures(json_file, figures)
+    options.write_figures(json_file, figures)
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
     if speeds is None:
         return default_speeds(workers)
-    relative_speeds = parse_speeds(speeds)
+    relative_speeds = options.parse_speeds(speeds)
     if len(relative_speeds) != workers:
-        raise bad_value(
+        raise options.bad_value(
             "--speeds",
             f"must hold one speed for each of the {workers} workers, got {len(relative_speeds)} "
             f"({speeds}): change it, or give --workers {len(relative_speeds)}",

@@ -9,22 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lbbsp_core.cli.options import (
-    STDOUT,
-    JsonFile,
-    consoles,
-    note,
-    one_line_errors,
-    require_picture,
-    require_writable_file,
-    write_figures,
-)
+from lbbsp_core.cli import options
 from lbbsp_core.profiler import BatchSweep, ProfileResult, profile_step
 
 DEFAULT_OUT = Path("profile.json")
 
 
-@one_line_errors
+@options.one_line_errors
 def profile(
     command: list[str] = typer.Argument(
         metavar="SCRIPT.py[:FUNCTION] [-- ARGS]...",
@@ -37,7 +28,7 @@ def profile(
         metavar="FILE",
         help="Write the profile to this file. Defaults to profile.json.",
     ),
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Plot the curve to this HTML file."
     ),
@@ -61,20 +52,20 @@ def profile(
     The script's step(batch_size) does the local work of a worker in one iteration. It runs in a
     child process, which may be killed when a batch is too large for the memory.
     """
-    out_console, err = consoles(json_file)
-    require_writable_file("--out", out or DEFAULT_OUT)
-    require_picture("--plot", plot)
+    out_console, err = options.consoles(json_file)
+    options.require_writable_file("--out", out or DEFAULT_OUT)
+    options.require_picture("--plot", plot)
     sweep = BatchSweep(
         max_batch=max_batch, repeats=repeats, rounds=rounds, longest_step=longest_step
     )
     result = _run(err, command, sweep, timeout)
     for text in result.notes:
-        note(err, text)
+        options.note(err, text)
     _print(out_console, result)
-    if json_file == STDOUT:
-        write_figures(STDOUT, result.figures())
+    if json_file == options.STDOUT:
+        options.write_figures(options.STDOUT, result.figures())
     for path in {json_file, out} - {None} or {DEFAULT_OUT}:
-        if path is None or path == STDOUT:
+        if path is None or path == options.STDOUT:
             continue
         result.save(path)
         out_console.print(f"profile written to {path}", markup=False, highlight=False)

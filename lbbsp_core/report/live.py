@@ -101,6 +101,11 @@ class LiveRun:
                 self.unreadable += not self._add(values, where)
         return self.header is not None
 
+    @property
+    def last_step(self) -> StepLine | None:
+        """Last step; None before the first one."""
+        return self._steps[-1] if self._steps else None
+
     def view(self, now: float | None = None) -> View:
         """Returns the state of the run."""
         header, now = self.header, time.time() if now is None else now
