@@ -12,20 +12,8 @@ from rich.table import Table
 from lbbsp_core.cli import options
 from lbbsp_core.cli.completion import Framework
 from lbbsp_core.cli.progress import Progress
-from lbbsp_core.demo.comparison import (
-    BALANCED,
-    FRAMEWORKS,
-    PLAIN,
-    FinishedRun,
-    Plan,
-    RunFailedError,
-    Training,
-    default_speeds,
-    prepare,
-    require_packages,
-    train,
-    write_results,
-)
+from lbbsp_core.demo import comparison
+from lbbsp_core.demo.comparison import FinishedRun, Plan, Training
 from lbbsp_core.report.summary import Figures
 
 _EXPLANATION = (
@@ -53,30 +41,32 @@ def demo(
     """
     console, _ = options.consoles(json_file)
     relative_speeds = _relative_speeds(workers, speeds)
-    plan = Plan(options.known_framework(framework, FRAMEWORKS), relative_speeds, steps, run_dir)
+    plan = Plan(
+        options.known_framework(framework, comparison.FRAMEWORKS), relative_speeds, steps, run_dir
+    )
     listed = ", ".join(f"{speed:g}" for speed in relative_speeds)
     options.require_writable_folder("--run-dir", run_dir)
     try:
-        require_packages(framework)
+        comparison.require_packages(framework)
         console.print(
             f"Trains on handwritten digits with {workers} workers of relative speeds {listed}, "
             "twice: on the same samples, in the same order, from the same initial weights."
         )
-        bsp = _train(plan, PLAIN, console)
-        lbbsp = _train(plan, BALANCED, console)
-    except RunFailedError as error:
+        bsp = _train(plan, comparison.PLAIN, console)
+        lbbsp = _train(plan, comparison.BALANCED, console)
+    except comparison.RunFailedError as error:
         typer.echo(f"lbbsp demo: {error}", err=True)
         raise typer.Exit(error.status) from None
-    figures = write_results(plan, bsp, lbbsp)
+    figures = comparison.write_results(plan, bsp, lbbsp)
     console.print(_table(figures))
-    console.print(f"Picture: {plan.picture}   Figures: {plan.summary}")
-    console.print(f"Report of the balanced run: open {plan.report}", markup=False)
+    console.print(f"Picture: {run_dir / 'demo.html'}   Figures: {run_dir / 'summary.json'}")
+    console.print(f"Report of the balanced run: open {run_dir / 'report.html'}", markup=False)
     options.write_figures(json_file, figures)
 
 
 def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
     if speeds is None:
-        return default_speeds(workers)
+        return [1.0] * (workers - 1) + [comparison.SLOW_WORKER]
     relative_speeds = options.parse_speeds(speeds)
     if len(relative_speeds) != workers:
         raise options.bad_value(
@@ -89,11 +79,11 @@ def _relative_speeds(workers: int, speeds: str | None) -> list[float]:
 
 def _train(plan: Plan, training: Training, console: Console) -> FinishedRun:
     """Runs one of the two trainings and shows its progress."""
-    prepare(plan, training)
-    progress = Progress(training.title, plan.steps, plan.record(training))
+    comparison.prepare(plan, training)
+    progress = Progress(training.title, plan.steps, plan.folder(training))
     try:
         with Live(progress, console=console, refresh_per_second=4):
-            return train(plan, training)
+            return comparison.train(plan, training)
     finally:
         if not console.is_terminal:
             console.line()  # rich leaves the last line open there
@@ -105,24 +95,23 @@ def _table(figures: Figures) -> Table:
     table.add_column("")
     table.add_column("plain BSP", justify="right")
     table.add_column("LB-BSP", justify="right")
-    rows = {
-        "step": [f"{run['step_seconds'] * 1e3:.0f} ms" for run in (bsp, lbbsp)],
-        "throughput": [f"{run['samples_per_second']:.0f} samples/s" for run in (bsp, lbbsp)],
-        "time spent waiting": [f"{run['waiting_share']:.1%}" for run in (bsp, lbbsp)],
-        "held-out accuracy": [f"{run['accuracy']:.2%}" for run in (bsp, lbbsp)],
-    }
-    for name, values in rows.items():
-        table.add_row(name, *values)
+    for name, key, form in (
+        ("step", "step_seconds", lambda seconds: f"{seconds * 1e3:.0f} ms"),
+        ("throughput", "samples_per_second", "{:.0f} samples/s".format),
+        ("time spent waiting", "waiting_share", "{:.1%}".format),
+        ("held-out accuracy", "accuracy", "{:.2%}".format),
+    ):
+        table.add_row(name, form(bsp[key]), form(lbbsp[key]))
     table.caption = _EXPLANATION
     table.caption_justify = "left"
     table.add_section()
-    for name, value in (
-        ("speed-up", f"{figures['speedup']:.2f}"),
-        ("ideal speed-up", f"{figures['ideal_speedup']:.2f}"),
-        ("efficiency", f"{figures['efficiency']:.1%}"),
-        ("efficiency without communication", f"{figures['efficiency_without_communication']:.1%}"),
-        ("largest weight difference", f"{figures['max_weight_difference']:.1e}"),
-        ("largest weight", f"{figures['max_abs_weight']:.2f}"),
+    for name, form in (
+        ("speed-up", "{speedup:.2f}"),
+        ("ideal speed-up", "{ideal_speedup:.2f}"),
+        ("efficiency", "{efficiency:.1%}"),
+        ("efficiency without communication", "{efficiency_without_communication:.1%}"),
+        ("largest weight difference", "{max_weight_difference:.1e}"),
+        ("largest weight", "{max_abs_weight:.2f}"),
     ):
-        table.add_row(name, "", value)
+        table.add_row(name, "", form.format_map(figures))
     return table

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich import progress
 from rich.console import Console
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -17,22 +16,22 @@ from lbbsp_core.report.live import LiveRun
 
 
 @contextmanager
-def countdown(console: Console, total: int) -> Iterator[Callable[[str, str, int], None]]:
+def countdown(
+    console: Console, total: int, beginning: str = ""
+) -> Iterator[Callable[[str, str, int], None]]:
     """Shows a progress bar with the remaining time, which disappears at the end.
 
-    Yields a function that is told the two names of what runs, and by how much it advances.
+    Yields a function that is told what runs, in two words, and by how much it advances.
     """
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}"),
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
     )
-    with bar:
-        task = bar.add_task("", total=total)
-        yield lambda file, name, steps: bar.update(
-            task, advance=steps, description=escape(f"{file} {name}")
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(beginning, total=total)
+        yield lambda what, more, steps: bar.update(
+            task, advance=steps, description=f"{what} {more}"
         )
 
 
