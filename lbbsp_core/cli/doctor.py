@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lbbsp_core.cli import options
-from lbbsp_core.doctor import CHOICES, Diagnosis, Finding, count, diagnose, figures
+from lbbsp_core.doctor import CHOICES, Diagnosis, count, diagnose, figures
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -43,16 +43,12 @@ def _print(out: Console, diagnosis: Diagnosis) -> None:
         table.add_column("check", ratio=1, overflow="fold")
         table.add_column("message", ratio=3, overflow="fold")
         for finding in findings:
-            table.add_row(Text(finding.status, _STYLES[finding.status]), Text(finding.check),
-                          _text(finding))  # fmt: skip
+            message = Text(finding.message)
+            if finding.remedy:
+                message.append(f"\nRemedy: {finding.remedy}", "bold")
+            status = Text(finding.status, _STYLES[finding.status])
+            table.add_row(status, Text(finding.check), message)
         out.print(table)
     problems, notes = count(diagnosis, "problem"), count(diagnosis, "note")
     style = _STYLES["problem" if problems else "ok"]
     out.print(Text(f"problems: {problems}, notes: {notes}", style))
-
-
-def _text(finding: Finding) -> Text:
-    text = Text(finding.message)
-    if finding.remedy:
-        text.append(f"\nRemedy: {finding.remedy}", "bold")
-    return text

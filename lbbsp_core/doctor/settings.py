@@ -60,9 +60,8 @@ def _run_dir(environment: Mapping[str, str]) -> Iterator[Finding]:
     folder = environment.get("LBBSP_RUN_DIR", "")
     if not folder:
         return
-    existing = Path(folder).absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    path = Path(folder).absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield problem(
             "LBBSP_RUN_DIR", f"the run record cannot be written to {folder}: {existing} is no "
