@@ -95,13 +95,13 @@ def _table(figures: Figures) -> Table:
     table.add_column("")
     table.add_column("plain BSP", justify="right")
     table.add_column("LB-BSP", justify="right")
-    for name, key, form in (
-        ("step", "step_seconds", lambda seconds: f"{seconds * 1e3:.0f} ms"),
-        ("throughput", "samples_per_second", "{:.0f} samples/s".format),
-        ("time spent waiting", "waiting_share", "{:.1%}".format),
-        ("held-out accuracy", "accuracy", "{:.2%}".format),
+    table.add_row("step", *(f"{1e3 * run['step_seconds']:.0f} ms" for run in (bsp, lbbsp)))
+    for name, form in (
+        ("throughput", "{samples_per_second:.0f} samples/s"),
+        ("time spent waiting", "{waiting_share:.1%}"),
+        ("held-out accuracy", "{accuracy:.2%}"),
     ):
-        table.add_row(name, form(bsp[key]), form(lbbsp[key]))
+        table.add_row(name, form.format_map(bsp), form.format_map(lbbsp))
     table.caption = _EXPLANATION
     table.caption_justify = "left"
     table.add_section()

@@ -36,9 +36,6 @@ def evaluate(
         1, min=1, help="Iterations ahead to forecast; 1 is the next iteration."
     ),
     json_file: options.JsonFile = None,
-    plot: Path | None = typer.Option(
-        None, metavar="FILE", help="Draw forecasts and measured speeds to this HTML file."
-    ),
     export: Path | None = typer.Option(
         None, metavar="FILE", help="Write the run of --from-run to this trace file."
     ),
@@ -51,7 +48,6 @@ def evaluate(
     batch sizes follow from the forecasts.
     """
     out, err = options.consoles(json_file)
-    options.require_picture("--plot", plot)
     options.require_writable_file("--export", export)
     options.search_current_directory()
     names = parse_predictors(str(predictors))
@@ -80,11 +76,6 @@ def evaluate(
         options.note(err, text)
     _print(out, result)
     options.write_figures(json_file, result.figures())
-    if plot is not None:
-        from lbbsp_core.report.pictures import draw_forecasts
-
-        draw_forecasts(result, plot)
-        out.print(f"plot written to {plot}", markup=False)
 
 
 def _print(out: Console, result: Evaluation) -> None:

@@ -1,4 +1,4 @@
-"""Pictures that commands draw: pages with the charts of a comparison, a profile or forecasts."""
+"""Pictures that commands draw: pages with the charts of a comparison or of a profile."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from lbbsp_core.runtime.record.record import Run
 
 if TYPE_CHECKING:
     from lbbsp_core.profiler import ProfileResult
-    from lbbsp_core.sim.backtest import Evaluation
-
-SHOWN: Final = 120
-"""Number of iterations of forecasts: the last ones of the first worker of each trace."""
 
 # Fits that nearly agree stay visible: each is narrower than those before it, or broken.
 _FITS: Final[dict[str, dict[str, Any]]] = {
@@ -121,24 +117,3 @@ def draw_profile(result: ProfileResult, path: Path) -> None:
         Chart("errors", "Errors", "Error of each fit.", errors, layouts[1], wide=True),
     ]
     write_page(Content("profile", "lbbsp profile", result.device, drawn), path)
-
-
-def draw_forecasts(result: Evaluation, path: Path) -> None:
-    """Draws speeds, the default predictor and EMA 0.5 over each trace's last iterations."""
-    from lbbsp_core.sim.backtest import DEFAULT
-
-    drawn = []
-    styles = {
-        DEFAULT: {"color": charts.FORECAST},
-        "ema0.5": {"color": charts.COLOURS[0], "dash": "dot"},
-    }
-    for number, (file, speeds) in enumerate(result.speeds.items()):
-        steps, forecasts = np.arange(len(speeds[0]))[-SHOWN:], result.forecasts[file]
-        shown = [("measured", speeds[0], {"color": charts.MEASURED, "width": 3})]
-        shown += [(name, forecasts[name][0], styles[name]) for name in styles if name in forecasts]
-        traces = [charts.curve(steps, own[-SHOWN:], name, **style) for name, own, style in shown]
-        caption = "Speeds of the first worker, and what predictors had forecast."
-        layout = charts.axes("iteration", "samples/s")
-        drawn.append(Chart(f"trace-{number}", file, caption, traces, layout, wide=True))
-    verdict = f"Forecasts {result.horizon} iterations ahead"
-    write_page(Content("evaluate", "lbbsp evaluate", verdict, drawn), path)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from lbbsp_core.report.html.plain import PlainEstimate, plain_estimate
-from lbbsp_core.report.html.table import Floats, StepTable, by_rank, step_table
+from lbbsp_core.report.html.table import Floats, StepTable, known_workers, step_table
 from lbbsp_core.report.summary import summarise
 from lbbsp_core.report.words import percent, times
 from lbbsp_core.runtime.record.record import Run, Stop
@@ -195,15 +195,13 @@ def relative_rmse(forecast: Floats, truth: Floats) -> float | None:
 
 
 def _workers(table: StepTable, total: float) -> Iterator[WorkerFigures]:
-    hosts = by_rank(table.header.hosts, table.workers)
-    devices = by_rank(table.header.devices, table.workers)
     slowest = table.busy.max(axis=1)
-    for rank in range(table.workers):
+    for rank, host, device in known_workers(table.header, table.workers):
         busy = table.busy[:, rank]
         yield WorkerFigures(
-            rank=rank,
-            host=hosts[rank],
-            device=devices[rank],
+            rank,
+            host,
+            device,
             batch=float(table.sizes[:, rank].mean()),
             samples_per_second=float(np.median(table.sizes[:, rank] / busy)),
             busy_share=float(busy.sum()) / total,

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from lbbsp_core.report.html.advice import MIN_STEPS, Advice, slowdown
-from lbbsp_core.report.html.table import Floats, Integers, by_rank, plausible, worker_names
+from lbbsp_core.report.html.table import Floats, Integers, known_workers, plausible, worker_names
 from lbbsp_core.report.words import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
 
@@ -120,17 +120,15 @@ def _check(line: PushLine, workers: int) -> None:
 
 
 def _workers(report: PushReport) -> Iterator[PusherFigures]:
-    workers = report.header.workers
-    hosts, devices = by_rank(report.header.hosts, workers), by_rank(report.header.devices, workers)
-    for rank in range(workers):
+    for rank, host, device in known_workers(report.header, report.header.workers):
         own = report.worker == rank
         busy, samples = report.busy[own], report.samples[own]
         speeds = (samples / busy)[~np.isnan(busy)]
         staleness = report.staleness[own] if own.any() else np.zeros(1)
         yield PusherFigures(
-            rank=rank,
-            host=hosts[rank],
-            device=devices[rank],
+            rank,
+            host,
+            device,
             pushes=int(own.sum()),
             samples=int(samples.sum()),
             samples_per_second=float(np.median(speeds)) if speeds.size else 0.0,

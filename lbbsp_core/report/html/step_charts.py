@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +158,7 @@ def _forecasts(report: RunReport) -> Iterator[Chart]:
             ("measured", table.busy[:, rank], charts.MEASURED, 3),
             ("forecast", table.predicted[:, rank], charts.FORECAST, 1.3),
         ):
-            style = {"color": colour, "width": width}
+            style: dict[str, Any] = {"color": colour, "width": width}
             (line,) = charts.lines(table.steps, 1e3 * values[:, None], [name], **style)
             traces.append(line | {"yaxis": f"y{axis}", "legendgroup": name, "showlegend": not row})
         top = 1 - row * (height + gap)

@@ -121,13 +121,17 @@ def worker_names(header: RunHeader, workers: int) -> list[str]:
         >>> worker_names(header, 2)
         ['worker 0 on a', 'worker 1 on b']
     """
-    hosts = by_rank(header.hosts, workers)
-    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host in enumerate(hosts)]
+    known = known_workers(header, workers)
+    return [f"worker {rank}" + f" on {host}" * bool(host) for rank, host, _ in known]
 
 
-def by_rank(texts: Sequence[str], workers: int) -> Sequence[str]:
-    """Returns one text for each worker, on one line; empty ones if any worker has none."""
-    return [one_line(text) for text in texts] if len(texts) == workers else [""] * workers
+def known_workers(header: RunHeader, workers: int) -> list[tuple[int, str, str]]:
+    """Returns rank, host and device of each worker; empty texts if those of any are unknown."""
+    columns = (
+        [one_line(text) for text in texts] if len(texts) == workers else [""] * workers
+        for texts in (header.hosts, header.devices)
+    )
+    return list(zip(range(workers), *columns, strict=True))
 
 
 def plausible(values: Floats) -> Booleans:
