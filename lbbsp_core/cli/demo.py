@@ -27,9 +27,7 @@ def demo(
     framework: Framework = "tensorflow",
     workers: int = typer.Option(3, min=2, help="Number of workers."),
     speeds: str | None = typer.Option(
-        None,
-        metavar="1,1,0.35",
-        help="Relative speed of each worker. By default only the last worker is slow.",
+        None, metavar="1,1,0.35", help="Speed of each worker. By default only the last one is slow."
     ),
     steps: int = typer.Option(110, min=20, help="Number of steps of each run."),
     run_dir: Path = typer.Option(Path("runs/demo"), help="Folder for all results."),

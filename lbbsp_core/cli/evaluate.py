@@ -29,7 +29,7 @@ def evaluate(
     from_run: list[Path] | None = typer.Option(
         None,
         metavar="RUN_DIR",
-        help="Also evaluate on the recorded run in this folder. May be repeated.",
+        help="Also evaluate on the run recorded in this folder; repeatable.",
     ),
     predictors: Predictors = ALL,
     horizon: int = typer.Option(
@@ -89,19 +89,18 @@ def _print(out: Console, result: Evaluation) -> None:
         efficiencies.append([result.mean_efficiency(name) for name in names])
         title = f"efficiency of LoadBalanced with these forecasts, lag {result.horizon}"
         out.print(_by_trace(result, title, efficiencies, "mean", max))
-    costs = Table(
-        title="MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
-    )
+    title = "MAPE, and microseconds of thread CPU time (means over traces; largest percentile)"
+    costs = Table(title=title)
     for column in ("predictor", "MAPE", "update", "predict", "99.9th percentile"):
         costs.add_column(column, justify="left" if column == "predictor" else "right")
     for name in names:
         own = [scores[name] for scores in traces]
-        mape, update, predict = (
-            fmean(values)
-            for values in zip(*((s.mape, s.update_us, s.predict_us) for s in own), strict=True)
+        update, predict = (
+            f"{fmean(getattr(score, key) for score in own):.1f}"
+            for key in ("update_us", "predict_us")
         )
-        tail = max(score.p999_us for score in own)
-        costs.add_row(_label(name), f"{mape:.1%}", f"{update:.1f}", f"{predict:.1f}", f"{tail:.0f}")
+        mape, tail = fmean(score.mape for score in own), max(score.p999_us for score in own)
+        costs.add_row(_label(name), f"{mape:.1%}", update, predict, f"{tail:.0f}")
     out.print(costs)
 
 

@@ -35,9 +35,7 @@ def launch(
         None, metavar="1,1,0.5", help="Emulate workers of these relative speeds by CPU quotas."
     ),
     speeds_at: list[str] | None = typer.Option(
-        None,
-        metavar="SECONDS:0.5,1,1",
-        help="Change the speeds after these seconds; may be repeated.",
+        None, metavar="SECONDS:0.5,1,1", help="Change the speeds after these seconds; repeatable."
     ),
     contention: str | None = typer.Option(
         None,
@@ -62,14 +60,10 @@ def launch(
         0, metavar="R", help="Restart the job up to R times when a worker fails or is preempted."
     ),
     elastic: int | None = typer.Option(
-        None,
-        metavar="MIN",
-        help="Restart without workers that have failed, as long as MIN workers remain.",
+        None, metavar="MIN", help="Restart without failed workers, as long as MIN of them remain."
     ),
     grace: float = typer.Option(
-        GRACE_SECONDS,
-        metavar="SECONDS",
-        help="Time that scripts have to write a checkpoint and to end after SIGTERM.",
+        GRACE_SECONDS, metavar="SECONDS", help="Time to write a checkpoint and end after SIGTERM."
     ),
 ) -> None:
     """Run a script on N local workers.

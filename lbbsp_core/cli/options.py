@@ -45,8 +45,8 @@ def parse_speeds(text: str, option: str = "--speeds", remedy: str = _SPEEDS_REME
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        form = "a list of numbers separated by commas"
-        raise bad_value(option, f"must be {form}, got {text!r}: {remedy}") from None
+        form = f"must be a list of numbers separated by commas, got {text!r}"
+        raise bad_value(option, f"{form}: {remedy}") from None
 
 
 def parse_speeds_at(texts: Sequence[str]) -> list[tuple[float, list[float]]]:
@@ -154,14 +154,12 @@ def require_writable_folder(option: str, path: Path | None) -> None:
         return
     whole = path.absolute()
     existing = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+    reason = f"no permission to write to {existing}"
     if not os.path.isdir(existing):
-        raise ValueError(
-            f"{option} cannot be written: {existing} is not a folder: name another path"
-        )
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"{option} cannot be written: no permission to write to {existing}: name another path"
-        )
+        reason = f"{existing} is not a folder"
+    elif os.access(existing, os.W_OK | os.X_OK):
+        return
+    raise ValueError(f"{option} cannot be written: {reason}: name another path")
 
 
 def require_picture(option: str, path: Path | None) -> None:
@@ -185,6 +183,6 @@ def write_figures(path: Path | None, figures: Mapping[str, object]) -> None:
     text = json.dumps(figures, indent=1)
     if path == STDOUT:
         typer.echo(text)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", encoding="utf-8")

@@ -22,11 +22,7 @@ def profile(
         help="Script that defines step(batch_size), or FUNCTION(batch_size) if given.",
     ),
     out: Path | None = typer.Option(
-        None,
-        "--out",
-        "-o",
-        metavar="FILE",
-        help="Write the profile to this file. Defaults to profile.json.",
+        None, "--out", "-o", metavar="FILE", help="Write the profile here. Default: profile.json."
     ),
     json_file: options.JsonFile = None,
     plot: Path | None = typer.Option(

@@ -95,7 +95,7 @@ def simulate(
         None,
         min=0.0,
         metavar="SECONDS",
-        help="Communication time of each step, after the slowest worker.",
+        help="Communication after the slowest worker in each step.",
     ),
     first_use_seconds: float | None = typer.Option(
         None,

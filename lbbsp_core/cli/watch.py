@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lbbsp_core.cli import options
 from lbbsp_core.report.live import LiveRun, View, WorkerView
+from lbbsp_core.report.words import duration
 
 _LATE_SECONDS: Final = 10.0
 """Time without a step after which the view says so in colour."""
@@ -139,7 +140,7 @@ def _state(view: View) -> str:
         parts.append(f"{view.steps_per_second:.3g} {units}/s")
         parts.append(f"{view.samples_per_second:.4g} samples/s")
     if view.elapsed_seconds is not None:
-        parts.append(f"{_clock(view.elapsed_seconds)} since the start")
+        parts.append(f"{duration(view.elapsed_seconds)} since the start")
     if view.restarts:
         parts.append(f"{view.restarts} restart{'s' * (view.restarts > 1)}")
     if view.unreadable:
@@ -153,7 +154,7 @@ def _progress(view: View, age_seconds: float) -> tuple[str, str]:
     if view.stop:
         return f"stopped after this {unit}: {view.stop}", "bold"
     if age_seconds >= _LATE_SECONDS:
-        return f"no {unit} for {_clock(age_seconds)}: ended, or stuck", "bold yellow"
+        return f"no {unit} for {duration(age_seconds)}: ended, or stuck", "bold yellow"
     return "running", "green"
 
 
@@ -188,12 +189,3 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _clock(seconds: float) -> str:
-    """Returns a time as "12 s", "3 min 5 s" or "2 h 3 min"."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
