@@ -92,13 +92,13 @@ class LiveRun:
         for number, text in enumerate(texts, start=first):
             try:
                 values = parse_json(text, where)
+                if not record.is_header(values):
+                    self._add(values, where)
+                    continue
             except ValueError:
-                self.unreadable += 1  # a line that a killed run has not finished
+                self.unreadable += 1  # such as a line that a killed run has not finished
                 continue
-            if record.is_header(values):
-                self._start(record.parse_header(values, f"{where} line {number}"))
-            else:
-                self.unreadable += not self._add(values, where)
+            self._start(record.parse_header(values, f"{where} line {number}"))
         return self.header is not None
 
     @property
@@ -150,18 +150,15 @@ class LiveRun:
         self._last_time: float | None = None
         self._stop: str | None = None
 
-    def _add(self, values: object, where: str) -> bool:
-        """Adds a step or push; returns whether it could be read."""
+    def _add(self, values: object, where: str) -> None:
+        """Adds a step or push."""
         if self.header is None:
-            return False
-        try:
-            line = record.parse_line(values, where, self.header.workers)
-        except ValueError:
-            return False
+            raise ValueError(f"{where} must begin with a header")
+        line = record.parse_line(values, where, self.header.workers)
         if isinstance(line, StepLine):
             sums = total((self._sums, StepTimes.of(line)))
             if not all(map(math.isfinite, sums)):
-                return False
+                raise ValueError(f"{where}: times must have a finite sum, got {sums}")
             if line.is_regular:
                 self._sums = sums
             self._steps.append(line)
@@ -170,7 +167,6 @@ class LiveRun:
             self._pushes[line.worker].append(line)
             started, self._step = self.header.started, line.push
             self._last_time = None if started is None else started + line.seconds
-        return True
 
     def _rates(self, steps: Sequence[StepLine]) -> tuple[float | None, float | None]:
         """Returns steps and samples per second."""

@@ -46,7 +46,7 @@ def draw_comparison(
     from lbbsp_core.report.html.table import step_table
 
     comparison = Comparison(summarise(bsp), summarise(lbbsp))
-    names = _names(comparison.lbbsp.workers, speeds)
+    names = _names(speeds or [1.0] * comparison.lbbsp.workers)
     scale = 1.05e3 * max(comparison.bsp.step_seconds, comparison.lbbsp.step_seconds)
     drawn = [
         _step_chart("plain", "Plain BSP: equal batches", bsp, comparison.bsp, names, scale),
@@ -57,9 +57,7 @@ def draw_comparison(
     write_page(Content("demo", "lbbsp demo", verdict, drawn, note=note), path)
 
 
-def _names(workers: int, speeds: Sequence[float] | None) -> list[str]:
-    if speeds is None or len(speeds) != workers:
-        speeds = [1.0] * workers
+def _names(speeds: Sequence[float]) -> list[str]:
     fastest = max(speeds)
     return [
         charts.short_name(rank) + f", {speed / fastest:.2g} × speed" * (speed < fastest)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
 
-from lbbsp_core.report.html.changes import lasting_drop
+from lbbsp_core.report.html.changes import Drop, lasting_drop
 from lbbsp_core.report.html.figures import BALANCED, RunReport
 from lbbsp_core.report.html.plain import speeds_of
-from lbbsp_core.report.html.table import Floats, Integers, worker_names
+from lbbsp_core.report.html.table import Floats, worker_names
 from lbbsp_core.report.words import percent, times
 
 MIN_STEPS: Final = 20
@@ -83,26 +82,17 @@ def slower_worker(report: RunReport) -> Iterator[Advice]:
     table = report.measured
     names = worker_names(table.header, table.workers)
     for rank, speeds in enumerate(speeds_of(table, report.plain).T):
-        causes = partial(_causes, report, rank)
-        yield from slowdown(rank, names[rank], speeds, "step", table.steps, causes)
+        if (drop := lasting_drop(speeds, SLOWER)) is not None:
+            since, causes = table.steps[drop.start], _causes(report, rank, drop.start)
+            yield slower(rank, names[rank], drop, f"step {since}", causes)
 
 
-def slowdown(
-    rank: int,
-    name: str,
-    speeds: Floats,
-    unit: str,
-    numbers: Integers,
-    causes_since: Callable[[int], Iterable[str]] = lambda start: (),
-) -> Iterator[Advice]:
-    """Reports a worker whose speeds in some steps or pushes have fallen, and likely causes."""
-    drop = lasting_drop(speeds, SLOWER)
-    if drop is not None:
-        causes = " and ".join(causes_since(drop.start))
-        rest = f"; {causes}." if causes else ". Look for other processes, heat or I/O there."
-        since = f"since {unit} {numbers[drop.start]}"
-        text = f"W{name[1:]} has been {drop.ratio:.1f}x slower {since}{rest}"
-        yield Advice("slower-worker", text, (rank,))
+def slower(rank: int, name: str, drop: Drop, since: str, causes: Iterable[str] = ()) -> Advice:
+    """Returns the advice on a worker whose speed has fallen."""
+    found = " and ".join(causes)
+    rest = f"; {found}." if found else ". Look for other processes, heat or I/O there."
+    text = f"W{name[1:]} has been {drop.ratio:.1f}x slower since {since}{rest}"
+    return Advice("slower-worker", text, (rank,))
 
 
 def unbalanced(report: RunReport) -> Iterator[Advice]:
@@ -205,14 +195,9 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
     bottom &= others <= _BINDING * slowest
-    for held, limit, state, change in (
-        (
-            top,
-            "maximum",
-            "before the others, and stays at its largest",
-            "raise it if memory allows",
-        ),
-        (bottom, "minimum", "after the others, and stays at its smallest", "lower it"),
+    for held, limit, change, state in (
+        (top, "maximum", "raise it if the memory allows", "before the others, with its largest"),
+        (bottom, "minimum", "lower it", "after the others, with its smallest"),
     ):
         ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
         if ranks and 2 * len(ranks) <= table.workers:

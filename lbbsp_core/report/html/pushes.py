@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from lbbsp_core.report.html.advice import MIN_STEPS, Advice, slowdown
+from lbbsp_core.report.html.advice import MIN_STEPS, SLOWER, Advice, slower
+from lbbsp_core.report.html.changes import lasting_drop
 from lbbsp_core.report.html.table import Floats, Integers, known_workers, plausible, worker_names
 from lbbsp_core.report.words import percent, rate
 from lbbsp_core.runtime.record.record import PushLine, Run, RunHeader
@@ -139,12 +140,11 @@ def _workers(report: PushReport) -> Iterator[PusherFigures]:
 
 
 def _slower(report: PushReport) -> Iterator[Advice]:
-    names = worker_names(report.header, len(report.workers))
-    for rank, name in enumerate(names):
+    for rank, name in enumerate(worker_names(report.header, len(report.workers))):
         own = np.flatnonzero((report.worker == rank) & (report.busy > 0) & (report.samples > 0))
-        yield from slowdown(
-            rank, name, report.samples[own] / report.busy[own], "push", report.push[own]
-        )
+        drop = lasting_drop(report.samples[own] / report.busy[own], SLOWER)
+        if drop is not None:
+            yield slower(rank, name, drop, f"push {report.push[own[drop.start]]}")
 
 
 def _stale(report: PushReport) -> Iterator[Advice]:

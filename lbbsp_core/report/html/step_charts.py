@@ -36,29 +36,25 @@ def step_charts(report: RunReport) -> Iterator[Chart]:
 
 def batch_chart(table: StepTable, names: Sequence[str] | None = None) -> Chart:
     """Returns the batch size of each worker in each full step."""
-    full, caption = table.is_full, "Batch size of each worker in each full step."
-    steps, sizes = table.steps[full], table.sizes[full]
-    return _by_worker(
-        "batches", "Batch sizes", caption, "samples", steps, sizes, names, shape="hv", wide=True
-    )
+    steps, sizes = table.steps[table.is_full], table.sizes[table.is_full]
+    traces = charts.lines(steps, sizes, names or _names(table.workers), shape="hv")
+    rows = charts.spread_table("worker", _by_rank(sizes))
+    caption = "Batch size of each worker in each full step."
+    layout = charts.axes("step", "samples")
+    return Chart("batches", "Batch sizes", caption, traces, layout, rows, wide=True)
 
 
 def _by_worker(
-    name: str,
-    title: str,
-    caption: str,
-    unit: str,
-    steps: Integers,
-    values: Floats,
-    names: Sequence[str] | None = None,
-    *,
-    shape: str = "linear",
-    wide: bool = False,
+    name: str, title: str, caption: str, unit: str, steps: Integers, values: Floats
 ) -> Chart:
     """Returns a curve for each worker; values have the shape ``(n, N)``."""
-    traces = charts.lines(steps, values, names or _names(values.shape[1]), shape=shape)
-    rows = charts.spread_table("worker", {str(rank): own for rank, own in enumerate(values.T)})
-    return Chart(name, title, caption, traces, charts.axes("step", unit), rows, wide)
+    traces = charts.lines(steps, values, _names(values.shape[1]))
+    rows = charts.spread_table("worker", _by_rank(values))
+    return Chart(name, title, caption, traces, charts.axes("step", unit), rows)
+
+
+def _by_rank(values: Floats) -> dict[str, Floats]:
+    return {str(rank): own for rank, own in enumerate(values.T)}
 
 
 def _names(workers: int) -> list[str]:
