@@ -195,17 +195,18 @@ def binding_limit(report: RunReport) -> Iterator[Advice]:
     top = (sizes == table.sizes[full].max(axis=0)) & (planned <= _BINDING * slowest)
     bottom = (sizes == table.sizes[full].min(axis=0)) & (planned == slowest)
     bottom &= others <= _BINDING * slowest
-    for held, limit, change, state in (
-        (top, "maximum", "raise it if the memory allows", "before the others, with its largest"),
-        (bottom, "minimum", "lower it", "after the others, with its smallest"),
+    for held, limit, change, moment, batch in (
+        (top, "maximum", "raise it if the memory allows", "before", "largest"),
+        (bottom, "minimum", "lower it", "after", "smallest"),
     ):
         ranks = [int(rank) for rank in np.flatnonzero(held.mean(axis=0) > 0.5)]
         if ranks and 2 * len(ranks) <= table.workers:
             yield Advice(
                 f"binding-{limit}",
                 f"A limit binds on {_listed(report, ranks)}: in most steps it is planned to be "
-                f"ready {state} batch. It is probably Limits.{limit}: {change}; otherwise check "
-                "the granularity, and the interval of the policy.",
+                f"ready {moment} the others, and stays at its {batch} batch. It is probably "
+                f"Limits.{limit}: {change}; otherwise check the granularity, and the interval of "
+                "the policy.",
                 tuple(ranks),
             )
             return  # of two workers, either may be the one that a limit holds
